@@ -1,0 +1,73 @@
+"""Files appear whole or not at all: temporary file in the same folder, fsync, atomic replace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gate.errors import StorageError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it takes the place of `path`.
+
+    A failure or a crash leaves the old file as it was. Left-overs of crashed writers of the same
+    file are removed first. Raises StorageError where the disk is full or not writable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.*.tmp"):
+            if not _writer_lives(stale):
+                stale.unlink(missing_ok=True)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically. Raises StorageError."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically. Raises StorageError."""
+    write_bytes(path, text.encode())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _writer_lives(temporary: Path) -> bool:
+    pid = temporary.name.split(".")[-2]
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {path}: {error.strerror or error}. "
+        "The old file, if there was one, is untouched. Free space or fix permissions, then repeat."
+    )

@@ -1,0 +1,86 @@
+"""Every error the gate raises on purpose.
+
+Each message says what was seen, what was expected, and the way out. All of them mean
+"could not judge" (exit code 2); a rejection is a returned `Decision`, never an error.
+
+    GateError
+    ├── PolicyError            the policy (or params.yaml) can't be used
+    ├── DataError              inputs, labels or images can't be used
+    ├── ModelError             the PyTorch model can't be built or loaded
+    │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
+    ├── ExportError            no ONNX file came out, or not the one that was asked for
+    ├── OnnxFileError          the file is not a whole, valid ONNX model
+    ├── EvidenceError          the measurement can't be made, or a record can't be read
+    │   ├── InputMismatch      the samples don't fit the model's inputs
+    │   └── OutputMismatch     the runtime's outputs are not the model's
+    ├── DigestMismatch         bytes are not the bytes they were said to be
+    ├── StorageError           a file can't be written (disk full, no permission)
+    └── RegistryError          the registry can't be used
+        ├── RegistryUnavailable   no server answers
+        ├── RegistryDenied        the server refuses this user
+        └── PromotionConflict     another promotion holds or moved the alias
+"""
+
+
+class GateError(Exception):
+    """Base of all errors that the gate raises on purpose."""
+
+
+class PolicyError(GateError):
+    """The policy, or another section of params.yaml, is missing, malformed or empty."""
+
+
+class DataError(GateError):
+    """Images, labels or arrays are missing, unreadable or inconsistent."""
+
+
+class ModelError(GateError):
+    """The PyTorch model can't be built."""
+
+
+class CheckpointError(ModelError):
+    """The checkpoint is missing, unreadable, unsafe, or belongs to another architecture."""
+
+
+class ExportError(GateError):
+    """The export produced no file, or not the file that was asked for."""
+
+
+class OnnxFileError(GateError):
+    """The file is not a whole and valid ONNX model."""
+
+
+class EvidenceError(GateError):
+    """The evidence can't be measured, or a stored record can't be read."""
+
+
+class InputMismatch(EvidenceError):
+    """The samples don't fit the model's inputs: names, number, rank, size or dtype."""
+
+
+class OutputMismatch(EvidenceError):
+    """The runtime's outputs are not the model's: other number, shape or dtype."""
+
+
+class DigestMismatch(GateError):
+    """The bytes are not the bytes that they were said to be."""
+
+
+class StorageError(GateError):
+    """A file can't be written: the disk is full, or permission is missing."""
+
+
+class RegistryError(GateError):
+    """The model registry can't be used."""
+
+
+class RegistryUnavailable(RegistryError):
+    """No registry answers at the tracking URI."""
+
+
+class RegistryDenied(RegistryError):
+    """The registry answers, and refuses this user."""
+
+
+class PromotionConflict(RegistryError):
+    """Another promotion holds the lock, or moved the alias in the meantime."""

@@ -1,0 +1,1 @@
+"""From nn.Module to an ONNX file: building the model, exporting it, reading the file."""

@@ -1,0 +1,1 @@
+"""Measuring how far a runtime is from the PyTorch model."""

@@ -1,0 +1,165 @@
+"""The policy: what must hold before a file is promoted. The `gate:` section of params.yaml.
+
+Strict on purpose: unknown keys, text for numbers, negative, NaN or infinite bounds, a policy
+without a runtime and a runtime without a bound are all refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from gate.record import Record
+from gate.runtime import RUNTIMES, RuntimeName
+from gate.settings import load_section
+
+Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Required = Literal["always", "when_present", "never"]
+Task = Literal["classification", "tensors"]
+
+
+class _PolicyRecord(Record):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class ConfidenceBands(_PolicyRecord):
+    """Largest allowed share of samples whose confidence moved by more than 1, 5, 10 points."""
+
+    over_1_percent: Share
+    over_5_percent: Share
+    over_10_percent: Share
+
+
+class Bounds(_PolicyRecord):
+    """Bounds on the metrics of one runtime. None: not asked for. Definitions: `gate.evidence`."""
+
+    max_abs_diff: Bound | None = None
+    mean_abs_diff: Bound | None = None
+    scaled_diff: Bound | None = None
+    l2_logits: Bound | None = None
+    l2_probabilities: Bound | None = None
+    confidence_diff: Bound | None = None
+    confidence_bands: ConfidenceBands | None = None
+    top1_agreement: Share | None = None
+    top1_lower_bound: Share | None = None
+    top5_agreement: Share | None = None
+    accuracy_drop: Bound | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing at all is bounded."""
+        return all(value is None for _, value in self)
+
+
+class RuntimePolicy(_PolicyRecord):
+    """Whether a runtime must be measured, and within which bounds."""
+
+    required: Required
+    bounds: Bounds = Bounds()
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.required != "never" and self.bounds.empty:
+            raise ValueError("no bound is set, so everything would pass; set at least max_abs_diff")
+        return self
+
+
+class DeterminismPolicy(_PolicyRecord):
+    """Switches that are in force while measuring, on the PyTorch and the ONNX Runtime side."""
+
+    tf32: bool = False
+    cudnn_deterministic: bool = True
+    cudnn_benchmark: bool = False
+    seed: int = 0
+
+
+class CudaProviderPolicy(_PolicyRecord):
+    """Options of ONNX Runtime's CUDA provider (`use_tf32` follows `determinism.tf32`)."""
+
+    cudnn_conv_algo_search: Literal["DEFAULT", "HEURISTIC", "EXHAUSTIVE"] = "HEURISTIC"
+    arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kNextPowerOfTwo"
+    do_copy_in_default_stream: bool = True
+
+    def provider_options(self, *, tf32: bool) -> dict[str, str]:
+        """The options as ONNX Runtime takes and reports them: text."""
+        return {
+            "cudnn_conv_algo_search": self.cudnn_conv_algo_search,
+            "arena_extend_strategy": self.arena_extend_strategy,
+            "do_copy_in_default_stream": "1" if self.do_copy_in_default_stream else "0",
+            "use_tf32": "1" if tf32 else "0",
+        }
+
+
+class Policy(_PolicyRecord):
+    """All that the gate demands."""
+
+    schema_version: Literal[1] = 1
+    task: Task = "classification"
+    """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
+    exist. `tensors`: any outputs, only numeric bounds."""
+    precision: Literal["exact", "reduced", "quantized"] = "exact"
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Confidence level of `top1_lower_bound` (one-sided Clopper-Pearson)."""
+    min_samples: Annotated[int, Field(ge=2)] = 2
+    logits: tuple[str, ...] = ()
+    """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
+    determinism: DeterminismPolicy = DeterminismPolicy()
+    cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+    runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _can_refuse(self) -> Self:
+        asked = {n: r for n, r in self.runtimes.items() if r.required != "never"}
+        if not asked:
+            raise ValueError(
+                "every runtime is 'never'; at least one must be always or when_present"
+            )
+        if not any(r.required == "always" for r in asked.values()):
+            raise ValueError("no runtime is required 'always', so a machine without devices passes")
+        for name, runtime in asked.items():
+            self._check_bounds(name, runtime.bounds)
+        return self
+
+    def _check_bounds(self, name: str, bounds: Bounds) -> None:
+        if self.precision == "exact" and bounds.max_abs_diff is None and bounds.scaled_diff is None:
+            raise ValueError(f"{name}: precision 'exact' needs a bound max_abs_diff or scaled_diff")
+        if self.task == "classification" and bounds.top1_agreement is None:
+            raise ValueError(f"{name}: task 'classification' needs a bound top1_agreement")
+        logit_bounds = {
+            field
+            for field in ("l2_probabilities", "confidence_diff", "confidence_bands",
+                          "top1_agreement", "top1_lower_bound", "top5_agreement", "accuracy_drop")
+            if getattr(bounds, field) is not None
+        }  # fmt: skip
+        if self.task == "tensors" and logit_bounds:
+            raise ValueError(
+                f"{name}: {', '.join(sorted(logit_bounds))} need logits; set task: classification"
+            )
+
+    @classmethod
+    def load(cls, path: Path, *, section: str | None = "gate") -> Self:
+        """Read the policy from a YAML file. Raises PolicyError with one line per wrong field."""
+        return load_section(cls, path, section)
+
+    @classmethod
+    def default(cls, *, task: Task = "classification") -> Self:
+        """The built-in policy: exact float32, CPU always, CUDA when present.
+
+        `scaled_diff` is bounded because it does not depend on the scale of the logits.
+        """
+        agreement = 1.0 if task == "classification" else None
+        cpu = Bounds(scaled_diff=1e-4, top1_agreement=agreement)
+        cuda = Bounds(scaled_diff=1e-3, top1_agreement=agreement)
+        return cls(
+            task=task,
+            runtimes={
+                name: RuntimePolicy(
+                    required="when_present" if traits.cuda else "always",
+                    bounds=cuda if traits.cuda else cpu,
+                )
+                for name, traits in RUNTIMES.items()
+            },
+        )

@@ -1,0 +1,1 @@
+"""Promotion of exactly the measured bytes in a model registry."""

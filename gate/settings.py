@@ -1,0 +1,105 @@
+"""Reading a section of a YAML file into a pydantic model, with one message a field and its line.
+
+YAML 1.2 through ruamel.yaml, the parser that DVC uses, so that both read the same numbers
+(`1e-4` is a number, `no` is text).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gate.errors import PolicyError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_section(model: type[Model], path: Path, section: str | None) -> Model:
+    """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
+
+    Raises PolicyError with one line per wrong field: file, line, dotted place, what was seen
+    and what was expected.
+    """
+    document = _parse(path)
+    part = document if section is None else _section(document, path, section)
+    try:
+        return model.model_validate_json(json.dumps(_plain(part)))
+    except ValidationError as error:
+        prefix = () if section is None else (section,)
+        lines = [_describe(problem, document, path, prefix) for problem in error.errors()]
+        raise PolicyError("\n".join(lines)) from error
+
+
+def _parse(path: Path) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        document = YAML().load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(
+            f"cannot read {path}: {error.strerror}. Name an existing file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path} is not UTF-8 text: {error.reason}. Save it as UTF-8.") from error
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise PolicyError(
+            f"{path}:{line}: not valid YAML: {error.problem}. Mend the line."
+        ) from error
+    except YAMLError as error:
+        raise PolicyError(f"{path}: not valid YAML: {error}. Mend the file.") from error
+    if not isinstance(document, dict):
+        raise PolicyError(f"{path}: expected a mapping of settings, the file is empty or a list.")
+    return document
+
+
+def _section(document: Any, path: Path, section: str) -> Any:
+    if not document.get(section):
+        raise PolicyError(
+            f"{path}: the section '{section}:' is missing or empty. "
+            "An empty section would let everything pass; fill it in (see README.md)."
+        )
+    return document[section]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    return str(value)
+
+
+def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) -> str:
+    place = (*prefix, *problem["loc"])
+    line = _line_of(document, place)
+    seen = problem["input"]
+    shown = "" if isinstance(seen, dict | list) else f" (seen: {seen!r})"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{path}:{line}: {'.'.join(map(str, place))}: {message}{shown}"
+
+
+def _line_of(document: Any, place: tuple[Any, ...]) -> int:
+    """Line of the deepest part of `place` that is in the document (1-based)."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    line, node = 1, document
+    for part in place:
+        if isinstance(node, CommentedMap) and part in node:
+            line = node.lc.key(part)[0] + 1
+        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
+            line = node.lc.item(part)[0] + 1
+        else:
+            break
+        node = node[part]
+    return line
