@@ -1,0 +1,170 @@
+"""Good records for tests; each test spoils what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gate.digest import Digest
+from gate.evidence import (
+    Accuracy,
+    ClassParity,
+    Confidence,
+    ConfidenceOfClass,
+    Dataset,
+    Determinism,
+    Environment,
+    Evidence,
+    ExportRecord,
+    Latency,
+    OutputParity,
+    RuntimeEvidence,
+    Source,
+    Subject,
+    TensorSpec,
+)
+from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.runtime import RUNTIMES, RuntimeName
+
+SAMPLES = 400
+
+
+def digest(text: str) -> Digest:
+    """A digest that stands for `text`."""
+    return Digest.of_bytes(text.encode())
+
+
+def policy(**overrides: Any) -> Policy:
+    """Every bound set, CPU always, CUDA when present."""
+    bounds = Bounds(
+        max_abs_diff=1e-4,
+        mean_abs_diff=1e-5,
+        scaled_diff=1e-4,
+        l2_logits=1e-3,
+        l2_probabilities=1e-3,
+        confidence_diff=1e-3,
+        confidence_bands=ConfidenceBands(
+            over_1_percent=0.0, over_5_percent=0.0, over_10_percent=0.0
+        ),
+        top1_agreement=1.0,
+        top1_lower_bound=0.99,
+        top5_agreement=0.99,
+        accuracy_drop=0.0,
+    )
+    runtimes: dict[RuntimeName, RuntimePolicy] = {
+        name: RuntimePolicy(required="when_present" if traits.cuda else "always", bounds=bounds)
+        for name, traits in RUNTIMES.items()
+    }
+    return Policy(**{"min_samples": 300, "runtimes": runtimes, **overrides})
+
+
+def class_parity(**overrides: Any) -> ClassParity:
+    """Full agreement over ten classes."""
+    fields: dict[str, Any] = {
+        "classes": 10,
+        "predicted_classes": 10,
+        "top1_agreement": 1.0,
+        "top1_disagreements": 0,
+        "top5_agreement": 1.0,
+        "disagreeing": (),
+        "l2_probabilities_mean": 1e-7,
+        "l2_probabilities_max": 1e-6,
+        "confidence": Confidence(
+            mean=1e-8,
+            min=0.0,
+            max=1e-7,
+            bands=(1.0, 0.0, 0.0, 0.0),
+            per_class=(ConfidenceOfClass(label=0, samples=SAMPLES, mean=1e-8, max=1e-7),),
+        ),
+        "accuracy": Accuracy(reference=0.97, candidate=0.97, drop=0.0),
+    }
+    return ClassParity(**fields | overrides)
+
+
+def output_parity(**overrides: Any) -> OutputParity:
+    """A correct float32 export."""
+    fields: dict[str, Any] = {
+        "name": "logits",
+        "dtype": "float32",
+        "samples": SAMPLES,
+        "elements": SAMPLES * 10,
+        "nonfinite_reference": 0,
+        "nonfinite_mismatched": 0,
+        "reference_constant": False,
+        "reference_abs_max": 12.0,
+        "reference_std": 3.0,
+        "max_abs_diff": 1.7e-5,
+        "max_abs_diff_sample": 3,
+        "mean_abs_diff": 1e-6,
+        "scaled_diff": 6e-6,
+        "l2_mean": 1e-5,
+        "l2_max": 5e-5,
+        "classification": class_parity(),
+    }
+    return OutputParity(**fields | overrides)
+
+
+def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> RuntimeEvidence:
+    """A runtime that kept the promises of its name."""
+    traits = RUNTIMES[name]
+    options: dict[str, str] = {}
+    nodes: dict[str, int] = {}
+    if traits.optimization is not None:
+        options["graph_optimization_level"] = traits.optimization
+        nodes[traits.provider] = 49
+        if traits.cuda:
+            options |= policy().cuda_provider.provider_options(tf32=False)
+    fields: dict[str, Any] = {
+        "runtime": name,
+        "provider_requested": traits.provider,
+        "providers_active": (traits.provider,),
+        "nodes_per_provider": nodes,
+        "session_options": options,
+        "outputs": (output_parity(),),
+        "latency": Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0),
+    }
+    return RuntimeEvidence(**fields | overrides)
+
+
+def absent(name: RuntimeName) -> RuntimeEvidence:
+    """A runtime whose device is not on this machine."""
+    return RuntimeEvidence(
+        runtime=name,
+        provider_requested=RUNTIMES[name].provider,
+        absent_reason="no CUDA device",
+    )
+
+
+def evidence(**overrides: Any) -> Evidence:
+    """CPU measured, CUDA absent."""
+    fields: dict[str, Any] = {
+        "subject": Subject(
+            sha256=digest("model.onnx"),
+            size_bytes=44_000_000,
+            opset=13,
+            producer="pytorch 2.15.0",
+            inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 3, 64, 64)),),
+            outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", 10)),),
+        ),
+        "source": Source(factory="torchvision:resnet18", checkpoint_sha256=digest("checkpoint")),
+        "dataset": Dataset(sha256=digest("data"), samples=SAMPLES, labelled=True),
+        "export": ExportRecord(strategy="traced", settings={"opset": 13, "dynamo": False}),
+        "environment": Environment(
+            versions={"torch": "2.15.0", "onnxruntime": "1.31.1"},
+            cpu="test",
+            determinism=Determinism(
+                tf32_matmul=False,
+                tf32_cudnn=False,
+                cudnn_deterministic=True,
+                cudnn_benchmark=False,
+                grad=False,
+                seed=0,
+                threads=2,
+            ),
+        ),
+        "runtimes": tuple(
+            absent(name) if traits.cuda else runtime_evidence(name)
+            for name, traits in RUNTIMES.items()
+        ),
+        "measured_at": "2026-01-01T00:00:00+00:00",
+    }
+    return Evidence(**fields | overrides)
