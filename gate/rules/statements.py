@@ -1,0 +1,215 @@
+"""Checks without a number: is the evidence whole, was it measured as the policy asks?"""
+
+from __future__ import annotations
+
+import math
+
+from gate.checks import CheckResult, Verdict
+from gate.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
+from gate.policy import Policy, RuntimePolicy
+from gate.remedies import REMEDIES
+from gate.runtime import RUNTIMES, RuntimeName
+
+
+def samples(policy: Policy, evidence: Evidence) -> CheckResult:
+    """Enough samples."""
+    n = evidence.dataset.samples
+    return CheckResult(
+        name="samples",
+        observed=float(n),
+        bound=float(policy.min_samples),
+        relation=">=",
+        samples=n,
+        verdict=Verdict.PASS if n >= policy.min_samples else Verdict.FAIL,
+        explanation=f"{n} samples were measured, at least {policy.min_samples} are asked for.",
+        remedy=REMEDIES["samples"],
+    )
+
+
+def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
+    """The switches in force were the policy's."""
+    want, got = policy.determinism, evidence.environment.determinism
+    differences = [
+        f"{switch} is {seen}, asked for {asked}"
+        for switch, seen, asked in (
+            ("tf32_matmul", got.tf32_matmul, want.tf32),
+            ("tf32_cudnn", got.tf32_cudnn, want.tf32),
+            ("cudnn_deterministic", got.cudnn_deterministic, want.cudnn_deterministic),
+            ("cudnn_benchmark", got.cudnn_benchmark, want.cudnn_benchmark),
+            ("grad", got.grad, False),
+            ("seed", got.seed, want.seed),
+        )
+        if seen != asked
+    ]
+    return _statement(
+        "determinism",
+        problems=differences,
+        fine="The determinism switches of the policy were in force.",
+    )
+
+
+def measured_once(evidence: Evidence) -> CheckResult:
+    """Each runtime is recorded once, and at least one was measured."""
+    names = [runtime.runtime for runtime in evidence.runtimes]
+    problems = [f"{n} is recorded twice" for n in sorted({n for n in names if names.count(n) > 1})]
+    if not any(runtime.outputs for runtime in evidence.runtimes):
+        problems.append("no runtime was measured")
+    fine = "Each runtime is recorded once, and at least one was measured."
+    return _statement("measured", problems=problems, fine=fine, verdict=Verdict.ERROR)
+
+
+def missing(
+    runtime_policy: RuntimePolicy, runtime: RuntimeEvidence | None, name: RuntimeName
+) -> CheckResult:
+    """The only check of a runtime without outputs: absent may be waived, failed never."""
+    verdict = Verdict.ERROR
+    if runtime is None:
+        seen = "there is no record of it: neither numbers nor a reason"
+    elif runtime.failure:
+        verdict, seen = Verdict.FAIL, f"it failed: {runtime.failure}"
+    elif runtime.absent_reason and runtime_policy.required == "when_present":
+        verdict = Verdict.WAIVED
+        seen = f"the policy asks for it only when present: {runtime.absent_reason}"
+    elif runtime.absent_reason:
+        seen = f"the policy always asks for it: {runtime.absent_reason}"
+    else:
+        seen = "it has neither outputs nor a reason"
+    return CheckResult(
+        name="runtime",
+        runtime=name,
+        verdict=verdict,
+        explanation=f"{name} was not measured; {seen}",
+        remedy=REMEDIES["runtime"],
+    )
+
+
+def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
+    """The session options were the policy's and those that the runtime's name promises."""
+    traits = RUNTIMES[runtime.runtime]
+    want: dict[str, str] = {}
+    if traits.optimization is not None:
+        want["graph_optimization_level"] = traits.optimization
+        if traits.cuda:
+            want |= policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
+    differences = [
+        f"{key} is {runtime.session_options.get(key, 'not recorded')}, asked for {value}"
+        for key, value in want.items()
+        if runtime.session_options.get(key) != value
+    ]
+    return _statement(
+        "session",
+        problems=differences,
+        place=(runtime.runtime, None),
+        fine="The session options of the policy were in force.",
+    )
+
+
+def provider(runtime: RuntimeEvidence) -> CheckResult:
+    """The provider is proven: active, first, and it ran the compute nodes."""
+    traits = RUNTIMES[runtime.runtime]
+    problems = []
+    active = runtime.providers_active[0] if runtime.providers_active else "none"
+    if active != traits.provider:
+        problems.append(f"the active provider is {active}, not {traits.provider}")
+    if traits.engine == "onnxruntime":
+        if not runtime.nodes_per_provider.get(traits.provider):
+            problems.append(f"no node is known to have run on {traits.provider}")
+        if runtime.fallback_nodes:
+            shown = ", ".join(runtime.fallback_nodes[:3])
+            problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran on the CPU ({shown})")
+        if not traits.cuda and set(runtime.nodes_per_provider) - {traits.provider}:
+            problems.append(f"nodes ran on {', '.join(sorted(runtime.nodes_per_provider))}")
+    return _statement(
+        "provider",
+        problems=problems,
+        place=(runtime.runtime, None),
+        fine=f"{traits.provider} is active and ran the nodes.",
+    )
+
+
+def outputs(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+    """Every output of the file, measured on every sample; logits where the policy asks."""
+    want = [spec.name for spec in evidence.subject.outputs]
+    got = [output.name for output in runtime.outputs]
+    problems = []
+    if got != want:
+        problems.append(f"outputs {got} were measured, the file has {want}")
+    n = evidence.dataset.samples
+    problems += [
+        f"'{output.name}' was measured on {output.samples} samples, the data set has {n}"
+        for output in runtime.outputs
+        if output.samples != n or output.elements == 0
+    ]
+    logits = {output.name for output in runtime.outputs if output.classification is not None}
+    if policy.task == "classification":
+        lacking = sorted(set(policy.logits) - logits)
+        if lacking or not logits:
+            problems.append(
+                f"no output of shape (batch, classes) for the logits {lacking or 'that are judged'}"
+            )
+    return _statement(
+        "outputs",
+        problems=problems,
+        place=(runtime.runtime, None),
+        fine="Every output of the file was measured on every sample.",
+        verdict=Verdict.ERROR,
+    )
+
+
+def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """A degenerate reference proves nothing."""
+    problems = []
+    if output.nonfinite_reference >= output.elements:
+        problems.append("the reference has no finite element")
+    if not (math.isfinite(output.reference_abs_max) and output.reference_abs_max > 0.0):
+        problems.append(f"the reference's largest absolute value is {output.reference_abs_max}")
+    if output.reference_constant:
+        problems.append("the reference gives the same output for every sample")
+    logits = logits_of(policy, output)
+    if policy.task == "classification" and logits is not None and logits.predicted_classes < 2:
+        problems.append("the reference predicts one class for every sample")
+    return _statement(
+        "reference",
+        problems=problems,
+        place=(runtime.runtime, output.name),
+        fine="The reference is finite and varies over the samples.",
+        verdict=Verdict.ERROR,
+    )
+
+
+def finite(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """No NaN, and no infinity on one side only."""
+    problems = []
+    if output.nonfinite_mismatched:
+        problems.append(f"{output.nonfinite_mismatched} elements are NaN, or infinite on one side")
+    return _statement(
+        "finite",
+        problems=problems,
+        place=(runtime.runtime, output.name),
+        fine="No NaN, and no infinity on one side only.",
+    )
+
+
+def logits_of(policy: Policy, output: OutputParity) -> ClassParity | None:
+    """The class metrics of an output that the policy counts as logits, else None."""
+    counted = not policy.logits or output.name in policy.logits
+    return output.classification if counted else None
+
+
+def _statement(
+    name: str,
+    problems: list[str],
+    fine: str,
+    *,
+    verdict: Verdict = Verdict.FAIL,
+    place: tuple[RuntimeName | None, str | None] = (None, None),
+) -> CheckResult:
+    """A check without a number: `problems` is empty or says what is wrong."""
+    return CheckResult(
+        name=name,
+        runtime=place[0],
+        output=place[1],
+        verdict=verdict if problems else Verdict.PASS,
+        explanation="; ".join(problems) + "." if problems else fine,
+        remedy=REMEDIES[name],
+    )

@@ -1,0 +1,66 @@
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gate import atomic
+from gate.errors import StorageError
+
+
+def test_the_file_appears_whole(tmp_path):
+    target = tmp_path / "new" / "file"
+    atomic.write_text(target, "ä")
+    assert target.read_bytes() == "ä".encode()
+    assert os.listdir(target.parent) == ["file"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    target = tmp_path / "file"
+    atomic.write_text(target, "old")
+    with pytest.raises(type(error)), atomic.replacing(target) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch, code):
+    target = tmp_path / "file"
+    atomic.write_text(target, "old")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match=f"cannot write .*{os.strerror(code)}.*untouched"):
+        atomic.write_text(target, "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_really_full_device_is_a_clear_error(tmp_path):
+    with pytest.raises(StorageError, match="No space left"), atomic.replacing(tmp_path / "f"):
+        Path("/dev/full").write_bytes(b"x" * 100_000)
+    assert os.listdir(tmp_path) == []
+
+
+def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_path):
+    program = (
+        "import os, signal, sys; from pathlib import Path; from gate import atomic\n"
+        "with atomic.replacing(Path(sys.argv[1])) as t:\n"
+        "    t.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    target = tmp_path / "file"
+    atomic.write_text(target, "old")
+    subprocess.run([sys.executable, "-c", program, str(target)], check=False)
+    assert len(os.listdir(tmp_path)) == 2
+    assert target.read_text() == "old"
+    living = tmp_path / f".file.{os.getppid()}.tmp"
+    living.write_text("half")
+    atomic.write_text(target, "new")
+    assert sorted(os.listdir(tmp_path)) == [living.name, "file"]

@@ -1,0 +1,44 @@
+"""Records written by earlier versions stay readable, with the same content and digest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gate.decision import Decision
+from gate.evidence import Evidence
+from gate.policy import Policy
+from tests import builders
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "digest"),
+    [
+        (
+            Evidence,
+            "evidence-v1.json",
+            "7b3d772ae0c4b2573764b32a674b0f1f194eb0ecfbf48ffc1bba8394db29d854",
+        ),
+        (
+            Policy,
+            "policy-v1.json",
+            "6fc97bc90532d1de5722d8c93deb110bd1504d2cb91fabd7c31c6d9be875ca04",
+        ),
+        (
+            Decision,
+            "decision-v1.json",
+            "0b872529d413b33ab9d75b9462b9e76fe6a9e4b31d4926d592445deba79c8ade",
+        ),
+    ],
+)
+def test_old_records_are_read_forever(kind, name, digest):
+    text = (GOLDEN / name).read_bytes()
+    record = kind.from_json(text)
+    assert record.digest().hex == digest
+    assert record.to_plain() == json.loads(text)
+
+
+def test_the_golden_evidence_is_what_the_builders_make():
+    assert Evidence.load(GOLDEN / "evidence-v1.json") == builders.evidence()

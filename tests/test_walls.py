@@ -1,0 +1,27 @@
+"""The walls of the house (pyproject.toml, import-linter) hold, and light modules stay light."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "mlflow", "onnxruntime", "onnx", "matplotlib", "dvc", "sklearn", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["gate", "gate.cli", "gate.errors", "gate.digest", "gate.policy", "gate.evidence", "gate.decision"],
+)  # fmt: skip
+def test_light_modules_import_nothing_heavy(module):
+    program = f"import json, sys, {module}; print(json.dumps([m for m in sys.modules]))"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert not HEAVY & set(json.loads(answer.stdout))
+
+
+def test_the_walls_hold():
+    from importlinter.cli import lint_imports
+
+    assert lint_imports(no_cache=True) == 0
