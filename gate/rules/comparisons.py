@@ -82,7 +82,7 @@ def classification(
 
 def check(comparison: Comparison, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """The check of one comparison: ERROR if it was not measured, FAIL if it does not hold."""
-    name, observed, relation, bound = comparison
+    name, observed, relation, bound, _ = comparison
     if observed is None:
         verdict, seen = Verdict.ERROR, "was not measured"
     else:
