@@ -1,0 +1,146 @@
+"""The decision as one self-contained HTML page: no script, no address outside, fit to print."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator, Mapping
+
+from gate.checks import CheckResult, Verdict
+from gate.decision import Decision
+from gate.evidence import Evidence
+from gate.report import wording
+from gate.report.style import CSS
+
+_CAPTIONS = {
+    "differences": "Every bounded difference to the PyTorch model",
+    "confidence_bands": "By how much the confidence of the samples moved",
+    "confidence_by_class": "Confidence difference per class",
+    "latency": "Latency per batch",
+}
+
+
+def page(decision: Decision, evidence: Evidence, plots: Mapping[str, bytes]) -> str:
+    """The whole page; `plots` are PNG bytes by name (`gate.report.plots.draw`)."""
+    body = [
+        f'<h1><span class="{decision.verdict}">{decision.verdict}</span> {_subject(evidence)}</h1>',
+        f"<p class=lead>{_text(wording.verdict_sentence(decision, evidence))}</p>",
+        *_problems("What went wrong", decision.problems),
+        *_problems("Waived by the policy", decision.waived),
+        "<h2>Checks</h2>",
+        *_checks(decision),
+        "<ul>",
+        *(
+            f"<li>{_text(sentence)}"
+            for sentence in wording.agreement_sentences(evidence, confidence=0.95)
+        ),
+        "</ul>",
+        *_figures(plots),
+        "<h2>What was judged, with what, where</h2>",
+        *_facts(_provenance(decision, evidence)),
+    ]
+    return _PAGE.format(
+        title=_text(f"{decision.verdict}: parity report"), css=CSS, body=_join(body)
+    )
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{css}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _problems(heading: str, checks: tuple[CheckResult, ...]) -> Iterator[str]:
+    if not checks:
+        return
+    yield f"<h2>{heading}</h2><dl>"
+    for check in checks:
+        yield f'<dt><span class="{check.verdict}">{check.verdict}</span> {_text(check.title)}</dt>'
+        yield f"<dd>{_text(check.explanation)}"
+        if check.remedy and check.verdict is not Verdict.WAIVED:
+            yield f"<br><b>Try:</b> {_text(check.remedy)}"
+        yield "</dd>"
+    yield "</dl>"
+
+
+def _checks(decision: Decision) -> Iterator[str]:
+    yield "<table><thead><tr><th>check<th>observed<th>allowed<th>n<th>verdict</tr></thead>"
+    for runtime, checks in wording.groups(decision):
+        yield f"<tbody><tr><th colspan=5 scope=rowgroup>{_text(runtime)}</th></tr>"
+        for check in checks:
+            name = f"{check.output} / {check.name}" if check.output else check.name
+            samples = "" if check.samples is None else check.samples
+            yield (
+                f"<tr><td>{_text(name)}<td class=n>{_text(wording.observed(check))}"
+                f"<td class=n>{_text(wording.allowed(check))}<td class=n>{samples}"
+                f'<td><span class="{check.verdict}">{check.verdict}</span></tr>'
+            )
+        yield "</tbody>"
+    yield "</table>"
+
+
+def _figures(plots: Mapping[str, bytes]) -> Iterator[str]:
+    for name, png in plots.items():
+        caption = _text(_CAPTIONS.get(name, name))
+        data = base64.b64encode(png).decode()
+        yield (
+            f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+
+
+def _provenance(decision: Decision, evidence: Evidence) -> Iterator[tuple[str, str]]:
+    subject, source, environment = evidence.subject, evidence.source, evidence.environment
+    yield "file", f"{decision.subject_sha256}, {subject.size_bytes} bytes"
+    yield "ONNX", f"opset {subject.opset}, by {subject.producer}"
+    yield "inputs", "; ".join(f"{spec.name} {spec.dtype} {spec.shape}" for spec in subject.inputs)
+    yield "outputs", "; ".join(f"{spec.name} {spec.dtype} {spec.shape}" for spec in subject.outputs)
+    yield "reference", source.factory
+    yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
+    yield "samples", f"{evidence.dataset.samples}, {evidence.dataset.sha256}"
+    if evidence.export is not None:
+        settings = ", ".join(f"{key}={value}" for key, value in evidence.export.settings.items())
+        yield "export", f"{evidence.export.strategy}: {settings}"
+    yield "versions", ", ".join(f"{key} {value}" for key, value in environment.versions.items())
+    yield "processor", environment.cpu
+    yield (
+        "CUDA",
+        ", ".join(
+            str(part) for part in (environment.gpu, environment.driver, environment.cuda) if part
+        )
+        or "none",
+    )
+    yield "switches", environment.determinism.to_json()
+    yield "policy", str(decision.policy_sha256)
+    yield "evidence", f"{decision.evidence_sha256}, measured {evidence.measured_at}"
+    yield "decided", decision.decided_at
+
+
+def _facts(facts: Iterator[tuple[str, str]]) -> Iterator[str]:
+    yield "<table class=facts>"
+    for name, value in facts:
+        yield f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>"
+    yield "</table>"
+
+
+def _subject(evidence: Evidence) -> str:
+    return f"<code>{evidence.subject.sha256.short}</code>"
+
+
+def _text(text: str) -> str:
+    return html.escape(wording.printable(text), quote=True)
+
+
+def _join(parts: list[str]) -> str:
+    return "\n".join(parts)

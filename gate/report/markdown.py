@@ -1,0 +1,84 @@
+"""The decision as Markdown, for the description of a registered model version and for reviews.
+
+The first line is one plain sentence: MLflow shows it raw in its list of models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gate.checks import Verdict
+from gate.decision import Decision
+from gate.evidence import Evidence
+from gate.report import wording
+
+_HEADER = (
+    "| runtime | check | observed | allowed | n | verdict |",
+    "|---|---|---:|---|---:|---|",
+)
+_MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+"""What Markdown could take for markup; an underscore within a word is none."""
+
+
+def describe(decision: Decision, evidence: Evidence, links: Mapping[str, str]) -> str:
+    """Markdown text: the verdict, the problems, the table of checks, what it is bound to, `links`
+    (label to address)."""
+    lines = [_plain(wording.verdict_sentence(decision, evidence)), ""]
+    lines += _problems(decision)
+    lines += [*_HEADER, *_rows(decision), ""]
+    lines += [
+        f"- {_escape(text)}" for text in wording.agreement_sentences(evidence, confidence=0.95)
+    ]
+    lines += ["", *_bound_to(decision, evidence), ""]
+    lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _problems(decision: Decision) -> Iterator[str]:
+    for check in (*decision.problems, *decision.waived):
+        yield f"- **{check.verdict}** {_escape(check.title)}: {_escape(check.explanation)}"
+        if check.remedy and check.verdict is not Verdict.WAIVED:
+            yield f"  Try: {_escape(check.remedy)}"
+    if decision.problems or decision.waived:
+        yield ""
+
+
+def _rows(decision: Decision) -> Iterator[str]:
+    for runtime, checks in wording.groups(decision):
+        for check in checks:
+            cells = (
+                runtime,
+                f"{check.output} / {check.name}" if check.output else check.name,
+                wording.observed(check),
+                wording.allowed(check),
+                "" if check.samples is None else str(check.samples),
+                check.verdict.value,
+            )
+            yield "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _bound_to(decision: Decision, evidence: Evidence) -> Iterator[str]:
+    subject, source = evidence.subject, evidence.source
+    yield f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
+    yield f"- reference: {_escape(source.factory)}, checkpoint `{source.checkpoint_sha256}`"
+    yield f"- samples: {evidence.dataset.samples}, data `{evidence.dataset.sha256}`"
+    yield f"- policy: `{decision.policy_sha256}`"
+    yield f"- evidence: `{decision.evidence_sha256}`, measured {_escape(evidence.measured_at)}"
+    yield f"- decided {_escape(decision.decided_at)}"
+
+
+def _plain(sentence: str) -> str:
+    """`sentence` without any Markdown in it, still readable raw."""
+    for relation, symbol in (("<=", "≤"), (">=", "≥")):
+        sentence = sentence.replace(relation, symbol)
+    return _MARKUP.sub("'", wording.printable(sentence))
+
+
+def _escape(text: str) -> str:
+    """`text` as literal Markdown within a table cell or a list item."""
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", wording.printable(text))
+
+
+def _address(target: str) -> str:
+    return wording.printable(target).translate({ord("<"): "%3C", ord(">"): "%3E", ord(" "): "%20"})

@@ -1,0 +1,85 @@
+"""The decision on a terminal: a table of checks, the problems with their remedies, the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gate.checks import CheckResult, Verdict
+from gate.decision import Decision
+from gate.evidence import Evidence
+from gate.report import wording
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.ERROR: "bold magenta",
+    Verdict.WAIVED: "yellow",
+}
+
+
+def print_decision(
+    decision: Decision, evidence: Evidence, console: Console, *, confidence: float = 0.95
+) -> None:
+    """Print the table, what top-1 proves at `confidence`, the waived checks, the problems, and
+    the verdict last, where a terminal shows it."""
+    console.print(_table(decision))
+    for sentence in wording.agreement_sentences(evidence, confidence=confidence):
+        _say(console, sentence, "dim")
+    for check in decision.waived:
+        _say(console, f"waived  {_told(check)}", _STYLES[Verdict.WAIVED])
+    told: set[str | None] = {None}
+    for check in decision.problems:
+        _say(console, f"{check.verdict}  {_told(check)}", _STYLES[check.verdict])
+        if check.remedy not in told:
+            _say(console, f"    try: {wording.printable(str(check.remedy))}")
+            told.add(check.remedy)
+    _say(console, wording.verdict_sentence(decision, evidence), _STYLES[decision.verdict])
+
+
+def _table(decision: Decision) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, justify in (
+        ("runtime", "left"),
+        ("check", "left"),
+        ("observed", "right"),
+        ("allowed", "left"),
+        ("n", "right"),
+        ("verdict", "left"),
+    ):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for runtime, checks in wording.groups(decision):
+        label = runtime
+        for check in checks:
+            table.add_row(
+                Text(label, style="bold"),
+                Text(_check_name(check)),
+                Text(wording.observed(check)),
+                Text(wording.allowed(check)),
+                Text("" if check.samples is None else str(check.samples)),
+                Text(check.verdict.value, style=_STYLES[check.verdict]),
+            )
+            label = ""
+        table.add_section()
+    return table
+
+
+def _check_name(check: CheckResult) -> str:
+    return wording.printable(f"{check.output} / {check.name}" if check.output else check.name)
+
+
+def _told(check: CheckResult) -> str:
+    return f"{wording.printable(check.title)}: {wording.printable(check.explanation)}"
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style=style))

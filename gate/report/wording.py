@@ -1,0 +1,95 @@
+"""The words that all reports share: the verdict in one sentence, numbers, checks in groups.
+
+Names of inputs and outputs come from the judged file, so every text goes through `printable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gate.checks import CheckResult, Verdict
+from gate.decision import Decision
+from gate.evidence import Evidence
+from gate.rules.comparisons import top1_lower_bound
+
+_SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without anything that could steer a terminal."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "�" for char in line)
+
+
+def number(value: float) -> str:
+    """A number with four significant digits."""
+    return f"{value:.4g}"
+
+
+def observed(check: CheckResult) -> str:
+    """What the check saw. A number that only rounds to its bound is written in full."""
+    if not isinstance(check.observed, float):
+        return printable(check.observed or "")
+    short = number(check.observed)
+    rounds_to_bound = isinstance(check.bound, float) and short == number(check.bound)
+    if rounds_to_bound and check.observed != check.bound:
+        return repr(check.observed)
+    return short
+
+
+def allowed(check: CheckResult) -> str:
+    """The bound with its direction, or nothing for a check without a bound."""
+    if check.bound is None:
+        return ""
+    bound = number(check.bound) if isinstance(check.bound, float) else printable(check.bound)
+    return f"{_SYMBOLS.get(check.relation or '', '')} {bound}".strip()
+
+
+def groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
+    """The checks by runtime, in their order; first those of the measurement as a whole."""
+    for runtime in dict.fromkeys(check.runtime for check in decision.checks):
+        checks = tuple(check for check in decision.checks if check.runtime == runtime)
+        yield runtime or "measurement", checks
+
+
+def verdict_sentence(decision: Decision, evidence: Evidence) -> str:
+    """One plain sentence without markup: what was decided, on how many samples, and why."""
+    samples = f"{evidence.dataset.samples} samples"
+    total = len(decision.checks)
+    if decision.passed:
+        waived = sorted({check.runtime or check.name for check in decision.waived})
+        tail = f"; waived: {', '.join(waived)}" if waived else ""
+        runtimes = ", ".join(decision.runtimes)
+        return f"Passed: within every bound of the policy on {samples} with {runtimes}{tail}."
+    first = _first_problem(decision)
+    if decision.verdict is Verdict.FAIL:
+        failed = sum(check.verdict is Verdict.FAIL for check in decision.checks)
+        unjudged = len(decision.problems) - failed
+        more = f", {unjudged} could not be judged" if unjudged else ""
+        return f"Rejected: {failed} of {total} checks failed on {samples}{more}; first {first}"
+    return f"Could not judge: what was measured on {samples} proves nothing; first {first}"
+
+
+def agreement_sentences(evidence: Evidence, *, confidence: float) -> Iterator[str]:
+    """What the top-1 agreement of each runtime proves, with the number of samples."""
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            parity = output.classification
+            if parity is None or not output.samples:
+                continue
+            lower = top1_lower_bound(
+                parity.top1_disagreements, output.samples, confidence=confidence
+            )
+            yield (
+                f"{runtime.runtime} / {printable(output.name)}: top-1 agrees on "
+                f"{output.samples - parity.top1_disagreements} of {output.samples} samples; "
+                f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
+            )
+
+
+def _first_problem(decision: Decision) -> str:
+    wanted = Verdict.FAIL if decision.verdict is Verdict.FAIL else Verdict.ERROR
+    for check in decision.checks:
+        if check.verdict is wanted:
+            return f"{printable(check.title)}: {printable(check.explanation)}"
+    return "no measured runtime passed all its checks."

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.checks import CheckResult, Verdict
+from gate.decision import decide
+from gate.report import wording
+from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
+
+
+def _decision(**overrides: object):
+    return decide(policy(), evidence(**overrides), decided_at="2026-01-01T00:00:00+00:00")
+
+
+@given(st.text())
+def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text: str) -> None:
+    assert wording.printable(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("observed", "bound", "shown"),
+    [
+        (0.66, 1e-4, "0.66"),
+        (1.00001e-4, 1e-4, "0.000100001"),
+        (0.99999, 1.0, "0.99999"),
+        (1.0, 1.0, "1"),
+        (math.nan, 1e-4, "nan"),
+        (math.inf, 1e-4, "inf"),
+        (None, 1e-4, ""),
+    ],
+)
+def test_an_observed_number_never_looks_like_its_bound_unless_it_is(
+    observed: float | None, bound: float, shown: str
+) -> None:
+    check = CheckResult(
+        name="max_abs_diff",
+        observed=observed,
+        bound=bound,
+        relation="<=",
+        verdict=Verdict.FAIL,
+        explanation="",
+    )
+    assert wording.observed(check) == shown
+    assert wording.allowed(check).startswith("≤ ")
+
+
+def test_a_pass_names_its_runtimes_and_what_was_waived() -> None:
+    sentence = wording.verdict_sentence(_decision(), evidence())
+    assert sentence.startswith("Passed: ")
+    assert "400 samples" in sentence
+    assert "ort-cpu, ort-cpu-optimized" in sentence
+    assert "waived: ort-cuda, ort-cuda-optimized, torch-cuda" in sentence
+
+
+def test_a_rejection_says_how_many_checks_failed_and_which_first() -> None:
+    bad = evidence(runtimes=(runtime_evidence(outputs=(output_parity(max_abs_diff=0.66),)),))
+    decision = decide(policy(), bad, decided_at="now")
+    sentence = wording.verdict_sentence(decision, bad)
+    assert sentence.startswith("Rejected: 1 of ")
+    assert "could not be judged" in sentence
+    assert "ort-cpu / logits / max_abs_diff: max_abs_diff is 0.66" in sentence
+
+
+def test_what_could_not_be_judged_says_so() -> None:
+    degenerate = output_parity(reference_constant=True)
+    spoilt = evidence(
+        runtimes=tuple(
+            runtime_evidence(r.runtime, outputs=(degenerate,)) if r.outputs else r
+            for r in evidence().runtimes
+        )
+    )
+    decision = decide(policy(), spoilt, decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+    assert wording.verdict_sentence(decision, spoilt).startswith("Could not judge: ")
+
+
+def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
+    parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
+    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
+    (sentence,) = wording.agreement_sentences(seen, confidence=0.95)
+    assert "392 of 400 samples" in sentence
+    assert "95 % confidence" in sentence
+    assert "0.9642" in sentence
+
+
+def test_checks_are_grouped_by_runtime_and_none_is_lost() -> None:
+    decision = _decision()
+    grouped = list(wording.groups(decision))
+    assert grouped[0][0] == "measurement"
+    assert sorted(c.title for _, checks in grouped for c in checks) == sorted(
+        c.title for c in decision.checks
+    )
