@@ -1,0 +1,95 @@
+"""What the gate needs of a model registry, and the names it uses there.
+
+Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
+RegistryDenied, StorageError, DigestMismatch (a version's artifact is not there), RegistryError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from gate.digest import Digest
+from gate.evidence import Subject
+
+Alias = Literal["candidate", "champion", "previous"]
+
+CANDIDATE: Alias = "candidate"
+"""Measured and passed."""
+CHAMPION: Alias = "champion"
+"""Serving."""
+PREVIOUS: Alias = "previous"
+"""What a rollback goes to."""
+
+TAG_VERDICT = "gate.verdict"
+TAG_SHA256 = "gate.sha256"
+TAG_POLICY = "gate.policy_sha256"
+TAG_EVIDENCE = "gate.evidence_sha256"
+TAG_RUNTIMES = "gate.runtimes"
+TAG_WAIVED = "gate.waived"
+TAG_ROLLED_BACK = "gate.rolled_back"
+"""Set on a version that a rollback took out of service: a veto until somebody deletes it."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A version that is to be made: the file, and what people will read beside it."""
+
+    path: Path
+    subject: Subject
+    run_id: str
+    tags: Mapping[str, str]
+    description: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the registry says about a version. Anyone may have edited tags and description."""
+
+    number: str
+    run_id: str | None
+    tags: Mapping[str, str]
+    description: str
+
+
+class Registry(Protocol):
+    """A registry of models, their numbered versions, and aliases that point at versions."""
+
+    @property
+    def identity(self) -> str:
+        """Which registry this is, without credentials: version numbers mean nothing without it."""
+        ...
+
+    def ensure_model(self, name: str) -> None:
+        """Make the registered model if it is not there."""
+        ...
+
+    def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
+        """Versions whose tag `gate.sha256` is this digest, newest first. A hint, not a proof."""
+        ...
+
+    def create_version(self, name: str, draft: Draft) -> str:
+        """Upload the file under the draft's run and make a version of it; gives its number."""
+        ...
+
+    def version(self, name: str, number: str) -> Version:
+        """Read one version."""
+        ...
+
+    def download(self, name: str, number: str, folder: Path) -> Path:
+        """Download a version's artifact into `folder`; gives the path of its ONNX file."""
+        ...
+
+    def alias(self, name: str, alias: Alias) -> str | None:
+        """The version that an alias points at, or None."""
+        ...
+
+    def set_alias(self, name: str, alias: Alias, number: str) -> None:
+        """Point an alias at a version."""
+        ...
+
+    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
+        """Set a tag, (key, value), on a version."""
+        ...

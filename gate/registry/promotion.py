@@ -1,0 +1,157 @@
+"""Promotion: verify, make a version, read it back, move the aliases last. Idempotent.
+
+What serves is decided by the local records alone. Tags only help to find a version that an
+interrupted promotion left behind (its bytes are hashed again), and may veto, never allow.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gate.errors import DigestMismatch, EvidenceError, RegistryError
+from gate.policy import Policy
+from gate.registry.desk import Desk
+from gate.registry.ledger import Ledger
+from gate.registry.port import (
+    CANDIDATE,
+    CHAMPION,
+    PREVIOUS,
+    TAG_POLICY,
+    TAG_ROLLED_BACK,
+    Registry,
+    Version,
+)
+from gate.registry.release import Promotion, Release
+from gate.registry.rollback import rollback
+
+__all__ = ["Promotion", "Release", "promote", "rollback"]
+
+
+def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Ledger) -> Promotion:
+    """Make the release's file the champion, if the decision on it is a PASS.
+
+    Refused (a returned outcome): the decision is not PASS, or these bytes were rolled back.
+    `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves already.
+
+    Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
+    together, or what the registry gives back is not what was sent; PromotionConflict where
+    another promotion is under way; the other RegistryErrors and StorageError as they come. After
+    any of them the old champion serves, and the next call finishes the job.
+    """
+    desk = Desk(registry, ledger, release.model_name)
+    try:
+        release.verify(policy)
+    except (DigestMismatch, EvidenceError) as error:
+        desk.write("refused", str(error), about=release)
+        raise
+    if not release.decision.passed:
+        return _refuse(desk, release, _why_not(release))
+    if os.environ.get("DVC_EXP_NAME"):
+        reason = "a DVC experiment decides and reports only; run `dvc repro` to promote"
+        return Promotion("dry_run", None, None, reason)
+    with desk.alone():
+        return _promote(desk, release)
+
+
+def _promote(desk: Desk, release: Release) -> Promotion:
+    # A broken ledger must stop the promotion before it touches the registry.
+    desk.history()
+    desk.registry.ensure_model(desk.model)
+    champion = desk.alias(CHAMPION)
+    found = desk.registry.find(desk.model, release.decision.subject_sha256)
+    vetoed = next((version for version in found if TAG_ROLLED_BACK in version.tags), None)
+    if vetoed is not None:
+        return _refuse(desk, release, _veto(desk, vetoed), version=vetoed.number)
+    if champion is not None and _serves_already(desk, release, champion, found):
+        return _unchanged(desk, release, champion)
+    number = _left_behind(desk, release, champion, found) or _create(desk, release)
+    desk.expect(CHAMPION, champion)
+    desk.point(CANDIDATE, number)
+    if champion is not None and not _violated(desk, champion):
+        desk.point(PREVIOUS, champion)
+    desk.move_champion(number, seen=champion)
+    reason = f"PASS on {', '.join(release.decision.runtimes)}"
+    if release.decision.waived:
+        reason += f"; waived: {', '.join(check.title for check in release.decision.waived)}"
+    desk.write("promoted", reason, version=number, previous=champion, about=release)
+    return Promotion("promoted", number, champion, reason)
+
+
+def _why_not(release: Release) -> str:
+    decision = release.decision
+    first = decision.problems[0].explanation if decision.problems else "no runtime passed"
+    return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
+
+
+def _veto(desk: Desk, version: Version) -> str:
+    return (
+        f"these bytes were rolled back as version {version.number} "
+        f"({version.tags[TAG_ROLLED_BACK]}). To promote them all the same, delete the tag "
+        f"{TAG_ROLLED_BACK} of version {version.number} of {desk.model}, then repeat."
+    )
+
+
+def _refuse(desk: Desk, release: Release, reason: str, *, version: str | None = None) -> Promotion:
+    desk.write("refused", reason, version=version, about=release)
+    return Promotion("refused", version, None, reason)
+
+
+def _serves_already(
+    desk: Desk, release: Release, champion: str, found: tuple[Version, ...]
+) -> bool:
+    policy = release.decision.policy_sha256.hex
+    same = any(v.number == champion and v.tags.get(TAG_POLICY) == policy for v in found)
+    return same and _whole(desk, release, champion)
+
+
+def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
+    previous = desk.alias(PREVIOUS)
+    served = any(e.action == "promoted" and e.version == champion for e in desk.history())
+    if served:
+        reason = f"version {champion} serves these bytes already, under the same policy"
+        desk.write("unchanged", reason, version=champion, previous=previous, about=release)
+    else:
+        # A crash between the alias and the ledger's line, or a promotion from elsewhere.
+        reason = f"version {champion} was champion already, without a line in this ledger"
+        desk.write("promoted", reason, version=champion, previous=previous, about=release)
+    return Promotion("unchanged", champion, previous, reason)
+
+
+def _left_behind(
+    desk: Desk, release: Release, champion: str | None, found: tuple[Version, ...]
+) -> str | None:
+    """A whole version of this very release that is not champion, or None."""
+    wanted = release.draft().tags.items()
+    for version in found:
+        fits = version.number != champion and wanted <= version.tags.items()
+        if fits and _whole(desk, release, version.number):
+            return version.number
+    return None
+
+
+def _create(desk: Desk, release: Release) -> str:
+    draft = release.draft()
+    number = desk.registry.create_version(desk.model, draft)
+    seen = desk.registry.version(desk.model, number)
+    if not draft.tags.items() <= seen.tags.items() or seen.description != draft.description:
+        raise RegistryError(
+            f"version {number} of {desk.model} reads back with other tags or another description "
+            f"than it was made with: {dict(seen.tags)}. It was not promoted; repeat."
+        )
+    desk.prove(number, release.decision.subject_sha256)
+    return number
+
+
+def _whole(desk: Desk, release: Release, number: str) -> bool:
+    """True if a version's bytes are the release's. A violation is written down once."""
+    if _violated(desk, number):
+        return False
+    try:
+        desk.prove(number, release.decision.subject_sha256)
+    except DigestMismatch:
+        return False
+    return True
+
+
+def _violated(desk: Desk, number: str) -> bool:
+    return any(e.action == "violation" and e.version == number for e in desk.history())

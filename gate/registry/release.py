@@ -1,0 +1,99 @@
+"""A release: a file with its evidence and decision; and what came of promoting it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gate.decision import Decision, decide
+from gate.digest import Digest
+from gate.errors import EvidenceError, OnnxFileError
+from gate.evidence import Evidence
+from gate.policy import Policy
+from gate.registry.port import (
+    TAG_EVIDENCE,
+    TAG_POLICY,
+    TAG_RUNTIMES,
+    TAG_SHA256,
+    TAG_VERDICT,
+    TAG_WAIVED,
+    Draft,
+)
+
+Outcome = Literal["promoted", "unchanged", "refused", "dry_run", "rolled_back"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A file, what was measured on it, what was decided, and the MLflow run that it belongs to.
+
+    `description`: Markdown for the registry; the first line is one plain sentence.
+    """
+
+    model_name: str
+    onnx_path: Path
+    evidence: Evidence
+    decision: Decision
+    run_id: str
+    description: str
+
+    def verify(self, policy: Policy) -> None:
+        """Prove that file, evidence, policy and decision belong together.
+
+        Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
+        again does not give this decision.
+        """
+        subject, decision = self.evidence.subject.sha256, self.decision
+        subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
+        decision.subject_sha256.verify(subject, what="the evidence's file")
+        decision.policy_sha256.verify(policy.digest(), what="the policy")
+        decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
+        again = decide(policy, self.evidence, decided_at=decision.decided_at)
+        # By digest: NaN is not equal to itself.
+        if again.digest() != decision.digest():
+            raise EvidenceError(
+                f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
+                f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
+                "same ones. It was edited, or made by another version of the gate: decide again."
+            )
+
+    def draft(self) -> Draft:
+        """The version that this release becomes."""
+        decision = self.decision
+        tags = {
+            TAG_VERDICT: str(decision.verdict),
+            TAG_SHA256: decision.subject_sha256.hex,
+            TAG_POLICY: decision.policy_sha256.hex,
+            TAG_EVIDENCE: decision.evidence_sha256.hex,
+            TAG_RUNTIMES: ",".join(decision.runtimes),
+        }
+        if decision.waived:
+            tags[TAG_WAIVED] = ",".join(check.title for check in decision.waived)
+        return Draft(self.onnx_path, self.evidence.subject, self.run_id, tags, self.description)
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of it. `version` serves now (refused: what the answer is about, if anything)."""
+
+    outcome: Outcome
+    version: str | None
+    previous_version: str | None
+    reason: str
+
+
+def digest_of_model(path: Path, *, expected: Digest) -> Digest:
+    """Digest of a model as evidence counts it: of the file, else of file and external data.
+
+    Raises StorageError if the file can't be read.
+    """
+    seen = Digest.of_file(path)
+    if seen == expected:
+        return seen
+    from gate.export.onnx_file import read_subject
+
+    try:
+        return read_subject(path).sha256
+    except OnnxFileError:  # damaged: surely not the expected bytes
+        return seen
