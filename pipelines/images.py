@@ -1,0 +1,160 @@
+"""From pictures to tensors, and the data sources: digits, folder, npz.
+
+A source is labels plus a way to get one sample; nothing holds all samples of a folder at once.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from gate.errors import DataError
+from pipelines.params import PrepareParams
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labels int64 (samples,), their names, and `sample(i)`: float32 (channels, height, width)."""
+
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    sample: Callable[[int], NDArray[np.float32]]
+    description: str
+
+
+def open_source(params: PrepareParams) -> Source:
+    """The source that params.yaml names. Raises DataError."""
+    if params.source == "digits":
+        return _digits(params)
+    path = Path(params.path)
+    return _folder(path, params) if params.source == "folder" else _npz(path, params)
+
+
+def preprocessing(params: PrepareParams) -> dict[str, Any]:
+    """The steps of `to_tensor` in words and numbers; its digest goes into the evidence."""
+    return {
+        "steps": ["rgb", "resize", "scale_1_255", "normalise", "channels_first"],
+        "size": [params.image_size, params.image_size],
+        "interpolation": "pillow bilinear",
+        "mean": list(params.mean),
+        "std": list(params.std),
+        "dtype": "float32",
+    }
+
+
+def to_tensor(image: Image.Image, params: PrepareParams) -> NDArray[np.float32]:
+    """RGB, resized to a square (Pillow, bilinear), (x/255 - mean)/std: float32 (3, size, size)."""
+    size = (params.image_size, params.image_size)
+    pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+    scaled = pixels.astype(np.float32) / np.float32(255.0)
+    mean, std = np.array(params.mean, np.float32), np.array(params.std, np.float32)
+    normalised = (scaled - mean) / std
+    return np.ascontiguousarray(normalised.transpose(2, 0, 1), dtype=np.float32)
+
+
+def _digits(params: PrepareParams) -> Source:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # stored as 0 to 16
+    return Source(
+        labels=digits.target.astype(np.int64),
+        classes=tuple(str(name) for name in digits.target_names),
+        sample=lambda i: to_tensor(Image.fromarray(grey[i]), params),
+        description="scikit-learn load_digits",
+    )
+
+
+def _folder(path: Path, params: PrepareParams) -> Source:
+    """`path/class/picture`: classes are the folders by name, samples the files by name."""
+    if not path.is_dir():
+        raise DataError(
+            f"prepare.path {path} is not a folder. Expected {path}/<class>/<picture>.png."
+        )
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    found = [(f, label) for label, folder in enumerate(folders) for f in _pictures(folder)]
+    if not found:
+        raise DataError(
+            f"{path} has no pictures. Expected {path}/<class>/<picture>.png with two or more "
+            f"classes; formats: {', '.join(sorted(SUFFIXES))}."
+        )
+    files = [file for file, _ in found]
+    return Source(
+        labels=np.array([label for _, label in found], dtype=np.int64),
+        classes=tuple(folder.name for folder in folders),
+        sample=lambda i: to_tensor(_read_picture(files[i]), params),
+        description=f"folder {params.path}",
+    )
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
+
+
+def _read_picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image.copy()
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        # Pillow tells of broken PNG chunks by SyntaxError.
+        raise DataError(
+            f"{path} is not a whole picture ({error}). Replace the file or take it away."
+        ) from error
+
+
+def _npz(path: Path, params: PrepareParams) -> Source:
+    """`images` uint8 (n, h, w[, 3]) are preprocessed; float32 (n, c, h, w) are taken as they are."""
+    images, labels, names = _read_npz(path)
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
+        raise DataError(
+            f"{path}: 'labels' is {labels.dtype} of shape {labels.shape}; expected integers (n,)."
+        )
+    if len(labels) != len(images) or len(labels) == 0:
+        raise DataError(
+            f"{path} has {len(labels)} labels for {len(images)} images; expected one for each."
+        )
+    if labels.min() < 0 or (names is not None and labels.max() >= len(names)):
+        raise DataError(
+            f"{path}: labels reach from {labels.min()} to {labels.max()}; expected 0 and up, "
+            f"below the number of classes{'' if names is None else f' ({len(names)})'}."
+        )
+    classes = names or tuple(str(i) for i in range(int(labels.max()) + 1))
+
+    def sample(i: int) -> NDArray[np.float32]:
+        if images.dtype == np.uint8:
+            return to_tensor(Image.fromarray(images[i]), params)
+        return np.ascontiguousarray(images[i], dtype=np.float32)
+
+    return Source(labels.astype(np.int64), classes, sample, f"npz {params.path}")
+
+
+def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
+    expected = "expected a .npz file with the arrays 'images' and 'labels'"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            lacking = sorted({"images", "labels"} - set(archive.files))
+            if lacking:
+                raise DataError(f"{path} lacks {', '.join(lacking)}; {expected}.")
+            images, labels = archive["images"], archive["labels"]
+            names = tuple(map(str, archive["classes"])) if "classes" in archive.files else None
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {path}: {error}; {expected}.") from error
+    grey_or_rgb = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)
+    pictures = images.dtype == np.uint8 and grey_or_rgb
+    tensors = images.dtype == np.float32 and images.ndim == 4
+    if not (pictures or tensors):
+        raise DataError(
+            f"{path}: 'images' is {images.dtype} of shape {images.shape}; expected uint8 "
+            "(n, height, width) or (n, height, width, 3), or float32 (n, channels, height, width)."
+        )
+    return images, labels, names

@@ -1,0 +1,49 @@
+"""The PyTorch model of params.yaml, built the same way in every stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gate.errors import DataError
+from pipelines import paths
+from pipelines.params import ModelParams
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gate.digest import Digest
+
+
+def build(params: ModelParams) -> nn.Module:
+    """The architecture with its weights by name, or what the factory returns.
+
+    Seed torch before: layers without weights by name are random. Raises ModelError.
+    """
+    from gate.export.loading import build_model, torchvision_model
+
+    if params.factory is not None:
+        return build_model(params.factory)
+    assert params.architecture is not None  # by ModelParams
+    return torchvision_model(
+        params.architecture, weights=params.weights, num_classes=params.num_classes
+    )
+
+
+def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
+    """The model with the checkpoint of the stage `train`, in eval mode; and that file's digest."""
+    from gate.export.loading import load_checkpoint
+
+    model = build(params).eval()
+    return model, load_checkpoint(model, paths.CHECKPOINT)
+
+
+def check_labels(labels: np.ndarray, classes: int, *, split: str) -> None:
+    """Raise DataError if a label is not one of the model's classes."""
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(
+            f"the {split} labels reach from {labels.min()} to {labels.max()}, the model has "
+            f"{classes} classes (0 to {classes - 1}). Set model.num_classes to the number of "
+            "classes in data/manifest.json, or use labels of this model."
+        )

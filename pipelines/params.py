@@ -1,0 +1,106 @@
+"""The sections of params.yaml that belong to the pipeline, strictly typed.
+
+`gate:` is `gate.policy.Policy`, `export:` is `gate.export.settings.ExportSettings`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from gate.policy import Policy
+from gate.record import Record
+from gate.settings import load_section
+from pipelines import paths
+
+Positive = Annotated[int, Field(ge=1)]
+Channels = tuple[float, float, float]
+
+
+class _Section(Record):
+    model_config = ConfigDict(allow_inf_nan=False)
+    section: ClassVar[str]
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the section from params.yaml. Raises PolicyError, one line per wrong field."""
+        return load_section(cls, paths.PARAMS, cls.section)
+
+
+class PrepareParams(_Section):
+    """Where the images come from, and how they become tensors."""
+
+    section = "prepare"
+    source: Literal["digits", "folder", "npz"]
+    path: str
+    """Folder of `class/image.png`, or a .npz file with `images` and `labels`; digits need none."""
+    image_size: Annotated[int, Field(ge=8, le=1024)]
+    mean: Channels
+    std: Channels
+    eval_share: Annotated[float, Field(gt=0.0, lt=1.0)]
+    seed: int
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if min(self.std) <= 0.0:
+            raise ValueError("every std must be larger than 0")
+        return self
+
+
+class ModelParams(_Section):
+    """Which network, and what it starts from."""
+
+    section = "model"
+    architecture: str | None
+    num_classes: Positive | None
+    weights: str | None
+    checkpoint: str | None
+    factory: str | None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.architecture is None) == (self.factory is None):
+            raise ValueError("set exactly one of architecture and factory; the other is null")
+        if self.factory is not None and self.weights is not None:
+            raise ValueError("weights by name belong to an architecture, not to a factory")
+        if self.weights is not None and self.checkpoint is not None:
+            raise ValueError("set at most one of weights and checkpoint")
+        return self
+
+    @property
+    def name(self) -> str:
+        """How the reference is called in the evidence."""
+        return self.factory or f"torchvision:{self.architecture}"
+
+
+class TrainParams(_Section):
+    """Training by plain SGD. `epochs: 0` writes the model's weights as they are."""
+
+    section = "train"
+    epochs: Annotated[int, Field(ge=0)]
+    batch_size: Positive
+    learning_rate: Annotated[float, Field(gt=0.0)]
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)]
+    threads: Positive
+    seed: int
+
+
+class ParityParams(_Section):
+    """How the evidence is measured; what must hold is in `gate:`."""
+
+    section = "parity"
+    batch_size: Positive
+
+
+class RegistryParams(_Section):
+    """Names in MLflow."""
+
+    section = "registry"
+    model_name: Annotated[str, Field(min_length=1)]
+    experiment: Annotated[str, Field(min_length=1)]
+
+
+def load_policy() -> Policy:
+    """The policy of params.yaml. Raises PolicyError."""
+    return Policy.load(paths.PARAMS)

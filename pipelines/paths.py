@@ -1,0 +1,44 @@
+"""Where the stages read and write: the paths of dvc.yaml, relative to its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+
+DATA = Path("data")
+TRAIN_IMAGES = DATA / "train_images.npy"
+TRAIN_LABELS = DATA / "train_labels.npy"
+EVAL_IMAGES = DATA / "eval_images.npy"
+EVAL_LABELS = DATA / "eval_labels.npy"
+MANIFEST = DATA / "manifest.json"
+
+CHECKPOINT = Path("models/model.safetensors")
+ONNX = Path("models/model.onnx")
+
+REPORTS = Path("reports")
+TRAIN_METRICS = REPORTS / "train.json"
+TRAIN_CURVES = REPORTS / "train.csv"
+EXPORT_REPORT = REPORTS / "export.json"
+EVIDENCE = REPORTS / "evidence.json"
+PARITY_METRICS = REPORTS / "parity.json"
+PLOTS = REPORTS / "plots"
+DECISION = REPORTS / "decision.json"
+PROMOTION = REPORTS / "promotion.json"
+PAGE = REPORTS / "report.html"
+
+
+def run_reference(stage: str) -> Path:
+    """The JSON file that names the MLflow run to which `stage` wrote."""
+    return REPORTS / "runs" / f"{stage}.json"
+
+
+def project_root() -> Path:
+    """The project's folder, absolute; in `dvc exp run --temp` the one that started it."""
+    return Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
+
+
+def state() -> Path:
+    """Folder for the ledger and for locks: not a DVC output, never removed by it."""
+    return project_root() / ".gate"

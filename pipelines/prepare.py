@@ -1,0 +1,111 @@
+"""Stage `prepare`: real pictures to float32 arrays in two splits, with a manifest of digests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate import atomic
+from gate.digest import Digest
+from gate.errors import DataError
+from pipelines import paths, stage
+from pipelines.images import Source, open_source, preprocessing
+from pipelines.params import PrepareParams
+from pipelines.progress import bar
+
+
+def main() -> int:
+    """Write data/: the same source and parameters give the same bytes."""
+    params = PrepareParams.load()
+    source = open_source(params)
+    train, evaluation = split(source.labels, share=params.eval_share, seed=params.seed)
+    with bar("prepare", len(source.labels)) as advance:
+        for indices, images, labels in (
+            (train, paths.TRAIN_IMAGES, paths.TRAIN_LABELS),
+            (evaluation, paths.EVAL_IMAGES, paths.EVAL_LABELS),
+        ):
+            for _ in _write_samples(source, indices, images):
+                advance(1, images.name)
+            with _npy(labels, np.dtype(np.int64), (len(indices),)) as stream:
+                stream.write(source.labels[indices].tobytes())
+    _write_manifest(params, source, train=len(train), evaluation=len(evaluation))
+    print(
+        f"{source.description}: {len(train)} training and {len(evaluation)} evaluation samples "
+        f"of {len(source.classes)} classes in {paths.DATA}/"
+    )
+    return stage.DONE
+
+
+def split(
+    labels: NDArray[np.int64], *, share: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices (train, evaluation), ascending; each class is split alike, by the seed.
+
+    Raises DataError if there are fewer than two classes, or a class with fewer than two samples.
+    """
+    generator = np.random.default_rng(seed)
+    classes, counts = np.unique(labels, return_counts=True)
+    if len(classes) < 2 or counts.min() < 2:
+        raise DataError(
+            f"{len(classes)} classes, the smallest with {counts.min()} samples; expected two "
+            "classes or more with two samples or more each, so that both splits know every class."
+        )
+    evaluation = []
+    for label, count in zip(classes, counts, strict=True):
+        taken = min(max(round(share * count), 1), count - 1)
+        evaluation.append(generator.permutation(np.flatnonzero(labels == label))[:taken])
+    chosen = np.sort(np.concatenate(evaluation))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> Iterator[int]:
+    """Write samples one by one; plain writes, because a full disk kills a memory-mapped writer."""
+    shape = source.sample(int(indices[0])).shape
+    with _npy(path, np.dtype(np.float32), (len(indices), *shape)) as stream:
+        for index in indices:
+            sample = source.sample(int(index))
+            if not np.isfinite(sample).all():
+                raise DataError(
+                    f"{source.description}: sample {index} holds NaN or infinity. "
+                    "Mend or remove it: no result on it can be compared."
+                )
+            stream.write(sample.tobytes())
+            yield int(index)
+
+
+@contextmanager
+def _npy(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    """An .npy file that appears when it is whole; C order."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
+    with atomic.replacing(path) as temporary, temporary.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        yield stream
+
+
+def _write_manifest(
+    params: PrepareParams, source: Source, *, train: int, evaluation: int
+) -> None:
+    files = (paths.TRAIN_IMAGES, paths.TRAIN_LABELS, paths.EVAL_IMAGES, paths.EVAL_LABELS)
+    manifest = {
+        "schema_version": 1,
+        "source": source.description,
+        "classes": list(source.classes),
+        "counts": {"train": train, "eval": evaluation},
+        "preprocessing": preprocessing(params),
+        "sha256": {file.name: str(Digest.of_file(file)) for file in files},
+    }
+    atomic.write_text(paths.MANIFEST, json.dumps(manifest, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    stage.run(main)

@@ -1,0 +1,216 @@
+"""The MLflow run that export, parity and promote share, and the run of training.
+
+Promises: run ids are always explicit; a run of a deleted or other server is replaced, not
+trusted; a run ends FINISHED, FAILED or KILLED, also after kill -9 (at the next stage's start);
+`MLFLOW_RUN_ID`, which `mlflow run` hands to every child, becomes the parent and is never resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gate.errors import EvidenceError, RegistryDenied, RegistryError
+from gate.record import Record
+from pipelines import paths
+from pipelines.run_page import RunPage
+from pipelines.run_watch import RunWatch
+from pipelines.stage import Stopped
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PARENT_TAG = "mlflow.parentRunId"
+STAGE_TAG = "gate.stage."
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class RunReference(Record):
+    """Which run a stage wrote to: a small DVC output, checked before it is believed."""
+
+    run_id: str
+    experiment_id: str
+    tracking_uri: str
+
+
+def tracking_uri() -> str:
+    """`MLFLOW_TRACKING_URI`, or an SQLite file in the project's folder; always absolute."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and uri != f"{prefix}:memory:":
+        return prefix + str(paths.project_root() / uri.removeprefix(prefix))
+    return uri
+
+
+class Tracker:
+    """One stage's way to MLflow. Raises RegistryUnavailable within seconds if nothing answers."""
+
+    def __init__(self, experiment: str) -> None:
+        from gate.registry.mlflow import preflight
+
+        self.uri = tracking_uri()
+        preflight(self.uri)
+        import mlflow
+
+        mlflow.set_tracking_uri(self.uri)
+        mlflow.set_registry_uri(self.uri)
+        self.client: MlflowClient = mlflow.MlflowClient(self.uri, self.uri)
+        self._watch = RunWatch(paths.state() / "runs", uri=self.uri)
+        self._watch.end_abandoned(lambda run_id: self._end(run_id, "KILLED", only_running=True))
+        launcher = os.environ.pop("MLFLOW_RUN_ID", None)
+        self.parent = launcher if launcher and self._alive(launcher) else None
+        self.experiment_id = self._experiment(experiment)
+
+    @contextlib.contextmanager
+    def new_run(self, stage: str) -> Iterator[RunPage]:
+        """Open a new run for `stage` and end it, whatever happens."""
+        with self._writing(self._create(stage), stage) as page:
+            yield page
+
+    @contextlib.contextmanager
+    def shared_run(
+        self,
+        stage: str,
+        *,
+        earlier: str,
+        settings: Mapping[str, object],
+        replay: Callable[[RunPage], None],
+    ) -> Iterator[RunPage]:
+        """Go on in the run of the stage `earlier`.
+
+        It is replaced by a new run, on which `replay` writes what the earlier stages had
+        written, if it is gone, of another server or experiment, already holds this stage's
+        results, or holds other values of `settings`: a page that is complete is never rewritten.
+        """
+        reference = RunReference.load(paths.run_reference(earlier))
+        reason = self._unusable(reference, stage, settings)
+        if reason is None:
+            if self.parent:
+                self.client.set_tag(reference.run_id, PARENT_TAG, self.parent)
+            with self._writing(reference.run_id, stage) as page:
+                yield page
+            return
+        print(f"{stage}: a new MLflow run, because the run of '{earlier}' {reason}")
+        with self._writing(self._create(stage), stage) as page:
+            replay(page)
+            yield page
+
+    def _unusable(
+        self, reference: RunReference, stage: str, settings: Mapping[str, object]
+    ) -> str | None:
+        if reference.tracking_uri != public_uri(self.uri):
+            return "is on another server"
+        if not self._alive(reference.run_id):
+            return "is gone"
+        run = self.client.get_run(reference.run_id)
+        data = run.data
+        if run.info.experiment_id != self.experiment_id:
+            return "is in another experiment"
+        if data.tags.get(STAGE_TAG + stage) == "done":
+            return f"already holds the results of '{stage}'"
+        if any(data.params.get(key, str(value)) != str(value) for key, value in settings.items()):
+            return "was made with other settings"
+        return None
+
+    @contextlib.contextmanager
+    def _writing(self, run_id: str, stage: str) -> Iterator[RunPage]:
+        """Mark the run RUNNING while the stage writes; remember it in `reports/runs/`."""
+        status: Status = "FAILED"
+        with self._watch.alive(run_id):
+            try:
+                self.client.update_run(run_id, status="RUNNING")
+                self.client.set_tag(run_id, STAGE_TAG + stage, "started")
+                yield RunPage(self.client, run_id, self.experiment_id)
+                self.client.set_tag(run_id, STAGE_TAG + stage, "done")
+                RunReference(
+                    run_id=run_id,
+                    experiment_id=self.experiment_id,
+                    tracking_uri=public_uri(self.uri),
+                ).save(paths.run_reference(stage))
+                status = "FINISHED"
+            except (KeyboardInterrupt, Stopped):
+                status = "KILLED"
+                raise
+            finally:
+                self._end(run_id, status)
+
+    def _create(self, stage: str) -> str:
+        from mlflow.tracking.context.registry import resolve_tags
+
+        tags = resolve_tags()  # user, source and commit, as mlflow.start_run would tag it
+        if self.parent:
+            tags[PARENT_TAG] = self.parent
+        name = "train" if stage == "train" else "gate"
+        run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
+        return str(run.info.run_id)
+
+    def _end(self, run_id: str, status: Status, *, only_running: bool = False) -> None:
+        from mlflow.exceptions import MlflowException
+
+        # An unreachable server must not hide the error that ended the stage.
+        with contextlib.suppress(MlflowException):
+            if only_running and self.client.get_run(run_id).info.status != "RUNNING":
+                return
+            self.client.set_terminated(run_id, status=status)
+
+    def _alive(self, run_id: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(self.client.get_run(run_id).info.lifecycle_stage == "active")
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _experiment(self, name: str) -> str:
+        """Id of the parent's experiment, or of the one called `name`, created where missing."""
+        from mlflow.exceptions import MlflowException
+
+        if self.parent:
+            return str(self.client.get_run(self.parent).info.experiment_id)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            # With a server the artifacts are the server's business.
+            local = self.uri.startswith("sqlite:")
+            place = (paths.project_root() / "mlartifacts" / name).as_uri() if local else None
+            try:
+                return str(self.client.create_experiment(name, artifact_location=place))
+            except MlflowException as error:
+                if error.error_code == "PERMISSION_DENIED":
+                    raise RegistryDenied(
+                        f"{public_uri(self.uri)} does not let this user create the experiment "
+                        f"'{name}': {error.message}. Ask for the permission, or name an "
+                        "experiment in registry.experiment that you may edit."
+                    ) from error
+                found = self.client.get_experiment_by_name(name)  # created at the same time
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise RegistryError(
+                f"The experiment '{name}' is deleted. Restore it (mlflow experiments restore "
+                f"--experiment-id {found.experiment_id}) or set another registry.experiment."
+            )
+        return str(found.experiment_id)
+
+
+def public_uri(uri: str) -> str:
+    """The URI without user name and password."""
+    scheme, separator, rest = uri.partition("://")
+    authority, slash, path = rest.partition("/")
+    return scheme + separator + authority.rpartition("@")[2] + slash + path
+
+
+def known_run(stage: str) -> RunReference | None:
+    """The run that `stage` wrote to, or None; not checked against the server."""
+    try:
+        return RunReference.load(paths.run_reference(stage))
+    except EvidenceError:
+        return None
+
+

@@ -1,0 +1,59 @@
+"""The one place where a stage's outcome becomes an exit code.
+
+0 done or passed, 1 rejected by the policy, 2 could not judge, 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from gate.errors import GateError
+
+DONE, REJECTED, COULD_NOT_JUDGE = 0, 1, 2
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived: like KeyboardInterrupt, so that runs and files are closed on the way out."""
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run a stage and exit with its code; errors that were raised on purpose get no traceback."""
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(code_of(main))
+
+
+def code_of(main: Callable[[], int]) -> int:
+    """The exit code of `main()`, with errors told on stderr."""
+    try:
+        return main()
+    except GateError as error:
+        _say(str(error))
+    except KeyboardInterrupt:
+        _say("interrupted; nothing half-written is kept. Run dvc repro to go on.")
+        return 128 + signal.SIGINT
+    except Stopped:
+        _say("stopped; nothing half-written is kept. Run dvc repro to go on.")
+        return 128 + signal.SIGTERM
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            traceback.print_exc()
+        _say(f"{error}. Free space or fix permissions, then run dvc repro to go on.")
+    except Exception:
+        # Python's own exit code for this is 1, which means "rejected" here.
+        traceback.print_exc()
+        _say("unexpected failure, nothing was judged.")
+    return COULD_NOT_JUDGE
+
+
+def _say(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise Stopped

@@ -1,0 +1,180 @@
+"""Stage `train`: a checkpoint, trained here or brought along; same machine, same bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from gate import atomic
+from gate.errors import DataError, ModelError
+from gate.export.loading import load_checkpoint, save_checkpoint
+from pipelines import paths, stage
+from pipelines.model import build, check_labels
+from pipelines.params import ModelParams, RegistryParams, TrainParams
+from pipelines.progress import bar
+from pipelines.run import Tracker
+from pipelines.run_page import RunPage
+
+EVAL_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Means over one epoch; `eval_*` on the held-out split, accuracy in [0, 1]."""
+
+    epoch: int
+    train_loss: float
+    eval_loss: float
+    eval_accuracy: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images float32 (n, c, h, w), memory-mapped, and labels int64 (n,)."""
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples of these indices as tensors that own their memory."""
+        chosen = indices.numpy()
+        return torch.from_numpy(self.images[chosen]), torch.from_numpy(self.labels[chosen])
+
+
+def main() -> int:
+    """Write models/model.safetensors, the curves, and an MLflow run of its own."""
+    params, model_params = TrainParams.load(), ModelParams.load()
+    tracker = Tracker(RegistryParams.load().experiment)
+    _be_repeatable(params)
+    model = build(model_params)
+    if model_params.checkpoint is not None:
+        load_checkpoint(model, paths.Path(model_params.checkpoint))
+    with tracker.new_run("train") as page:
+        page.params(_settings(params, model_params))
+        page.note("Training for the gate; the run 'gate' says what became of it.")
+        history = _fit(model, params, page) if params.epochs else []
+        digest = save_checkpoint(model.eval(), paths.CHECKPOINT)
+        _write_reports(history)
+        page.tags({"checkpoint.sha256": digest})
+        for report in (paths.TRAIN_METRICS, paths.TRAIN_CURVES):
+            page.file(report)
+    trained = f"{history[-1].eval_accuracy:.2%} on held-out samples" if history else "not trained"
+    print(f"{model_params.name}, {trained}: {paths.CHECKPOINT} {digest}")
+    return stage.DONE
+
+
+def _be_repeatable(params: TrainParams) -> None:
+    """The number of threads changes the order of sums, so it is a setting as the seed is."""
+    torch.use_deterministic_algorithms(mode=True)
+    torch.set_num_threads(params.threads)
+    torch.manual_seed(params.seed)
+
+
+def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
+    train = Split(np.load(paths.TRAIN_IMAGES, mmap_mode="r"), np.load(paths.TRAIN_LABELS))
+    held_out = Split(np.load(paths.EVAL_IMAGES, mmap_mode="r"), np.load(paths.EVAL_LABELS))
+    _check_outputs(model, train, held_out)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=params.learning_rate, momentum=params.momentum
+    )
+    shuffle = torch.Generator().manual_seed(params.seed)
+    batches = -(-len(train.labels) // params.batch_size)
+    history: list[Epoch] = []
+    with bar("train", params.epochs * batches) as advance:
+        for number in range(1, params.epochs + 1):
+            order = torch.randperm(len(train.labels), generator=shuffle)
+            loss = _train_epoch(model, optimizer, train, order.split(params.batch_size), advance)
+            eval_loss, accuracy = _evaluate(model, held_out)
+            epoch = Epoch(number, loss, eval_loss, accuracy)
+            history.append(epoch)
+            advance(0, f"epoch {number}: {accuracy:.2%} held out")
+            numbers = {key: value for key, value in asdict(epoch).items() if key != "epoch"}
+            page.metrics(numbers, step=number)
+    return history
+
+
+def _train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Split,
+    order: tuple[torch.Tensor, ...],
+    advance: Callable[[int, str], None],
+) -> float:
+    """One pass; returns the mean loss. Raises ModelError as soon as it is not finite."""
+    model.train()
+    total, samples = 0.0, 0
+    for indices in order:
+        if len(indices) == 1 and len(order) > 1:
+            continue  # BatchNorm has no variance on one sample
+        images, labels = train.batch(indices)
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(images), labels)
+        if not torch.isfinite(loss):
+            raise ModelError(
+                f"the training loss is {loss.item()}: training diverged. "
+                "Lower train.learning_rate, or look at the data."
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total, samples = total + loss.item() * len(indices), samples + len(indices)
+        advance(1, f"loss {loss.item():.3f}")
+    return total / samples
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
+    """Mean cross entropy and top-1 accuracy."""
+    model.eval()
+    loss, right = 0.0, 0
+    for indices in torch.arange(len(split.labels)).split(EVAL_BATCH):
+        images, labels = split.batch(indices)
+        logits = model(images)
+        loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+        right += int((logits.argmax(1) == labels).sum())
+    return loss / len(split.labels), right / len(split.labels)
+
+
+@torch.no_grad()
+def _check_outputs(model: nn.Module, *splits: Split) -> None:
+    images, _ = splits[0].batch(torch.arange(1))
+    logits = model.eval()(images)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+        raise DataError(
+            "training needs a model that returns logits (batch, classes). "
+            "Set train.epochs: 0 to use this model as it is."
+        )
+    for split, name in zip(splits, ("training", "evaluation"), strict=True):
+        check_labels(split.labels, logits.shape[1], split=name)
+
+
+def _settings(params: TrainParams, model: ModelParams) -> dict[str, object]:
+    sections = (("train", params), ("model", model))
+    return {f"{name}.{key}": value for name, section in sections for key, value in section}
+
+
+def _write_reports(history: list[Epoch]) -> None:
+    last = asdict(history[-1]) if history else {"epoch": 0}
+    atomic.write_text(paths.TRAIN_METRICS, json.dumps(last, indent=2) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(_rows(history))
+    atomic.write_text(paths.TRAIN_CURVES, text.getvalue())
+
+
+def _rows(history: list[Epoch]) -> Iterator[list[object]]:
+    yield [field.name for field in fields(Epoch)]
+    for epoch in history:
+        yield list(asdict(epoch).values())
+
+
+if __name__ == "__main__":
+    stage.run(main)
