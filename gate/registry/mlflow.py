@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gate.digest import Digest
 from gate.errors import DigestMismatch
 from gate.registry.mlflow_errors import translated
-from gate.registry.mlflow_process import quiet_process, redacted
+from gate.registry.mlflow_process import lent, quiet_process, redacted
 from gate.registry.mlflow_upload import upload
 from gate.registry.port import TAG_SHA256, Alias, Draft, Version
 from gate.registry.preflight import preflight
@@ -70,7 +70,7 @@ class MlflowRegistry:
     def create_version(self, name: str, draft: Draft) -> str:
         """Log the file with `mlflow.onnx` under the draft's run and make a version of it."""
         with self._using(f"make a version of '{name}'") as client:
-            model_id = upload(client, draft, tracking_uri=self._uri)
+            model_id = upload(client, draft)
             made = client.create_model_version(
                 name,
                 f"models:/{model_id}",
@@ -92,21 +92,16 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         gone = f"version {number} of '{name}' has no whole ONNX artifact"
-        with self._using(f"download version {number} of '{name}'"):
+        with self._using(f"download version {number} of '{name}'") as client:
             try:
-                download_artifacts(
-                    artifact_uri=f"models:/{name}/{number}",
-                    dst_path=str(folder),
-                    tracking_uri=self._uri,
-                    registry_uri=self._uri,
-                )
-            except FileNotFoundError as error:
-                raise DigestMismatch(f"{gone}: {error}. Promote the file anew.") from error
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                source = client.get_model_version_download_uri(name, number)
+                model = download_artifacts(artifact_uri=source, dst_path=str(folder))
+            except (FileNotFoundError, MlflowException) as error:
+                code = getattr(error, "error_code", "RESOURCE_DOES_NOT_EXIST")
+                if code != "RESOURCE_DOES_NOT_EXIST":
                     raise
                 raise DigestMismatch(f"{gone}: {error}. Promote the file anew.") from error
-            path = _onnx_file(folder)
+            path = _onnx_file(Path(model))
         if path is None:
             raise DigestMismatch(f"{gone}: its files are missing. Promote the file anew.")
         return path
@@ -130,7 +125,7 @@ class MlflowRegistry:
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
-        with translated(self._uri, doing):
+        with translated(self._uri, doing), lent(self._uri):
             if self._opened is None:
                 from mlflow import MlflowClient
 

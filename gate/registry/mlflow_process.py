@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
@@ -18,29 +19,46 @@ _DEFAULTS = {
     # A gate in CI has no business talking to anybody but the registry.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-# What MLflow logs as information (migrations, requirements) or logs before it raises anyway.
-_CHATTY = ("mlflow.models.model", "mlflow.store.db.utils", "alembic")
+_URI = "MLFLOW_TRACKING_URI"
+_LEVELS = {
+    "mlflow.models.model": logging.ERROR,
+    "mlflow.store.model_registry.abstract_store": logging.WARNING,
+    "alembic": logging.WARNING,
+    # Logs a traceback before it raises the same error, which we tell in our words.
+    "mlflow.store.db.utils": logging.CRITICAL,
+}
 
 
 def quiet_process() -> None:
     """Set what the user has not set; before MLflow is first imported if possible."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name, level in _LEVELS.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @contextmanager
-def restored_environment(name: str) -> Iterator[None]:
-    """Put an environment variable back as it was."""
-    before = os.environ.get(name)
+def lent(tracking_uri: str) -> Iterator[None]:
+    """Lend MLflow our tracking URI, and put all back as it was.
+
+    Parts of MLflow know only the process-wide one: `log_model`, `create_model_version` and
+    downloads, even through a client that was given another. The public `mlflow.set_tracking_uri`
+    can't put back "never set", so MLflow's own context manager is used; it forgets the
+    environment variable, which is put back here. Not for several threads with several URIs.
+    """
+    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+    before = os.environ.get(_URI)
     try:
-        yield
+        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri):
+            # Of SQLAlchemy, on importing MLflow's stores: nothing that our user could mend.
+            warnings.filterwarnings("ignore", "The ``noload`` loader", DeprecationWarning)
+            yield
     finally:
         if before is None:
-            os.environ.pop(name, None)
+            os.environ.pop(_URI, None)
         else:
-            os.environ[name] = before
+            os.environ[_URI] = before
 
 
 def redacted(uri: str) -> str:

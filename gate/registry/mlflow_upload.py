@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.digest import Digest
-from gate.registry.mlflow_process import restored_environment
 from gate.registry.port import TAG_SHA256, Draft
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ _PROTO_LIMIT = 2**31
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
-def upload(client: MlflowClient, draft: Draft, *, tracking_uri: str) -> str:
+def upload(client: MlflowClient, draft: Draft) -> str:
     """Upload the draft's file and link it with the draft's run; gives the id of the logged model.
 
     The usual file goes through `mlflow.onnx.log_model`, which serialises the parsed proto again.
@@ -44,8 +41,7 @@ def upload(client: MlflowClient, draft: Draft, *, tracking_uri: str) -> str:
     if proto is None:
         _log_files(client, logged.model_id, draft)
     else:
-        with _tracking(tracking_uri):
-            _log_model(proto, name, logged.model_id, draft)
+        _log_model(proto, name, logged.model_id, draft)
     client.log_outputs(draft.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return str(logged.model_id)
 
@@ -112,19 +108,6 @@ def _log_files(client: MlflowClient, model_id: str, draft: Draft) -> None:
         source = str(draft.path.parent / name)
         client.log_model_artifact(model_id, source, None if inside == "." else inside)
     client.finalize_logged_model(model_id, "READY")
-
-
-@contextmanager
-def _tracking(uri: str) -> Iterator[None]:
-    """`log_model` knows only the process-wide tracking URI: lend it ours, and put all back.
-
-    The public `mlflow.set_tracking_uri` can't put back "never set", so MLflow's own context
-    manager is used; it forgets the environment variable, which is put back here.
-    """
-    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
-
-    with restored_environment("MLFLOW_TRACKING_URI"), _use_tracking_uri(uri):
-        yield
 
 
 def _signature(draft: Draft) -> Any:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable, StorageError
 from gate.registry.mlflow_errors import START, denied, translated
-from gate.registry.mlflow_process import quiet_process, redacted
+from gate.registry.mlflow_process import lent, quiet_process, redacted
 
 _TIMEOUT_S = 4
 
@@ -59,7 +59,7 @@ def _server(uri: str) -> None:
             f"GET {shown}/health answers {answer.status_code}, an MLflow server answers 200. "
             f"Check the address. {START}"
         )
-    with translated(uri, "read the registry"):
+    with translated(uri, "read the registry"), lent(uri):
         MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models(max_results=1)
 
 
