@@ -28,7 +28,7 @@ _WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
 def describe_environment(determinism: Determinism) -> Environment:
     """Versions and hardware, with the switches that were in force."""
     device = torch.cuda.device_count() > 0
-    cudnn = torch.backends.cudnn.version() if device else None
+    cudnn = torch.backends.cudnn.version() if device else None  # type: ignore[no-untyped-call]
     return Environment(
         versions=_versions(),
         cpu=_cpu(),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.evidence import Dataset, Environment, Latency, RuntimeEvidence, Subject
-from gate.parity.samples import Samples
+from gate.errors import DataError, EvidenceError, GateError
+from gate.evidence import Dataset, Environment, Latency, RuntimeEvidence
+from gate.parity.binding import Binding, bind
+from gate.parity.candidate import Candidate
+from gate.parity.determinism import deterministic
+from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
+from gate.parity.latency import Stopwatch
+from gate.parity.onnx_runner import OnnxRunner
+from gate.parity.runner import Batch
+from gate.parity.samples import Samples, check_labels
+from gate.parity.statistics import Array, Span
+from gate.parity.torch_runner import TorchRunner, private_copy
+from gate.parity.track import Track, describe_failure
 from gate.policy import Policy
+from gate.runtime import RUNTIMES
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """The file that is measured, and what was read from it."""
-
-    path: Path
-    subject: Subject
+__all__ = ["Candidate", "Measurement", "measure"]
 
 
 @dataclass(frozen=True)
@@ -43,5 +49,126 @@ def measure(  # noqa: PLR0913
     labels: NDArray[np.int64] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measurement:
-    """Compare the file with the model on all samples."""
-    raise NotImplementedError
+    """Compare the file with `model` on all samples, in every runtime that the policy asks for.
+
+    The reference is a copy of `model` in float32 on the CPU, in eval mode; `model` and all
+    global switches are afterwards as they were. A file with a fixed batch axis is measured
+    with that batch size. `progress` is called with (samples done, samples in all).
+
+    A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
+    and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
+    reference itself can't be computed, DigestMismatch if the file is not (any more) the one
+    that `candidate.subject` describes.
+    """
+    binding = bind(
+        candidate.subject.inputs, samples.specs, count=len(samples), batch_size=batch_size
+    )
+    if labels is not None:
+        labels = check_labels(labels, samples=len(samples))
+    names = [spec.name for spec in candidate.subject.outputs]
+    tracks = [
+        Track(name, names)
+        for name, runtime in policy.runtimes.items()
+        if runtime.required != "never"
+    ]
+    with deterministic(policy.determinism) as switches:
+        own = private_copy(model, device="cpu")
+        example = next(samples.batches(binding.batch_size if binding.fixed else 1))
+        for track in tracks:
+            _open(track, own, candidate, policy=policy, start=(binding, example))
+        reference = _Reference(TorchRunner(own, binding, device="cpu"))
+        done = 0
+        for batch in samples.batches(binding.batch_size):
+            count = len(next(iter(batch.values())))
+            span = Span(done, count, None if labels is None else labels[done : done + count])
+            expected = reference.run(batch, count)
+            _check_classes(expected, names, span, policy=policy)
+            for track in tracks:
+                track.step(batch, expected, span)
+            done += count
+            if progress is not None:
+                progress(done, len(samples))
+        runtimes = tuple(track.evidence() for track in tracks)
+        environment = describe_environment(switches)
+    candidate.verify()
+    return Measurement(
+        runtimes=runtimes,
+        environment=environment,
+        dataset=Dataset(sha256=samples.digest(), samples=len(samples), labelled=labels is not None),
+        reference_latency=reference.latency(),
+    )
+
+
+class _Reference:
+    """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+        self._stopwatch = Stopwatch()
+
+    def run(self, batch: Batch, count: int) -> list[Array]:
+        try:
+            start = time.perf_counter()
+            outputs = self._runner.run(batch)
+            self._stopwatch.add(time.perf_counter() - start, batch_size=count)
+        except GateError:
+            raise
+        except Exception as error:
+            shapes = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
+            raise EvidenceError(
+                f"the reference model can't compute {shapes}: {describe_failure(error)}. "
+                "Check that the model is the one that was exported and takes these inputs."
+            ) from error
+        return outputs
+
+    def latency(self) -> Latency:
+        latency = self._stopwatch.result()
+        assert latency is not None, "samples are never empty"
+        return latency
+
+
+def _open(
+    track: Track,
+    model: nn.Module,
+    candidate: Candidate,
+    *,
+    policy: Policy,
+    start: tuple[Binding, Batch],
+) -> None:
+    """Give the track its runner, or the reason why it has none."""
+    traits = RUNTIMES[track.name]
+    binding, example = start
+    if traits.cuda:
+        track.absent_reason = cuda_absent_reason()
+        if track.absent_reason is not None:
+            return
+    try:
+        if traits.engine == "torch":
+            unusable = cuda_unusable_reason()
+            if unusable is not None:
+                raise EvidenceError(unusable)
+            track.runner = TorchRunner(private_copy(model, device="cuda"), binding, device="cuda")
+        else:
+            track.runner = OnnxRunner(candidate, traits, binding, policy=policy, example=example)
+    except Exception as error:
+        track.fail(error)
+
+
+def _check_classes(outputs: list[Array], names: list[str], span: Span, *, policy: Policy) -> None:
+    """Refuse labels that no output counted as logits can ever predict."""
+    if span.labels is None:
+        return
+    widths = [
+        output.shape[1]
+        for name, output in zip(names, outputs, strict=False)
+        if output.ndim == 2
+        and output.dtype.kind == "f"
+        and (not policy.logits or name in policy.logits)
+    ]
+    largest = int(span.labels.max())
+    if widths and largest >= max(widths):
+        sample = span.start + int(span.labels.argmax())
+        raise DataError(
+            f"the label of sample {sample} is {largest}, the model has {max(widths)} classes. "
+            "Give the labels of these samples and this model."
+        )

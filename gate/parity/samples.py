@@ -87,7 +87,7 @@ class Samples:
                 little = array.dtype.newbyteorder("<")
                 for start in range(0, len(array), step):
                     rows = np.ascontiguousarray(array[start : start + step], dtype=little)
-                    sha256.update(rows.reshape(-1).view(np.uint8))
+                    sha256.update(rows.reshape(-1).view(np.uint8).data)
                     forget_pages(array)
         return Digest(sha256.hexdigest())
 
@@ -112,13 +112,7 @@ def open_labels(path: Path, *, samples: int) -> NDArray[np.int64]:
     """
     if path.suffix.lower() != ".npy":
         raise DataError(f"{path.name} is no .npy file. Save the labels with numpy.save.")
-    labels = open_array(path)
-    if labels.dtype.kind not in "iu":
-        raise DataError(
-            f"labels in {path.name} are {labels.dtype}, integers are expected. "
-            "Save class indices, one for each sample."
-        )
-    return check_labels(labels, samples=samples)
+    return check_labels(open_array(path), samples=samples)
 
 
 def check_labels(labels: Array, *, samples: int) -> NDArray[np.int64]:
@@ -128,12 +122,18 @@ def check_labels(labels: Array, *, samples: int) -> NDArray[np.int64]:
             f"labels have shape {labels.shape}, the samples need ({samples},). "
             "Give one class index for each sample, in the same order."
         )
-    if labels.dtype.kind not in "iu" or (samples and (labels < 0).any()):
+    if labels.dtype.kind not in "iu":
         raise DataError(
-            "labels must be class indices: integers, 0 or larger. "
-            f"Seen: {labels.dtype}, smallest {labels.min() if samples else 'none'}."
+            f"labels are {labels.dtype}, integers are expected. "
+            "Give class indices, one for each sample."
         )
-    return np.array(labels, dtype=np.int64, subok=False)
+    indices = np.array(labels, dtype=np.int64, subok=False)
+    if (indices < 0).any():
+        raise DataError(
+            f"the label of sample {int((indices < 0).argmax())} is {indices.min()}. "
+            "Class indices start at 0."
+        )
+    return indices
 
 
 def _check_shard(shard: Mapping[str, Array], first: Mapping[str, Array], *, origin: str) -> None:

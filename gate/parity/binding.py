@@ -1,0 +1,119 @@
+"""Which samples go to which input of the file, and of the model's forward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gate.errors import InputMismatch
+from gate.evidence import TensorSpec
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Input names of the file in its order, each with the name of its samples."""
+
+    pairs: tuple[tuple[str, str], ...]
+    """(input of the file, name of the samples)."""
+    batch_size: int
+    fixed: bool
+    """True if the file has a fixed batch axis."""
+
+
+def bind(
+    inputs: Sequence[TensorSpec],
+    samples: Sequence[TensorSpec],
+    *,
+    count: int,
+    batch_size: int,
+) -> Binding:
+    """Bind by name where the sets of names are equal, else by position.
+
+    `inputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with `count`
+    samples. A file with a fixed batch axis is measured with that batch size.
+    Raises InputMismatch on another number, dtype, rank or fixed size, and where the samples
+    don't fill the fixed batches.
+    """
+    if batch_size < 1:
+        raise InputMismatch(f"the batch size is {batch_size}, at least 1 is expected.")
+    pairs = _pairs(inputs, samples)
+    for wanted, given in pairs:
+        _check(wanted, given)
+    fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
+    if len(fixed) > 1:
+        raise InputMismatch(
+            f"the file's inputs have different fixed batch axes: {_describe(inputs)}. "
+            "Export with one batch axis for all: set export.dynamic_batch: true."
+        )
+    size = max(fixed, default=min(batch_size, count))
+    if fixed and (size < 1 or count % size):
+        raise InputMismatch(
+            f"the file has a fixed batch axis of {size}, and {count} samples are no multiple of "
+            "it. Give a multiple, or export with export.dynamic_batch: true."
+        )
+    return Binding(tuple((wanted.name, given.name) for wanted, given in pairs), size, bool(fixed))
+
+
+def keywords(model: nn.Module, binding: Binding) -> tuple[str, ...] | None:
+    """Names by which `model.forward` takes the inputs, in binding order; None: by position.
+
+    By keyword if all names of the file, or else all names of the samples, are parameters.
+    """
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    for side in (0, 1):
+        names = tuple(pair[side] for pair in binding.pairs)
+        if named.issuperset(names):
+            return names
+    return None
+
+
+def _pairs(
+    inputs: Sequence[TensorSpec], samples: Sequence[TensorSpec]
+) -> list[tuple[TensorSpec, TensorSpec]]:
+    by_name = {spec.name: spec for spec in samples}
+    if {spec.name for spec in inputs} == set(by_name):
+        return [(spec, by_name[spec.name]) for spec in inputs]
+    if len(inputs) != len(samples) or not inputs:
+        raise InputMismatch(
+            f"the file takes {len(inputs)} inputs, {_describe(inputs)}; "
+            f"the samples hold {len(samples)}, {_describe(samples)}. "
+            "Give an .npz with one array for each input, named as the inputs."
+        )
+    return list(zip(inputs, samples, strict=True))
+
+
+def _check(wanted: TensorSpec, given: TensorSpec) -> None:
+    fits = len(wanted.shape) == len(given.shape) and all(
+        isinstance(size, str) or size == seen
+        for size, seen in zip(wanted.shape[1:], given.shape[1:], strict=True)
+    )
+    if not fits:
+        raise InputMismatch(
+            f"input {_describe([wanted])} of the file doesn't fit the samples "
+            f"{_describe([given])}. Preprocess to the file's shape, samples on axis 0, or export "
+            "again with an example of the samples' shape."
+        )
+    if wanted.dtype != given.dtype:
+        raise InputMismatch(
+            f"input {_describe([wanted])} of the file doesn't take the samples' dtype: "
+            f"{_describe([given])}. Save the samples as {wanted.dtype}."
+        )
+
+
+def _describe(specs: Sequence[TensorSpec]) -> str:
+    texts = [
+        f"'{spec.name}' {spec.dtype} ({', '.join(str(size) for size in spec.shape)})"
+        for spec in specs
+    ]
+    return ", ".join(texts) or "none"

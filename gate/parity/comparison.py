@@ -1,0 +1,54 @@
+"""All outputs of one runtime against the reference's, paired by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gate.errors import OutputMismatch
+from gate.evidence import OutputParity
+from gate.parity.statistics import Array, OutputStatistics, Span
+
+
+class Comparison:
+    """Checks number, dtype and shape of the outputs of each batch, then accumulates."""
+
+    def __init__(self, runtime: str, names: Sequence[str]) -> None:
+        self._runtime = runtime
+        self._names = tuple(names)
+        self._outputs: list[OutputStatistics] = []
+
+    def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
+        """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
+        if not len(reference) == len(candidate) == len(self._names):
+            raise OutputMismatch(
+                f"{self._runtime} returned {len(candidate)} outputs, the file names "
+                f"{list(self._names)}, and the model returns {len(reference)}. "
+                "Export again with export.output_names as the model returns them, in its order."
+            )
+        for name, r, c in zip(self._names, reference, candidate, strict=True):
+            self._check(name, r, c)
+        if not self._outputs:
+            self._outputs = [
+                OutputStatistics(name, r.dtype.name)
+                for name, r in zip(self._names, reference, strict=True)
+            ]
+        for statistics, r, c in zip(self._outputs, reference, candidate, strict=True):
+            statistics.update(r, c, span)
+
+    def result(self) -> tuple[OutputParity, ...]:
+        """One record an output, in the file's order."""
+        return tuple(statistics.result() for statistics in self._outputs)
+
+    def _check(self, name: str, r: Array, c: Array) -> None:
+        if r.dtype == c.dtype and r.shape == c.shape:
+            return
+        if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:
+            remedy = "The batch axis was probably fixed at export: set export.dynamic_batch: true."
+        elif r.dtype == c.dtype:
+            remedy = "Export the same model again, with an example of the samples' shape."
+        else:
+            remedy = "Export the model in float32, with the outputs that its forward returns."
+        raise OutputMismatch(
+            f"{self._runtime} returned {c.dtype} {c.shape} for output '{name}', "
+            f"the model returns {r.dtype} {r.shape}. {remedy}"
+        )

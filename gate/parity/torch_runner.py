@@ -1,0 +1,97 @@
+"""PyTorch as reference (CPU, float32) and as runtime (CUDA)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.parity.binding import Binding, keywords
+from gate.parity.runner import Batch, Proof
+from gate.parity.statistics import Array
+from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
+
+
+def private_copy(model: nn.Module, *, device: str) -> nn.Module:
+    """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
+
+    Raises ModelError if it can't be copied.
+    """
+    try:
+        duplicate = copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"the reference model can't be copied: {type(error).__name__}: {error}. Build it so "
+            "that copy.deepcopy works: keep no tensors with a gradient history as attributes."
+        ) from error
+    return duplicate.to(device=device, dtype=torch.float32).eval()
+
+
+class TorchRunner:
+    """Runs a module on one device; the module is the runner's own from then on."""
+
+    def __init__(self, model: nn.Module, binding: Binding, *, device: str) -> None:
+        self._model = model
+        self._device = torch.device(device)
+        self._names = tuple(sample for _, sample in binding.pairs)
+        self._keywords = keywords(model, binding)
+        self._seen: set[str] = set()
+
+    def run(self, batch: Batch) -> list[Array]:
+        """Forward a copy of the batch; floats go in as float32. None among outputs is dropped."""
+        tensors = [self._tensor(batch[name]) for name in self._names]
+        if self._keywords is None:
+            returned = self._model(*tensors)
+        else:
+            returned = self._model(**dict(zip(self._keywords, tensors, strict=True)))
+        outputs = list(_flatten(returned))
+        self._seen |= {output.device.type for output in outputs}
+        return [_to_numpy(output) for output in outputs]
+
+    def proof(self) -> Proof:
+        """The devices of the outputs, as providers; CPU first if any output was there."""
+        names = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}
+        return Proof(
+            providers_active=tuple(names.get(seen, seen) for seen in sorted(self._seen)),
+            session_options={"device": str(self._device), "dtype": "float32", "mode": "eval"},
+        )
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        # The copy keeps in-place models from changing what the other runtimes get.
+        tensor = torch.from_numpy(array.copy())
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=self._device, dtype=dtype)
+
+
+def _flatten(returned: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a tensor, tuple, list or mapping, in order, as the exporter flattens them."""
+    if isinstance(returned, torch.Tensor):
+        yield returned
+    elif isinstance(returned, Mapping):
+        for value in returned.values():
+            yield from _flatten(value)
+    elif isinstance(returned, tuple | list):
+        for value in returned:
+            yield from _flatten(value)
+    elif returned is not None:
+        raise ModelError(
+            f"the model's forward returned {type(returned).__name__} among its outputs. "
+            "Expected tensors, in tuples, lists or dicts; wrap the model to return them."
+        )
+
+
+def _to_numpy(output: torch.Tensor) -> Array:
+    host = output.detach().to("cpu")
+    if host.is_complex() or host.is_sparse or host.dtype == torch.bfloat16:
+        raise ModelError(
+            f"the model's forward returned {output.dtype} ({output.layout}), which has no "
+            "counterpart among the outputs of a float32 ONNX file. Wrap the model to return it "
+            "as float32."
+        )
+    array: Array = np.ascontiguousarray(host.numpy()).reshape(tuple(host.shape))
+    return array

@@ -1,0 +1,77 @@
+"""One runtime on its way through the samples: its comparison, its clock, and what broke."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gate.errors import GateError
+from gate.evidence import RuntimeEvidence
+from gate.parity.comparison import Comparison
+from gate.parity.latency import Stopwatch
+from gate.parity.runner import Batch, Runner
+from gate.parity.statistics import Array, Span
+from gate.runtime import RUNTIMES, RuntimeName
+
+
+class Track:
+    """Follows one runtime. What breaks in it is its failure, and doesn't stop the others."""
+
+    def __init__(self, name: RuntimeName, outputs: Sequence[str]) -> None:
+        self.name = name
+        self.absent_reason: str | None = None
+        self.failure: str | None = None
+        self.runner: Runner | None = None
+        self._comparison = Comparison(name, outputs)
+        self._stopwatch = Stopwatch()
+
+    def step(self, batch: Batch, reference: Sequence[Array], span: Span) -> None:
+        """Compute the batch and compare it, unless the runtime is absent or has failed."""
+        if self.runner is None:
+            return
+        try:
+            start = time.perf_counter()
+            outputs = self.runner.run(batch)
+            self._stopwatch.add(time.perf_counter() - start, batch_size=span.count)
+            self._comparison.update(reference, outputs, span)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Note the failure and drop the runner with its memory."""
+        self.failure = describe_failure(error)
+        self.runner = None
+
+    def evidence(self) -> RuntimeEvidence:
+        """The record: absent, failed, or measured."""
+        provider = RUNTIMES[self.name].provider
+        if self.runner is None:
+            return RuntimeEvidence(
+                runtime=self.name,
+                provider_requested=provider,
+                absent_reason=self.absent_reason,
+                failure=self.failure,
+            )
+        proof = self.runner.proof()
+        return RuntimeEvidence(
+            runtime=self.name,
+            provider_requested=provider,
+            providers_active=proof.providers_active,
+            nodes_per_provider=proof.nodes_per_provider,
+            fallback_nodes=proof.fallback_nodes,
+            session_options=proof.session_options,
+            outputs=self._comparison.result(),
+            latency=self._stopwatch.result(),
+        )
+
+
+def describe_failure(error: Exception) -> str:
+    """The exception in one line; the gate's own errors speak for themselves."""
+    text = str(error).strip()
+    line = text.splitlines()[0].strip() if text else "no message"
+    if isinstance(error, GateError):
+        return text
+    remedy = ""
+    if isinstance(error, MemoryError) or "memory" in line.lower():
+        remedy = " Use a smaller batch size, or free the device."
+    return f"{type(error).__name__}: {line}{remedy}"
