@@ -33,6 +33,11 @@ def load_section(model: type[Model], path: Path, section: str | None) -> Model:
         raise PolicyError("\n".join(lines)) from error
 
 
+def has_section(path: Path, section: str) -> bool:
+    """True if the YAML file has this top-level key. Raises PolicyError if it is no such file."""
+    return section in _parse(path)
+
+
 def _parse(path: Path) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError

@@ -1,0 +1,159 @@
+"""One file against one model: measure, then decide. The front door of the library.
+
+reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
+verdicted = check(Path("model.onnx"), reference=reference,
+                  workload=Workload.open(Path("samples.npy")))
+assert verdicted.decision.passed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from gate.decision import Decision, decide
+from gate.digest import Digest
+from gate.errors import GateError, ModelError
+from gate.evidence import Evidence, Source, Subject
+from gate.export.loading import build_model, load_checkpoint
+from gate.export.onnx_file import read_subject
+from gate.parity.binding import bind
+from gate.parity.determinism import deterministic
+from gate.parity.measure import Candidate, measure
+from gate.parity.samples import Samples, open_labels
+from gate.parity.torch_runner import TorchRunner, private_copy
+from gate.policy import DeterminismPolicy, Policy, Task
+
+Progress = Callable[[int, int], None]
+"""Called with the samples that are done and their total."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The PyTorch model that the file must compute like, and where it comes from."""
+
+    model: nn.Module
+    source: Source
+
+    @classmethod
+    def load(cls, factory: str, *, checkpoint: Path | None = None) -> Reference:
+        """Call `package.module:factory` and load a checkpoint into its model.
+
+        Raises ModelError and CheckpointError.
+        """
+        model = build_model(factory)
+        sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
+        return cls(model, Source(factory=factory, checkpoint_sha256=sha256))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What both sides compute on."""
+
+    samples: Samples
+    labels: NDArray[np.int64] | None = None
+    """Class indices, shape (samples,)."""
+    labels_sha256: Digest | None = None
+    batch_size: int = 32
+
+    @classmethod
+    def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
+        """Open `.npy`, `.npz` or a folder of them, and labels from an `.npy`. Raises DataError."""
+        samples = Samples.open(inputs)
+        if labels is None:
+            return cls(samples, batch_size=batch_size)
+        known = open_labels(labels, samples=len(samples))
+        return cls(samples, known, Digest.of_file(labels), batch_size)
+
+
+@dataclass(frozen=True)
+class Verdicted:
+    """The evidence, the decision on it, and the policy that was applied."""
+
+    evidence: Evidence
+    decision: Decision
+    policy: Policy
+
+
+def check(
+    onnx: Path,
+    *,
+    reference: Reference,
+    workload: Workload,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> Verdicted:
+    """Measure the file `onnx` against the reference and decide.
+
+    Without a policy the built-in one applies, for the task of `default_task`. The model is not
+    changed. Raises GateError where nothing can be measured, DigestMismatch if the file changed
+    meanwhile; a bad file is a returned decision.
+    """
+    subject = read_subject(onnx)
+    if policy is None:
+        policy = Policy.default(task=default_task(subject, reference, workload))
+    measurement = measure(
+        reference.model,
+        Candidate(onnx, subject),
+        workload.samples,
+        policy=policy,
+        batch_size=workload.batch_size,
+        labels=workload.labels,
+        progress=progress,
+    )
+    evidence = Evidence(
+        subject=subject,
+        source=reference.source.model_copy(update={"labels_sha256": workload.labels_sha256}),
+        dataset=measurement.dataset,
+        environment=measurement.environment,
+        runtimes=measurement.runtimes,
+        reference_latency=measurement.reference_latency,
+        measured_at=_now(),
+    )
+    return Verdicted(evidence, decide(policy, evidence, decided_at=_now()), policy)
+
+
+def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:
+    """`classification` if the reference returns floats of shape (batch, classes >= 2).
+
+    Judged by the model's own outputs on the first batch, not by what the file says of itself: a
+    file can't choose the milder task. Raises InputMismatch, DataError, and ModelError if the
+    model can't compute the batch.
+    """
+    samples = workload.samples
+    binding = bind(
+        subject.inputs, samples.specs, count=len(samples), batch_size=workload.batch_size
+    )
+    batch = next(samples.batches(binding.batch_size))
+    size = len(next(iter(batch.values())))
+    runner = TorchRunner(private_copy(reference.model, device="cpu"), binding, device="cpu")
+    try:
+        with deterministic(DeterminismPolicy()):
+            outputs = runner.run(batch)
+    except GateError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the reference model can't compute the first {size} samples: "
+            f"{type(error).__name__}: {error}. Check --inputs and the factory."
+        ) from error
+    return "classification" if any(_are_logits(o, size) for o in outputs) else "tensors"
+
+
+def _are_logits(output: NDArray[np.generic], batch: int) -> bool:
+    return (
+        output.dtype.kind == "f"
+        and output.ndim == 2
+        and output.shape[0] == batch
+        and output.shape[1] >= 2
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

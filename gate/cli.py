@@ -1,0 +1,123 @@
+"""The command line: parse, call, print; outcomes become exit codes here and nowhere else.
+
+    0    passed, or done
+    1    rejected by the policy
+    2    could not judge: bad input, a missing device, a server that is down, a fault of the gate
+    130  interrupted
+
+Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+import click
+
+from gate.commands.outcome import Outcome, Status, as_json, console, stdout_to_stderr
+from gate.errors import GateError
+
+EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
+INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+_COMMANDS = ("check", "promote", "rollback", "history", "doctor")
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"gate.commands.{cmd_name}").command
+        return command
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"gate {metadata.version('parity-gate')}")
+        ctx.exit(0)
+
+
+@click.command(
+    cls=_Commands,
+    epilog="Exit codes: 0 passed or done, 1 rejected by the policy, 2 could not judge.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Print the version.",
+)  # fmt: skip
+def gate() -> None:
+    """Let an ONNX file pass only if it computes what its PyTorch model computes.
+
+    \b
+    Examples:
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy
+      gate doctor
+    """
+
+
+def run() -> None:
+    """Entry point of the command `gate`."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Never raises, never prints a traceback
+    unless `--debug` asks for it."""
+    machine = "--json" in arguments
+    try:
+        with stdout_to_stderr() if machine else contextlib.nullcontext():
+            outcome = gate.main(args=list(arguments), prog_name="gate", standalone_mode=False)
+        if isinstance(outcome, int):  # --help and --version, which have printed already
+            return outcome
+        _print(outcome, machine=machine)
+    except BrokenPipeError:
+        # The reader of our output went away; keep the interpreter from flushing into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except (Exception, SystemExit) as error:  # foreign code may call sys.exit(0)
+        if "--debug" in arguments:
+            import traceback
+
+            traceback.print_exc()
+        _print_error(error, machine=machine)
+        return EXIT_CODES[Status.NOT_JUDGED]
+    return EXIT_CODES[outcome.status]
+
+
+def _print(outcome: Outcome, *, machine: bool) -> None:
+    if machine:
+        click.echo(as_json({**outcome.plain, "exit_code": EXIT_CODES[outcome.status]}))
+    else:
+        outcome.show(console(sys.stdout))
+
+
+def _print_error(error: BaseException, *, machine: bool) -> None:
+    kind, message = type(error).__name__, str(error)
+    text = f"error: {message}"
+    if isinstance(error, click.ClickException):
+        message = error.format_message()
+        place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        text = f"error: {message}" + (f"\nSee {place} --help for examples." if place else "")
+    elif not isinstance(error, GateError):
+        text = (
+            f"error: unexpected {kind}: {message}\n"
+            "Nothing was decided. Repeat with --debug for the traceback."
+        )
+    click.echo(text, err=True)
+    if machine:
+        click.echo(as_json({"error": {"type": kind, "message": message}}))

@@ -1,0 +1,119 @@
+"""`gate check`: one file against its model, without DVC and MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.policy_file import load_policy
+from gate.commands.progress import bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.check import Verdicted
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    model: Path
+    reference: str
+    checkpoint: Path | None
+    inputs: Path
+    labels: Path | None
+    policy: Path | None
+    report: Path | None
+    batch_size: int
+
+
+@click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
+@click.argument("model", type=FILE)
+@click.option(
+    "--reference",
+    required=True,
+    metavar="PKG.MODULE:FACTORY",
+    help="A callable without arguments that returns the nn.Module; found from this folder too.",
+)
+@click.option("--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors.")
+@click.option(
+    "--inputs",
+    type=FILE,
+    required=True,
+    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
+)
+@click.option("--labels", type=FILE, help="FILE.npy with one class index per sample.")
+@click.option(
+    "--policy",
+    type=FILE,
+    help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU always, "
+    "CUDA when present.",
+)
+@click.option("--report", type=FILE, metavar="DIR", help="Write records, page and figures here.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
+@machine_options
+def command(**question: Unpack[_Question]) -> Outcome:
+    """Judge MODEL.onnx against the PyTorch model that it was exported from.
+
+    Exit code 0: within every bound; 1: rejected; 2: could not judge.
+
+    \b
+    Examples:
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy
+      gate check model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
+          --inputs samples.npz --labels labels.npy --policy params.yaml --report report
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
+    """
+    return _judge(question)
+
+
+def _judge(question: _Question) -> Outcome:
+    from gate.check import Reference, Workload, check
+    from gate.report import folder
+
+    path, labels = question["policy"], question["labels"]
+    policy = load_policy(path) if path else None
+    workload = Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"])
+    reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+    with bar("measuring") as progress:
+        verdicted = check(
+            question["model"],
+            reference=reference,
+            workload=workload,
+            policy=policy,
+            progress=progress,
+        )
+    decision, evidence = verdicted.decision, verdicted.evidence
+    if question["report"] is not None:
+        folder.write(question["report"], decision, evidence)
+    return Outcome(
+        _STATUS[decision.verdict.value],
+        {
+            "verdict": decision.verdict.value,
+            "task": verdicted.policy.task,
+            "decision": decision.to_plain(),
+            "evidence": evidence.to_plain(),
+        },
+        lambda console: _show(question, verdicted, console),
+    )
+
+
+_STATUS = {"PASS": Status.DONE, "FAIL": Status.REJECTED, "ERROR": Status.NOT_JUDGED}
+
+
+def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
+    from gate.report.terminal import print_decision
+
+    policy = verdicted.policy
+    given = question["policy"]
+    origin = f"of {given}" if given else f"built in for {policy.task}, by the reference's outputs"
+    subject = verdicted.evidence.subject
+    console.print(f"file    {question['model']}  {subject.sha256}  opset {subject.opset}")
+    console.print(f"policy  {origin}; task {policy.task}, precision {policy.precision}")
+    print_decision(verdicted.decision, verdicted.evidence, console, confidence=policy.confidence)
+    if question["report"] is not None:
+        console.print(f"report  {question['report'] / 'report.html'}")

@@ -1,0 +1,76 @@
+"""`gate doctor`: what this machine can prove."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gate.commands.options import TRACKING_URI, tracking_uri
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.doctor import Diagnosis
+
+_STYLES = {"ok": "green", "missing": "bold red", "absent": "yellow"}
+
+
+@click.command("doctor", short_help="Show what this machine can prove.")
+@TRACKING_URI
+@machine_options
+def command(tracking_uri: str | None) -> Outcome:
+    """Show what this machine can prove, and how to mend what it can't.
+
+    Every provider is asked to run a tiny model: that it is listed proves nothing. Exit code 0 if
+    files can be judged on the CPU, 2 if not.
+
+    \b
+    Examples:
+      gate doctor
+      gate doctor --json
+      gate doctor --tracking-uri http://127.0.0.1:5000
+    """
+    return _examine(tracking_uri)
+
+
+def _examine(given: str | None) -> Outcome:
+    from gate.doctor import examine
+    from gate.registry.mlflow_process import redacted
+
+    address = tracking_uri(given)
+
+    def preflight() -> None:
+        from gate.registry.mlflow import preflight
+
+        preflight(address)
+
+    diagnosis = examine(Path.cwd(), registry=redacted(address), preflight=preflight)
+    return Outcome(
+        Status.DONE if diagnosis.can_judge else Status.NOT_JUDGED,
+        diagnosis.to_plain(),
+        lambda console: _show(diagnosis, console),
+    )
+
+
+def _show(diagnosis: Diagnosis, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("what", "state", "seen"):
+        table.add_column(heading, overflow="fold")
+    for finding in diagnosis.findings:
+        state = Text(finding.state, style=_STYLES[finding.state])
+        table.add_row(Text(finding.name), state, Text(finding.seen))
+    console.print(table)
+    for finding in diagnosis.findings:
+        if finding.remedy and finding.state != "ok":
+            console.print(Text(f"{finding.name}: {finding.remedy}"))
+    if diagnosis.can_judge:
+        console.print(Text("This machine can judge files on the CPU.", style="green"))
+    else:
+        console.print(Text("This machine can't judge files: mend what is missing.", "bold red"))

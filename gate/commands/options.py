@@ -1,0 +1,24 @@
+"""Options that several commands share, and their defaults."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+FILE = click.Path(path_type=Path)
+LEDGER = click.option(
+    "--ledger", type=FILE, default=Path(".gate/ledger.jsonl"), show_default=True,
+    help="The ledger of promotions.",
+)  # fmt: skip
+TRACKING_URI = click.option(
+    "--tracking-uri",
+    help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.",
+)
+
+
+def tracking_uri(given: str | None) -> str:
+    """The address of the registry: as given, else of the environment, else a database here."""
+    here = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
+    return given or os.environ.get("MLFLOW_TRACKING_URI") or here

@@ -1,0 +1,81 @@
+"""What a command hands back, and how it is printed: for people, or as one JSON text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Status(Enum):
+    """How a command ended; `gate.cli` maps it to an exit code."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command."""
+
+    status: Status
+    plain: Mapping[str, Any]
+    """What `--json` prints: JSON values only."""
+    show: Callable[[Console], None]
+    """Prints the same for people."""
+
+
+def machine_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself."""
+    for name, help_text in (
+        ("--debug", "Show the traceback of an unexpected error."),
+        ("--json", "Print one JSON text on stdout, nothing else."),
+    ):
+        command = click.option(name, is_flag=True, expose_value=False, help=help_text)(command)
+    return command
+
+
+def console(stream: TextIO) -> Console:
+    """A console that colours only a terminal (and not with NO_COLOR), and never cuts a line
+    elsewhere: in a pipe or file a table is as wide as it must be."""
+    from rich.console import Console
+
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        width=None if terminal else 10_000,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def as_json(plain: Mapping[str, Any]) -> str:
+    """`plain` as indented JSON. NaN is refused: records write it as a word."""
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send all that is printed meanwhile to stderr, that of C libraries too."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

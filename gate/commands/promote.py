@@ -1,0 +1,107 @@
+"""`gate promote`: put a judged file into service, for those who don't use the DVC pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.policy_file import load_policy
+from gate.commands.promoted import promoted
+from gate.errors import PolicyError
+
+if TYPE_CHECKING:
+    from gate.decision import Decision
+    from gate.policy import Policy
+
+
+class _Request(TypedDict):
+    """The options, as parsed."""
+
+    model: Path
+    name: str
+    report: Path
+    policy: Path | None
+    run_id: str | None
+    ledger: Path
+    tracking_uri: str | None
+
+
+@click.command("promote", short_help="Put a judged file into service.")
+@click.argument("model", type=FILE)
+@click.option("--name", required=True, help="The registered model.")
+@click.option(
+    "--report",
+    type=FILE,
+    required=True,
+    metavar="DIR",
+    help="What gate check --report wrote: evidence.json and decision.json.",
+)
+@click.option("--policy", type=FILE, help="The policy that was applied. Default: the built-in one.")
+@click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
+@LEDGER
+@TRACKING_URI
+@machine_options
+def command(**request: Unpack[_Request]) -> Outcome:
+    """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
+
+    File, evidence and policy are hashed and decided on again first. Exit code 0: promoted, or
+    unchanged because it serves already; 1: refused; 2: could not be done, the old one serves.
+
+    \b
+    Examples:
+      gate promote model.onnx --name digits --report report
+      gate promote model.onnx --name digits --report report --policy params.yaml --json
+    """
+    return _promote(request)
+
+
+def _promote(request: _Request) -> Outcome:
+    from gate.commands.release_run import release_run
+    from gate.decision import Decision
+    from gate.evidence import Evidence
+    from gate.registry.ledger import Ledger
+    from gate.registry.mlflow import MlflowRegistry, preflight
+    from gate.registry.promotion import Release, promote
+    from gate.report.markdown import describe
+
+    uri = tracking_uri(request["tracking_uri"])
+    evidence = Evidence.load(request["report"] / "evidence.json")
+    decision = Decision.load(request["report"] / "decision.json")
+    policy = _policy(request["policy"], decision)
+    release = Release(
+        model_name=request["name"],
+        onnx_path=request["model"],
+        evidence=evidence,
+        decision=decision,
+        run_id=request["run_id"] or "",
+        description=describe(decision, evidence, {}),
+    )
+    release.verify(policy)
+    preflight(uri)
+    given = contextlib.nullcontext(release.run_id)
+    ledger = Ledger(request["ledger"])
+    with given if release.run_id else release_run(uri, request["report"]) as run_id:
+        release = replace(release, run_id=run_id)
+        return promoted(promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger))
+
+
+def _policy(path: Path | None, decision: Decision) -> Policy:
+    """The policy of the file, else the built-in one that the decision was made by, if it was."""
+    from gate.policy import Policy
+
+    if path is not None:
+        return load_policy(path)
+    built_in = [Policy.default(task="classification"), Policy.default(task="tensors")]
+    fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
+    if not fitting:
+        raise PolicyError(
+            f"the decision was made by a policy with digest {decision.policy_sha256.short}, which "
+            "is none of the built-in ones. Name its file with --policy."
+        )
+    return fitting[0]

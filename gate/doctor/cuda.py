@@ -1,0 +1,101 @@
+"""CUDA on this machine: the device, the shared libraries, the provider of ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+
+from gate.doctor.finding import Finding, State
+from gate.doctor.session import active_provider, quietly, reason_of
+from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason
+from gate.runtime import CUDA_PROVIDER
+
+_DRIVER_LIBRARY = "libcuda.so.1"
+_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+
+
+def cuda() -> Iterator[Finding]:
+    """Device, libraries, provider. Where there is no device, what lacks is absent, not missing."""
+    if sys.platform == "darwin":
+        yield Finding("CUDA device", "absent", "there is no CUDA on macOS")
+        return
+    absent = cuda_absent_reason()
+    unusable = None if absent else cuda_unusable_reason()
+    if absent:
+        yield Finding("CUDA device", "absent", absent)
+    elif unusable:
+        yield Finding("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
+    else:
+        yield Finding("CUDA device", "ok", _device())
+    yield _cuda_libraries(device=absent is None)
+    yield _cuda_session(device=absent is None)
+
+
+def _device() -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _cuda_libraries(*, device: bool) -> Finding:
+    """The shared libraries that ONNX Runtime's CUDA provider needs, each loaded by name."""
+    import onnxruntime
+
+    version = getattr(onnxruntime, "cuda_version", "")
+    if not version:
+        seen = "this build of ONNX Runtime has no CUDA"
+        return Finding("CUDA libraries", "absent", seen, _INSTALL)
+    quietly(onnxruntime.preload_dlls)
+    missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
+    if not missing:
+        return Finding("CUDA libraries", "ok", f"all for CUDA {version}")
+    remedies = []
+    if _DRIVER_LIBRARY in missing:
+        remedies.append("libcuda.so.1 comes with the NVIDIA driver: install the driver, or start "
+                        "the container with --gpus all.")  # fmt: skip
+    if set(missing) - {_DRIVER_LIBRARY}:
+        remedies.append(f"The others: {_INSTALL}")
+    state: State = "missing" if device else "absent"
+    return Finding("CUDA libraries", state, f"not there: {', '.join(missing)}", " ".join(remedies))
+
+
+def _library_names(cuda: int) -> tuple[str, ...]:
+    cufft = cuda - 1  # CUDA 12 has cuFFT 11, CUDA 13 has cuFFT 12
+    return (
+        _DRIVER_LIBRARY,
+        f"libcudart.so.{cuda}",
+        f"libcublasLt.so.{cuda}",
+        f"libcublas.so.{cuda}",
+        f"libnvrtc.so.{cuda}",
+        f"libcufft.so.{cufft}",
+        "libcurand.so.10",
+        "libcudnn.so.9",
+    )
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _cuda_session(*, device: bool) -> Finding:
+    import onnxruntime
+
+    listed = CUDA_PROVIDER in onnxruntime.get_available_providers()
+    if not listed:
+        seen = "this build of ONNX Runtime does not list the CUDA provider"
+        remedy = f"pip uninstall onnxruntime; {_INSTALL}"
+        return Finding("ort-cuda", "missing" if device else "absent", seen, remedy)
+    try:
+        active, said = active_provider(CUDA_PROVIDER)
+    except Exception as error:
+        active, said = "none", f"{type(error).__name__}: {error}"
+    if active == CUDA_PROVIDER:
+        return Finding("ort-cuda", "ok", f"ran a model on {active}")
+    seen = f"listed, but {active} is what runs: {reason_of(said)}"
+    remedy = "Mend what is named above under CUDA; until then only the CPU can be judged."
+    return Finding("ort-cuda", "missing" if device else "absent", seen, remedy)

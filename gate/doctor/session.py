@@ -1,0 +1,63 @@
+"""Does a provider really run a model? A tiny session is made and run, and what is said is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import IO, Any
+
+from gate.runtime import CPU_PROVIDER
+
+
+def active_provider(provider: str) -> tuple[str, str]:
+    """The provider that runs a tiny model when `provider` is asked for, and what was said."""
+    import numpy as np
+    import onnxruntime
+
+    def run() -> str:
+        wanted = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
+        session = onnxruntime.InferenceSession(_tiny_model(), providers=wanted)
+        (total,) = session.run(None, {"x": np.array([1.0, 2.0], dtype=np.float32)})
+        if total.tolist() != [2.0, 4.0]:
+            raise RuntimeError(f"1 + 1 and 2 + 2 gave {total.tolist()}")
+        return str(session.get_providers()[0])
+
+    return quietly(run)
+
+
+def _tiny_model() -> bytes:
+    from onnx import TensorProto, helper
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "tiny",
+                              values[:1], values[1:])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
+    """Call, and catch what C libraries say on stderr meanwhile."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        try:
+            os.dup2(said.fileno(), 2)
+            result = call()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        return result, _read(said)
+
+
+def _read(said: IO[bytes]) -> str:
+    said.seek(0)
+    return said.read().decode(errors="replace")
+
+
+def reason_of(said: str) -> str:
+    """What ONNX Runtime says about a library that it can't load, without its decoration."""
+    found = re.search(r"with error: ([^\n\x1b]+)", said)
+    return found[1].strip() if found else " ".join(said.split())[-200:] or "it gives no reason"
