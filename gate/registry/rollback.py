@@ -39,8 +39,15 @@ def _rollback(desk: Desk, reason: str) -> Promotion:
                 "There must have been two promotions."
             ),
         )
-    if champion == target:
-        champion = _interrupted(desk, history, target)
+    unfinished = _unfinished(desk, history, champion, target)
+    if unfinished is not None:
+        champion, target = unfinished, champion
+    elif champion == target:
+        error = RegistryError(
+            f"{desk.model} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
+            f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat."
+        )
+        raise _refusal(desk, error)
     _check_target(desk, history, target)
     mark = f"{now()}: {reason}"
     if TAG_ROLLED_BACK not in desk.registry.version(desk.model, champion).tags:
@@ -55,17 +62,18 @@ def _rollback(desk: Desk, reason: str) -> Promotion:
     return Promotion("rolled_back", target, champion, reason)
 
 
-def _interrupted(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> str:
-    """The version that an interrupted rollback took out of service. Raises RegistryError."""
+def _unfinished(
+    desk: Desk, history: tuple[LedgerEntry, ...], champion: str, previous: str
+) -> str | None:
+    """The version that an interrupted rollback took out of service already, or None.
+
+    By the ledger it serves still; it is marked, and `champion` has left it.
+    """
     served = [entry.version for entry in history if entry.action in _SERVED and entry.version]
-    last = served[-1] if served else None
-    if last is None or last == target:
-        error = RegistryError(
-            f"{desk.model} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
-            f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat."
-        )
-        raise _refusal(desk, error)
-    return last
+    if not served or served[-1] == champion or previous not in (served[-1], champion):
+        return None
+    marked = TAG_ROLLED_BACK in desk.registry.version(desk.model, served[-1]).tags
+    return served[-1] if marked else None
 
 
 def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> None:

@@ -1,0 +1,77 @@
+"""Tiny ONNX files and releases of them, good unless a test spoils them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from gate.decision import decide
+from gate.evidence import Evidence
+from gate.export.onnx_file import read_subject
+from gate.policy import Policy
+from gate.registry.release import Release
+from tests import builders
+
+NAME = "digits"
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
+
+
+def onnx_file(path: Path, *, seed: int = 0) -> Path:
+    """`logits = input @ w`, with other bytes for another seed."""
+    weights = np.random.default_rng(seed).normal(size=(3, 10)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["input", "w"], ["logits"])],
+        "tiny",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+def onnx_file_with_data(path: Path) -> Path:
+    """The same graph with its weights in a file beside it."""
+    model = onnx.load(str(onnx_file(path)))
+    path.unlink()
+    onnx.save_model(
+        model, str(path), save_as_external_data=True, location="weights.data", size_threshold=0
+    )
+    return path
+
+
+def evidence(path: Path, **overrides: Any) -> Evidence:
+    return builders.evidence(**{"subject": read_subject(path), **overrides})
+
+
+def release(path: Path, **overrides: Any) -> Release:
+    """A release that passes `builders.policy()`."""
+    policy: Policy = overrides.pop("policy", builders.policy())
+    measured: Evidence = overrides.pop("evidence", None) or evidence(path)
+    fields: dict[str, Any] = {
+        "model_name": NAME,
+        "onnx_path": path,
+        "evidence": measured,
+        "decision": decide(policy, measured, decided_at=DECIDED_AT),
+        "run_id": "run",
+        "description": "The file computes what the model computes.\n\n| check | seen |\n|---|---|",
+    }
+    return Release(**fields | overrides)
+
+
+def failing_release(path: Path) -> Release:
+    """A release whose agreement is below the bound."""
+    spoiled = builders.output_parity(
+        classification=builders.class_parity(top1_agreement=0.9, top1_disagreements=40)
+    )
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (spoiled,)}) if r.outputs else r
+        for r in builders.evidence().runtimes
+    )
+    return release(path, evidence=evidence(path, runtimes=runtimes))

@@ -1,0 +1,88 @@
+"""Real MLflow servers on 127.0.0.1, and runs to release under."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.registry.mlflow_process import lent, quiet_process
+
+ADMIN = ("admin", "password-of-the-test-admin")
+
+
+@dataclass(frozen=True)
+class Server:
+    uri: str
+    artifacts: Path
+
+
+@contextmanager
+def serving(folder: Path, *, guarded: bool = False) -> Iterator[Server]:
+    """A server with one worker; `guarded`: with MLflow's own users and permissions."""
+    port = _free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    if guarded:
+        command += ["--app-name", "basic-auth"]
+        environment |= {
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "only for this test",
+            "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
+        }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait(f"http://127.0.0.1:{port}/health", process, folder / "log")
+            yield Server(f"http://127.0.0.1:{port}", folder / "artifacts")
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(30)
+
+
+def make_run(uri: str, *, artifacts: Path | None = None) -> str:
+    """A finished run; `artifacts`: where its files lie, for a database without a server."""
+    quiet_process()
+    with lent(uri):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name("tests")
+        if found is None:
+            location = artifacts.as_uri() if artifacts else None
+            experiment = client.create_experiment("tests", artifact_location=location)
+        else:
+            experiment = found.experiment_id
+        run_id = str(client.create_run(experiment).info.run_id)
+        client.set_terminated(run_id)
+    return run_id
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")

@@ -1,0 +1,105 @@
+"""A registry in memory, and wrappers that crash, interfere or corrupt on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gate.digest import Digest
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.registry.port import TAG_SHA256, Alias, Draft, Version
+
+
+class Crash(BaseException):
+    """The process is gone: no `except Exception` may catch it."""
+
+
+@dataclass
+class Stored:
+    data: bytes
+    tags: dict[str, str]
+    run_id: str
+    description: str
+
+
+@dataclass
+class Simulator:
+    """Implements `gate.registry.port.Registry`. `corrupt` changes bytes on their way in."""
+
+    identity: str = "simulator"
+    versions: list[Stored] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    corrupt: Callable[[bytes], bytes] = bytes
+
+    def ensure_model(self, name: str) -> None:
+        pass
+
+    def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
+        numbers = range(len(self.versions), 0, -1)
+        found = [self.version(name, str(number)) for number in numbers]
+        return tuple(v for v in found if v.tags.get(TAG_SHA256) == sha256.hex)
+
+    def create_version(self, name: str, draft: Draft) -> str:
+        data = self.corrupt(draft.path.read_bytes())
+        self.versions.append(Stored(data, dict(draft.tags), draft.run_id, draft.description))
+        return str(len(self.versions))
+
+    def version(self, name: str, number: str) -> Version:
+        stored = self.versions[int(number) - 1]
+        return Version(number, stored.run_id, dict(stored.tags), stored.description)
+
+    def download(self, name: str, number: str, folder: Path) -> Path:
+        path = folder / "model.onnx"
+        path.write_bytes(self.versions[int(number) - 1].data)
+        return path
+
+    def alias(self, name: str, alias: Alias) -> str | None:
+        return self.aliases.get(alias)
+
+    def set_alias(self, name: str, alias: Alias, number: str) -> None:
+        self.aliases[alias] = number
+
+    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
+        self.versions[int(number) - 1].tags[tag[0]] = tag[1]
+
+
+class Watched:
+    """Passes calls on to a registry, keeps their names, and runs hooks before and after each."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.calls: list[str] = []
+        self.before: Callable[[str, int], None] = lambda call, index: None
+        self.after: Callable[[str, int], None] = lambda call, index: None
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.inner, name)
+        if not callable(member):
+            return member
+
+        def call(*arguments: Any) -> Any:
+            alias = arguments[1] if name in ("alias", "set_alias") else ""
+            label, index = f"{name} {alias}".strip(), len(self.calls)
+            self.calls.append(label)
+            self.before(label, index)
+            result = member(*arguments)
+            self.after(label, index)
+            return result
+
+        return call
+
+
+class CrashingLedger(Ledger):
+    """Crashes before or after its next line is written."""
+
+    def __init__(self, path: Path, moment: str) -> None:
+        super().__init__(path)
+        self.moment = moment
+
+    def append(self, entry: LedgerEntry) -> LedgerEntry:
+        if self.moment == "before":
+            raise Crash
+        super().append(entry)
+        raise Crash

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from gate.checks import Verdict
+from gate.decision import decide
+from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
+from gate.registry.ledger import Ledger
+from gate.registry.lock import promotion_lock
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
+from gate.registry.promotion import Release, promote
+from tests import builders
+from tests.registry.releases import DECIDED_AT, NAME, evidence, failing_release, release
+from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
+
+POLICY = builders.policy()
+MUTATIONS = ("ensure_model", "create_version", "set_alias", "set_tag")
+
+CALLS_OF_A_PROMOTION = [
+    "ensure_model",
+    "alias champion",
+    "find",
+    "create_version",
+    "version",
+    "download",
+    "alias champion",
+    "alias candidate",
+    "set_alias candidate",
+    "alias candidate",
+    "alias previous",
+    "set_alias previous",
+    "alias previous",
+    "alias champion",
+    "alias champion",
+    "set_alias champion",
+    "alias champion",
+]
+
+
+def run(registry, of: Release, ledger: Ledger, policy=POLICY):
+    return promote(registry, of, policy=policy, ledger=ledger)
+
+
+def actions(ledger: Ledger) -> list[str]:
+    return [entry.action for entry in ledger.entries()]
+
+
+def test_the_first_promotion(ledger: Ledger, first: Release) -> None:
+    registry = Simulator()
+    outcome = run(registry, first, ledger)
+    assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "1", None)
+    assert registry.aliases == {CANDIDATE: "1", CHAMPION: "1"}
+    (stored,) = registry.versions
+    assert stored.data == first.onnx_path.read_bytes()
+    assert stored.description == first.description
+    assert stored.tags == {
+        "gate.verdict": "PASS",
+        "gate.sha256": first.decision.subject_sha256.hex,
+        "gate.policy_sha256": POLICY.digest().hex,
+        "gate.evidence_sha256": first.evidence.digest().hex,
+        "gate.runtimes": "ort-cpu,ort-cpu-optimized",
+        "gate.waived": "torch-cuda / runtime,ort-cuda / runtime,ort-cuda-optimized / runtime",
+    }
+    (line,) = ledger.entries()
+    assert line.sha256 == first.decision.subject_sha256
+    assert line.policy_sha256 == POLICY.digest()
+    assert line.evidence_sha256 == first.evidence.digest()
+    assert (line.action, line.model, line.version, line.run_id) == ("promoted", NAME, "1", "run")
+    assert "waived: torch-cuda" in line.reason
+
+
+def test_nothing_waived_leaves_no_tag(ledger: Ledger, first: Release) -> None:
+    policy = POLICY.model_copy(update={"runtimes": {"ort-cpu": POLICY.runtimes["ort-cpu"]}})
+    registry = Simulator()
+    run(registry, release(first.onnx_path, policy=policy), ledger, policy)
+    assert "gate.waived" not in registry.versions[0].tags
+
+
+def test_the_second_promotion_moves_the_aliases_last(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.calls.clear()
+    outcome = run(registry, second, ledger)
+    assert registry.calls == CALLS_OF_A_PROMOTION
+    assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "2", "1")
+    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
+    assert actions(ledger) == ["promoted", "promoted"]
+
+
+def test_the_same_release_again_is_a_successful_no_op(ledger: Ledger, first: Release) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.calls.clear()
+    measured_again = evidence(first.onnx_path, measured_at="2026-02-02T00:00:00+00:00")
+    for again in (first, release(first.onnx_path, evidence=measured_again)):
+        assert run(registry, again, ledger).outcome == "unchanged"
+    assert not any(call.startswith(MUTATIONS[1:]) for call in registry.calls)
+    assert "download" in registry.calls
+    assert len(registry.inner.versions) == 1
+    assert actions(ledger) == ["promoted", "unchanged", "unchanged"]
+
+
+def test_another_policy_makes_another_version(ledger: Ledger, first: Release) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    policy = builders.policy(min_samples=350)
+    outcome = run(registry, release(first.onnx_path, policy=policy), ledger, policy)
+    assert (outcome.outcome, outcome.version) == ("promoted", "2")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("index", range(len(CALLS_OF_A_PROMOTION)))
+def test_a_crash_at_any_call_is_finished_by_the_next_promotion(
+    ledger: Ledger, first: Release, second: Release, index: int, moment: str
+) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.calls.clear()
+
+    def crash(_: str, at: int) -> None:
+        if at == index:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with pytest.raises(Crash):
+        run(registry, second, ledger)
+    done = CALLS_OF_A_PROMOTION.index("set_alias champion")
+    moved = index > done or (index == done and moment == "after")
+    simulator = registry.inner
+    assert simulator.aliases[CHAMPION] == ("2" if moved else "1")
+    assert actions(ledger) == ["promoted"]
+
+    outcome = run(simulator, second, ledger)
+    assert outcome.outcome == ("unchanged" if moved else "promoted")
+    assert simulator.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
+    assert len(simulator.versions) == 2
+    assert actions(ledger) == ["promoted", "promoted"]
+    assert ledger.entries()[-1].version == "2"
+    assert ledger.entries()[-1].previous_version == "1"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_the_ledger_is_finished_too(
+    ledger: Ledger, first: Release, second: Release, moment: str
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    with pytest.raises(Crash):
+        run(registry, second, CrashingLedger(ledger.path, moment))
+    assert run(registry, second, ledger).outcome == "unchanged"
+    promoted = [e.version for e in ledger.entries() if e.action == "promoted"]
+    assert promoted == ["1", "2"]
+
+
+def _truncated(of: Release) -> Release:
+    of.onnx_path.write_bytes(of.onnx_path.read_bytes()[:-1])
+    return of
+
+
+def _other_file(of: Release) -> Release:
+    of.onnx_path.write_bytes(of.onnx_path.read_bytes() + b"\x00")
+    return of
+
+
+def _forged_verdict(of: Release) -> Release:
+    failing = failing_release(of.onnx_path)
+    forged = failing.decision.model_copy(
+        update={"verdict": Verdict.PASS, "checks": of.decision.checks}
+    )
+    return dataclasses.replace(failing, decision=forged)
+
+
+def _forged_evidence(of: Release) -> Release:
+    """Evidence made better after the decision on it."""
+    return dataclasses.replace(of, evidence=failing_release(of.onnx_path).evidence)
+
+
+def _other_policy(of: Release) -> Release:
+    other = builders.policy(min_samples=1_000)
+    return dataclasses.replace(of, decision=decide(other, of.evidence, decided_at=DECIDED_AT))
+
+
+def _other_subject(of: Release) -> Release:
+    """Evidence of another file, with a decision that fits the evidence."""
+    other = of.evidence.model_copy(update={"subject": builders.evidence().subject})
+    return release(of.onnx_path, evidence=other)
+
+
+def _dropped_checks(of: Release) -> Release:
+    fewer = of.decision.model_copy(update={"checks": of.decision.checks[:1]})
+    return dataclasses.replace(of, decision=fewer)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (_truncated, DigestMismatch),
+        (_other_file, DigestMismatch),
+        (_other_subject, DigestMismatch),
+        (_forged_evidence, DigestMismatch),
+        (_other_policy, DigestMismatch),
+        (_forged_verdict, EvidenceError),
+        (_dropped_checks, EvidenceError),
+    ],
+)
+def test_what_does_not_belong_together_never_reaches_the_registry(
+    ledger: Ledger, first: Release, second: Release, spoil, error
+) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.calls.clear()
+    with pytest.raises(error, match="decide again"):
+        run(registry, spoil(second), ledger)
+    assert registry.calls == []
+    assert actions(ledger) == ["promoted", "refused"]
+
+
+def _nan(of: Release) -> Release:
+    return _with_output(of, max_abs_diff=math.nan)
+
+
+def _inf(of: Release) -> Release:
+    return _with_output(of, max_abs_diff=math.inf)
+
+
+def _zero_samples(of: Release) -> Release:
+    dataset = of.evidence.dataset.model_copy(update={"samples": 0})
+    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"dataset": dataset}))
+
+
+def _no_runtimes(of: Release) -> Release:
+    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"runtimes": ()}))
+
+
+def _with_output(of: Release, **overrides: float) -> Release:
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (builders.output_parity(**overrides),)}) if r.outputs else r
+        for r in of.evidence.runtimes
+    )
+    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"runtimes": runtimes}))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda of: failing_release(of.onnx_path), _nan, _inf, _zero_samples, _no_runtimes]
+)
+def test_anything_but_a_pass_is_refused(
+    ledger: Ledger, first: Release, second: Release, spoil
+) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.calls.clear()
+    outcome = run(registry, spoil(second), ledger)
+    assert outcome.outcome == "refused"
+    assert outcome.version is None
+    assert "checks say no" in outcome.reason
+    assert registry.calls == []
+    assert registry.inner.aliases[CHAMPION] == "1"
+    assert actions(ledger) == ["promoted", "refused"]
+    assert ledger.entries()[-1].reason == outcome.reason
+
+
+def test_a_dvc_experiment_never_promotes(ledger: Ledger, first: Release, monkeypatch) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "brave-tapir")
+    registry = Watched(Simulator())
+    outcome = run(registry, first, ledger)
+    assert outcome.outcome == "dry_run"
+    assert "dvc repro" in outcome.reason
+    assert registry.calls == []
+    assert ledger.entries() == ()
+    assert run(registry, failing_release(first.onnx_path), ledger).outcome == "refused"
+
+
+def test_an_upload_that_comes_back_changed_is_not_promoted(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    registry.corrupt = lambda data: data[:-4] + b"\x00\x00\x00\x00"
+    with pytest.raises(DigestMismatch, match="version 2 of digits"):
+        run(registry, second, ledger)
+    assert registry.aliases[CHAMPION] == "1"
+    registry.corrupt = bytes
+    assert run(registry, second, ledger).version == "3"
+    assert actions(ledger) == ["promoted", "violation", "promoted"]
+    assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
+
+
+def test_an_overwritten_version_is_never_promoted(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    """An interrupted promotion left version 2 behind; then somebody changed its bytes."""
+    registry = Simulator()
+    run(registry, first, ledger)
+    registry.create_version(NAME, second.draft())
+    registry.versions[1].data = first.onnx_path.read_bytes()
+    outcome = run(registry, second, ledger)
+    assert (outcome.version, outcome.previous_version) == ("3", "1")
+    assert registry.versions[2].data == second.onnx_path.read_bytes()
+    assert actions(ledger) == ["promoted", "violation", "promoted"]
+
+
+def test_an_overwritten_champion_is_replaced_and_not_kept_for_rollback(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    run(registry, second, ledger)
+    registry.versions[1].data += b"\x00"
+    outcome = run(registry, second, ledger)
+    assert (outcome.outcome, outcome.version) == ("promoted", "3")
+    assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
+    assert run(registry, second, ledger).outcome == "unchanged"
+    assert actions(ledger) == ["promoted", "promoted", "violation", "promoted", "unchanged"]
+
+
+def test_tags_alone_never_allow(ledger: Ledger, first: Release, second: Release) -> None:
+    """Somebody tags the champion's version with the digests of a file that is not in it."""
+    registry = Simulator()
+    run(registry, first, ledger)
+    registry.versions[0].tags.update(second.draft().tags)
+    outcome = run(registry, second, ledger)
+    assert outcome.version == "2"
+    assert registry.versions[1].data == second.onnx_path.read_bytes()
+    assert "violation" in actions(ledger)
+
+
+def test_tags_that_were_edited_make_a_version_unfit_to_finish(
+    ledger: Ledger, first: Release
+) -> None:
+    registry = Simulator()
+    registry.create_version(NAME, first.draft())
+    registry.versions[0].tags["gate.verdict"] = "FAIL"
+    assert run(registry, first, ledger).version == "2"
+
+
+def test_a_version_that_reads_back_otherwise_is_not_promoted(
+    ledger: Ledger, first: Release
+) -> None:
+    registry = Watched(Simulator())
+
+    def lose_a_tag(call: str, _: int) -> None:
+        if call == "create_version":
+            del registry.inner.versions[0].tags["gate.runtimes"]
+
+    registry.after = lose_a_tag
+    with pytest.raises(RegistryError, match="reads back"):
+        run(registry, first, ledger)
+    assert registry.inner.aliases == {}
+
+
+def test_rolled_back_bytes_are_refused_until_the_tag_is_deleted(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Simulator()
+    run(registry, second, ledger)
+    run(registry, first, ledger)
+    registry.set_tag(NAME, "1", (TAG_ROLLED_BACK, "2026-01-01: wrong digits"))
+    policy = builders.policy(min_samples=350)
+    for of, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
+        outcome = run(registry, of, ledger, by)
+        assert outcome.outcome == "refused"
+        assert outcome.version == "1"
+        assert "wrong digits" in outcome.reason
+        assert f"delete the tag {TAG_ROLLED_BACK}" in outcome.reason
+    assert registry.aliases[CHAMPION] == "2"
+    del registry.versions[0].tags[TAG_ROLLED_BACK]
+    assert run(registry, second, ledger).version == "1"
+
+
+@pytest.mark.parametrize("index", [6, 7, 12, 13, 15])
+def test_a_champion_moved_by_another_host_is_a_conflict(
+    ledger: Ledger, first: Release, second: Release, third: Release, index: int
+) -> None:
+    """Before the promotion looks again, or right after it set the alias."""
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    registry.inner.create_version(NAME, third.draft())
+    registry.calls.clear()
+
+    def interfere(_: str, at: int) -> None:
+        if at == index:
+            registry.inner.aliases[CHAMPION] = "2"
+
+    hook = "after" if index == 15 else "before"
+    setattr(registry, hook, interfere)
+    with pytest.raises(PromotionConflict, match="points at version 2"):
+        run(registry, second, ledger)
+    assert registry.inner.aliases[CHAMPION] == "2"
+    assert actions(ledger) == ["promoted", "conflict"]
+
+
+def test_who_comes_second_is_told_who_is_first(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Watched(Simulator())
+    with (
+        promotion_lock(ledger),
+        pytest.raises(PromotionConflict, match=r"process \d+ on \S+ since 20"),
+    ):
+        run(registry, first, ledger)
+    assert registry.calls == []
+    assert actions(ledger) == ["conflict"]
+    assert run(registry, first, ledger).outcome == "promoted"
+
+
+def test_a_broken_ledger_stops_before_the_registry(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Watched(Simulator())
+    run(registry, first, ledger)
+    ledger.path.write_bytes(b'{"edited": true}\n')
+    registry.calls.clear()
+    with pytest.raises(EvidenceError, match=r"ledger\.jsonl:1"):
+        run(registry, second, ledger)
+    assert registry.calls == []
+
+
+def test_another_registry_with_the_same_ledger_is_another_history(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    here, there = Simulator("here"), Simulator("there")
+    run(here, first, ledger)
+    here.versions[0].data += b"\x00"
+    run(here, first, ledger)
+    run(there, second, ledger)
+    assert run(there, second, ledger).outcome == "unchanged"
+    assert [e.registry for e in ledger.entries()].count("there") == 2
+
+
+def test_a_champion_from_elsewhere_gets_its_line(
+    ledger: Ledger, tmp_path: Path, first: Release
+) -> None:
+    registry = Simulator()
+    run(registry, first, Ledger(tmp_path / "elsewhere.jsonl"))
+    assert run(registry, first, ledger).outcome == "unchanged"
+    (line,) = ledger.entries()
+    assert line.action == "promoted"
+    assert "without a line in this ledger" in line.reason
+    assert registry.versions[0].tags[TAG_SHA256] == first.decision.subject_sha256.hex

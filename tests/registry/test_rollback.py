@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import pytest
+
+from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
+from gate.registry.ledger import Ledger
+from gate.registry.lock import promotion_lock
+from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
+from gate.registry.promotion import Release, promote, rollback
+from tests import builders
+from tests.registry.releases import NAME
+from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
+
+POLICY = builders.policy()
+CALLS_OF_A_ROLLBACK = [
+    "alias champion",
+    "alias previous",
+    "version",
+    "download",
+    "version",
+    "set_tag",
+    "alias champion",
+    "alias champion",
+    "alias champion",
+    "set_alias champion",
+    "alias champion",
+    "alias previous",
+    "set_alias previous",
+    "alias previous",
+]
+
+
+@pytest.fixture
+def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
+    """Version 2 serves, version 1 served before."""
+    made = Watched(Simulator())
+    for each in (first, second):
+        promote(made, each, policy=POLICY, ledger=ledger)
+    made.calls.clear()
+    return made
+
+
+def back(registry, ledger: Ledger, reason: str = "sevens read as ones"):
+    return rollback(registry, NAME, ledger=ledger, reason=reason)
+
+
+def test_rollback_swaps_the_aliases(registry: Watched, ledger: Ledger, first: Release) -> None:
+    outcome = back(registry, ledger)
+    assert registry.calls == CALLS_OF_A_ROLLBACK
+    assert outcome.outcome == "rolled_back"
+    assert (outcome.version, outcome.previous_version) == ("1", "2")
+    assert registry.inner.aliases[CHAMPION] == "1"
+    assert registry.inner.aliases[PREVIOUS] == "2"
+    assert "sevens read as ones" in registry.inner.versions[1].tags[TAG_ROLLED_BACK]
+    line = ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("rolled_back", "1", "2")
+    assert line.sha256 == first.decision.subject_sha256
+    assert line.reason == "sevens read as ones"
+
+
+def test_the_bad_bytes_are_not_promoted_again(
+    registry: Watched, ledger: Ledger, second: Release
+) -> None:
+    back(registry, ledger)
+    again = promote(registry, second, policy=POLICY, ledger=ledger)
+    assert again.outcome == "refused"
+    assert "sevens read as ones" in again.reason
+    assert registry.inner.aliases[CHAMPION] == "1"
+
+
+def test_a_fixed_file_follows_a_rollback(registry: Watched, ledger: Ledger, third: Release) -> None:
+    back(registry, ledger)
+    assert promote(registry, third, policy=POLICY, ledger=ledger).version == "3"
+    assert registry.inner.aliases[PREVIOUS] == "1"
+    assert back(registry, ledger, "again").version == "1"
+
+
+def test_a_second_rollback_does_not_return_to_the_bad_version(
+    registry: Watched, ledger: Ledger
+) -> None:
+    back(registry, ledger)
+    with pytest.raises(RegistryError, match=f"delete its tag {TAG_ROLLED_BACK}"):
+        back(registry, ledger)
+    assert registry.inner.aliases[CHAMPION] == "1"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
+def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
+    registry: Watched, ledger: Ledger, index: int, moment: str
+) -> None:
+    def crash(_: str, at: int) -> None:
+        if at == index:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with pytest.raises(Crash):
+        back(registry, ledger)
+    simulator = registry.inner
+    assert simulator.aliases[CHAMPION] in ("1", "2")
+    assert back(simulator, ledger).version == "1"
+    assert (simulator.aliases[CHAMPION], simulator.aliases[PREVIOUS]) == ("1", "2")
+    assert TAG_ROLLED_BACK in simulator.versions[1].tags
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
+
+
+def test_a_crash_before_the_line_is_finished(registry: Watched, ledger: Ledger) -> None:
+    with pytest.raises(Crash):
+        back(registry, CrashingLedger(ledger.path, "before"))
+    assert back(registry, ledger).version == "1"
+    line = ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("rolled_back", "1", "2")
+
+
+def test_a_crash_after_the_line_left_nothing_to_do(registry: Watched, ledger: Ledger) -> None:
+    with pytest.raises(Crash):
+        back(registry, CrashingLedger(ledger.path, "after"))
+    with pytest.raises(RegistryError, match="was itself rolled back"):
+        back(registry, ledger)
+    assert registry.inner.aliases[CHAMPION] == "1"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_to_go_back_to(ledger: Ledger, first: Release, count: int) -> None:
+    registry = Simulator()
+    for _ in range(count):
+        promote(registry, first, policy=POLICY, ledger=ledger)
+    before = dict(registry.aliases)
+    with pytest.raises(RegistryError, match="two promotions"):
+        back(registry, ledger)
+    assert registry.aliases == before
+    assert ledger.entries()[-1].action == "refused"
+
+
+def test_both_aliases_on_one_version(registry: Watched, ledger: Ledger) -> None:
+    """As a promotion leaves them that crashed just before it moved champion."""
+    registry.inner.aliases[PREVIOUS] = "2"
+    with pytest.raises(RegistryError, match="both point at version 2"):
+        back(registry, ledger)
+    assert TAG_ROLLED_BACK not in registry.inner.versions[1].tags
+
+
+def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Release) -> None:
+    """Also where the tag was made to fit the bytes: the ledger counts, not the tag."""
+    registry.inner.versions[0].data = second.onnx_path.read_bytes()
+    registry.inner.versions[0].tags[TAG_SHA256] = second.decision.subject_sha256.hex
+    with pytest.raises(DigestMismatch, match="version 1"):
+        back(registry, ledger)
+    assert registry.inner.aliases[CHAMPION] == "2"
+    assert TAG_ROLLED_BACK not in registry.inner.versions[1].tags
+    assert ledger.entries()[-1].action == "violation"
+
+
+def test_without_a_line_in_the_ledger_it_is_refused(registry: Watched, tmp_path) -> None:
+    empty = Ledger(tmp_path / "empty.jsonl")
+    with pytest.raises(EvidenceError, match="no line that version 1"):
+        back(registry, empty)
+    assert registry.inner.aliases[CHAMPION] == "2"
+    assert [e.action for e in empty.entries()] == ["refused"]
+
+
+def test_one_at_a_time(registry: Watched, ledger: Ledger) -> None:
+    with promotion_lock(ledger), pytest.raises(PromotionConflict, match="under way"):
+        back(registry, ledger)
+    assert registry.calls == []
+
+
+def test_a_champion_moved_meanwhile_is_a_conflict(
+    registry: Watched, ledger: Ledger, third: Release
+) -> None:
+    registry.inner.create_version(NAME, third.draft())
+
+    def interfere(call: str, _: int) -> None:
+        if call == "set_tag":
+            registry.inner.aliases[CHAMPION] = "3"
+
+    registry.after = interfere
+    with pytest.raises(PromotionConflict, match="points at version 3"):
+        back(registry, ledger)
+    assert registry.inner.aliases[CHAMPION] == "3"
+    assert ledger.entries()[-1].action == "conflict"
