@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install lint fix test check clean
+PORT ?= 5000
+
+.PHONY: help install repro ui lint fix test check
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -15,6 +17,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
 	@touch $@
+
+repro: $(READY)  ## Data to promoted model: dvc repro, then what happened and where to look
+	@$(BIN)/python -m pipelines.repro
+
+ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT=5000)
+	@exec $(BIN)/python -m pipelines.ui --port $(PORT)
 
 lint: $(READY)  ## Format check, lint, types, import walls
 	$(BIN)/ruff format --check .

@@ -113,7 +113,7 @@ def _read_picture(path: Path) -> Image.Image:
 
 
 def _npz(path: Path, params: PrepareParams) -> Source:
-    """`images` uint8 (n, h, w[, 3]) are preprocessed; float32 (n, c, h, w) are taken as they are."""
+    """`images`: uint8 (n, h, w[, 3]) are preprocessed, float32 (n, c, h, w) taken as they are."""
     images, labels, names = _read_npz(path)
     if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
         raise DataError(

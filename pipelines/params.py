@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from gate.errors import PolicyError
+from gate.export.settings import ExportSettings
 from gate.policy import Policy
 from gate.record import Record
 from gate.settings import load_section
@@ -23,9 +26,9 @@ class _Section(Record):
     section: ClassVar[str]
 
     @classmethod
-    def load(cls) -> Self:
+    def load(cls, path: Path = paths.PARAMS) -> Self:
         """Read the section from params.yaml. Raises PolicyError, one line per wrong field."""
-        return load_section(cls, paths.PARAMS, cls.section)
+        return load_section(cls, path, cls.section)
 
 
 class PrepareParams(_Section):
@@ -101,6 +104,24 @@ class RegistryParams(_Section):
     experiment: Annotated[str, Field(min_length=1)]
 
 
-def load_policy() -> Policy:
+def load_policy(path: Path = paths.PARAMS) -> Policy:
     """The policy of params.yaml. Raises PolicyError."""
-    return Policy.load(paths.PARAMS)
+    return Policy.load(path)
+
+
+def load_export(path: Path = paths.PARAMS) -> ExportSettings:
+    """The export settings of params.yaml. Raises PolicyError."""
+    return load_section(ExportSettings, path, "export")
+
+
+def check_all(path: Path) -> None:
+    """Raise PolicyError, one line per wrong field of any section."""
+    sections = (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams)
+    problems = []
+    for load in (*(section.load for section in sections), load_export, load_policy):
+        try:
+            load(path)
+        except PolicyError as error:
+            problems.append(str(error))
+    if problems:
+        raise PolicyError("\n".join(problems))

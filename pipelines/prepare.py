@@ -92,9 +92,7 @@ def _npy(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Ite
         yield stream
 
 
-def _write_manifest(
-    params: PrepareParams, source: Source, *, train: int, evaluation: int
-) -> None:
+def _write_manifest(params: PrepareParams, source: Source, *, train: int, evaluation: int) -> None:
     files = (paths.TRAIN_IMAGES, paths.TRAIN_LABELS, paths.EVAL_IMAGES, paths.EVAL_LABELS)
     manifest = {
         "schema_version": 1,

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gate.errors import EvidenceError, RegistryDenied, RegistryError
+from gate.errors import EvidenceError
 from gate.record import Record
+from gate.registry.mlflow_errors import translated
+from gate.registry.mlflow_process import redacted
+from gate.registry.preflight import preflight
 from pipelines import paths
+from pipelines.experiment import experiment_id
 from pipelines.run_page import RunPage
 from pipelines.run_watch import RunWatch
 from pipelines.stage import Stopped
@@ -50,8 +53,6 @@ class Tracker:
     """One stage's way to MLflow. Raises RegistryUnavailable within seconds if nothing answers."""
 
     def __init__(self, experiment: str) -> None:
-        from gate.registry.mlflow import preflight
-
         self.uri = tracking_uri()
         preflight(self.uri)
         import mlflow
@@ -60,10 +61,15 @@ class Tracker:
         mlflow.set_registry_uri(self.uri)
         self.client: MlflowClient = mlflow.MlflowClient(self.uri, self.uri)
         self._watch = RunWatch(paths.state() / "runs", uri=self.uri)
-        self._watch.end_abandoned(lambda run_id: self._end(run_id, "KILLED", only_running=True))
         launcher = os.environ.pop("MLFLOW_RUN_ID", None)
-        self.parent = launcher if launcher and self._alive(launcher) else None
-        self.experiment_id = self._experiment(experiment)
+        with translated(self.uri, "open the experiment"):
+            self._watch.end_abandoned(lambda run_id: self._end(run_id, "KILLED", if_running=True))
+            self.parent = launcher if launcher and self._alive(launcher) else None
+            self.experiment_id = (
+                str(self.client.get_run(self.parent).info.experiment_id)
+                if self.parent
+                else experiment_id(self.client, experiment, local=self.uri.startswith("sqlite:"))
+            )
 
     @contextlib.contextmanager
     def new_run(self, stage: str) -> Iterator[RunPage]:
@@ -87,10 +93,11 @@ class Tracker:
         results, or holds other values of `settings`: a page that is complete is never rewritten.
         """
         reference = RunReference.load(paths.run_reference(earlier))
-        reason = self._unusable(reference, stage, settings)
-        if reason is None:
-            if self.parent:
+        with translated(self.uri, f"read the run of '{earlier}'"):
+            reason = self._unusable(reference, stage, settings)
+            if reason is None and self.parent:
                 self.client.set_tag(reference.run_id, PARENT_TAG, self.parent)
+        if reason is None:
             with self._writing(reference.run_id, stage) as page:
                 yield page
             return
@@ -102,7 +109,7 @@ class Tracker:
     def _unusable(
         self, reference: RunReference, stage: str, settings: Mapping[str, object]
     ) -> str | None:
-        if reference.tracking_uri != public_uri(self.uri):
+        if reference.tracking_uri != redacted(self.uri):
             return "is on another server"
         if not self._alive(reference.run_id):
             return "is gone"
@@ -122,14 +129,16 @@ class Tracker:
         status: Status = "FAILED"
         with self._watch.alive(run_id):
             try:
-                self.client.update_run(run_id, status="RUNNING")
-                self.client.set_tag(run_id, STAGE_TAG + stage, "started")
-                yield RunPage(self.client, run_id, self.experiment_id)
-                self.client.set_tag(run_id, STAGE_TAG + stage, "done")
+                page = RunPage(self.client, self.uri, run_id, self.experiment_id)
+                with translated(self.uri, "go on in a run"):
+                    self.client.update_run(run_id, status="RUNNING")
+                page.tags({STAGE_TAG + stage: "started"})
+                yield page
+                page.tags({STAGE_TAG + stage: "done"})
                 RunReference(
                     run_id=run_id,
                     experiment_id=self.experiment_id,
-                    tracking_uri=public_uri(self.uri),
+                    tracking_uri=redacted(self.uri),
                 ).save(paths.run_reference(stage))
                 status = "FINISHED"
             except (KeyboardInterrupt, Stopped):
@@ -145,15 +154,16 @@ class Tracker:
         if self.parent:
             tags[PARENT_TAG] = self.parent
         name = "train" if stage == "train" else "gate"
-        run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
+        with translated(self.uri, "open a run"):
+            run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
         return str(run.info.run_id)
 
-    def _end(self, run_id: str, status: Status, *, only_running: bool = False) -> None:
+    def _end(self, run_id: str, status: Status, *, if_running: bool = False) -> None:
         from mlflow.exceptions import MlflowException
 
         # An unreachable server must not hide the error that ended the stage.
         with contextlib.suppress(MlflowException):
-            if only_running and self.client.get_run(run_id).info.status != "RUNNING":
+            if if_running and self.client.get_run(run_id).info.status != "RUNNING":
                 return
             self.client.set_terminated(run_id, status=status)
 
@@ -167,44 +177,6 @@ class Tracker:
                 return False
             raise
 
-    def _experiment(self, name: str) -> str:
-        """Id of the parent's experiment, or of the one called `name`, created where missing."""
-        from mlflow.exceptions import MlflowException
-
-        if self.parent:
-            return str(self.client.get_run(self.parent).info.experiment_id)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            # With a server the artifacts are the server's business.
-            local = self.uri.startswith("sqlite:")
-            place = (paths.project_root() / "mlartifacts" / name).as_uri() if local else None
-            try:
-                return str(self.client.create_experiment(name, artifact_location=place))
-            except MlflowException as error:
-                if error.error_code == "PERMISSION_DENIED":
-                    raise RegistryDenied(
-                        f"{public_uri(self.uri)} does not let this user create the experiment "
-                        f"'{name}': {error.message}. Ask for the permission, or name an "
-                        "experiment in registry.experiment that you may edit."
-                    ) from error
-                found = self.client.get_experiment_by_name(name)  # created at the same time
-                if found is None:
-                    raise
-        if found.lifecycle_stage != "active":
-            raise RegistryError(
-                f"The experiment '{name}' is deleted. Restore it (mlflow experiments restore "
-                f"--experiment-id {found.experiment_id}) or set another registry.experiment."
-            )
-        return str(found.experiment_id)
-
-
-def public_uri(uri: str) -> str:
-    """The URI without user name and password."""
-    scheme, separator, rest = uri.partition("://")
-    authority, slash, path = rest.partition("/")
-    return scheme + separator + authority.rpartition("@")[2] + slash + path
-
 
 def known_run(stage: str) -> RunReference | None:
     """The run that `stage` wrote to, or None; not checked against the server."""
@@ -212,5 +184,3 @@ def known_run(stage: str) -> RunReference | None:
         return RunReference.load(paths.run_reference(stage))
     except EvidenceError:
         return None
-
-

@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gate.registry.mlflow_errors import translated
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-NOTE_TAG = "mlflow.note.content"
 _BATCH = 100  # MLflow takes at most 100 params or tags in one request
+_NOTE_LIMIT = 8000  # characters of a run's tag; the description is one
+_TABLES_TAG = "mlflow.loggedArtifacts"  # makes the page show an artifact as a table
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """One run. What is written twice with the same value stays the same."""
+    """One run. What is written twice with the same value stays the same.
+
+    All methods raise RegistryUnavailable, RegistryDenied, StorageError or RegistryError.
+    """
 
     client: MlflowClient
+    uri: str
     run_id: str
     experiment_id: str
+
+    @property
+    def address(self) -> str:
+        """The run's page within MLflow's user interface, whatever its host and port."""
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     def params(self, values: Mapping[str, object]) -> None:
         """Log parameters; MLflow refuses to change the value of one that is there."""
         from mlflow.entities import Param
 
         entries = [Param(_name(key), str(value)) for key, value in values.items()]
-        for start in range(0, len(entries), _BATCH):
-            self.client.log_batch(self.run_id, params=entries[start : start + _BATCH])
+        for batch in _batches(entries):
+            with self._client() as client:
+                client.log_batch(self.run_id, params=batch)
 
     def tags(self, values: Mapping[str, object]) -> None:
         """Set tags; a later value replaces the earlier one."""
         from mlflow.entities import RunTag
 
         entries = [RunTag(_name(key), str(value)) for key, value in values.items()]
-        for start in range(0, len(entries), _BATCH):
-            self.client.log_batch(self.run_id, tags=entries[start : start + _BATCH])
+        for batch in _batches(entries):
+            with self._client() as client:
+                client.log_batch(self.run_id, tags=batch)
 
     def metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Log finite numbers as metrics; others become tags `nonfinite.<name>`.
@@ -49,54 +66,74 @@ class RunPage:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        finite = [
-            Metric(_name(key), float(value), now, step)
-            for key, value in values.items()
-            if math.isfinite(value)
-        ]
-        if finite:
-            self.client.log_batch(self.run_id, metrics=finite)
-        spoiled = {f"nonfinite.{k}": v for k, v in values.items() if not math.isfinite(v)}
-        if spoiled:
-            self.tags(spoiled)
-
-    def curve(self, name: str, points: Iterable[float]) -> None:
-        """One metric over steps 1, 2, …"""
-        for step, value in enumerate(points, start=1):
-            self.metrics({name: value}, step=step)
+        finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
+        entries = [Metric(_name(key), value, now, step) for key, value in finite.items()]
+        for batch in _batches(entries):
+            with self._client() as client:
+                client.log_batch(self.run_id, metrics=batch)
+        self.tags({f"nonfinite.{key}": values[key] for key in values.keys() - finite.keys()})
 
     def note(self, markdown: str) -> None:
         """The description at the top of the page."""
-        self.tags({NOTE_TAG: markdown})
+        self.tags({"mlflow.note.content": cut(markdown, _NOTE_LIMIT)})
 
     def file(self, path: Path, folder: str | None = None) -> None:
         """Copy a local file into the run's artifacts."""
-        self.client.log_artifact(self.run_id, str(path.resolve()), folder)
+        with self._client() as client:
+            client.log_artifact(self.run_id, str(path.resolve()), folder)
 
     def text(self, text: str, name: str) -> None:
         """An artifact with this text."""
-        self.client.log_text(self.run_id, text, name)
+        with self._client() as client:
+            client.log_text(self.run_id, text, name)
 
-    def table(self, rows: list[dict[str, Any]], name: str) -> None:
-        """An artifact that the page shows as a table; replaces one of that name."""
-        columns = {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
-        self.client.log_dict(
-            self.run_id, {"columns": list(columns), "data": [list(row.values()) for row in rows]},
-            name,
-        )  # fmt: skip
+    def bytes(self, data: bytes, name: str) -> None:
+        """An artifact with these bytes."""
+        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+            path = Path(folder) / Path(name).name
+            path.write_bytes(data)
+            self.file(path, Path(name).parent.as_posix())
+
+    def table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """An artifact that the page shows as a table; unlike `log_table` it replaces an old one."""
+        columns = list(rows[0]) if rows else []
+        content = {"columns": columns, "data": [[row[key] for key in columns] for row in rows]}
+        with self._client() as client:
+            client.log_dict(self.run_id, content, name)
+        self.tags({_TABLES_TAG: json.dumps([{"path": name, "type": "table"}])})
 
     def dataset(self, name: str, *, digest: str, source: Path, context: str) -> None:
-        """The data set as an input of the run; only its name and digest, not its content."""
+        """The data set as an input of the run: its name and digest, not its content."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(
             name=name,
             digest=digest.removeprefix("sha256:")[:36],  # the column holds 36 characters
             source_type="local",
-            source=f'{{"uri": "{source.as_posix()}"}}',
+            source=json.dumps({"uri": source.as_posix()}),
         )
         tag = InputTag(key="mlflow.data.context", value=context)
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset=dataset, tags=[tag])])
+        with self._client() as client:
+            client.log_inputs(self.run_id, [DatasetInput(dataset=dataset, tags=[tag])])
+
+    @contextmanager
+    def _client(self) -> Iterator[MlflowClient]:
+        with translated(self.uri, f"write on the page of run {self.run_id}"):
+            yield self.client
+
+
+def cut(markdown: str, limit: int) -> str:
+    """`markdown` with whole lines left out at the end so that it has at most `limit` characters."""
+    if len(markdown) <= limit:
+        return markdown
+    closing = "\n\n(The rest is in the artifact report.html.)\n"
+    kept = markdown[: limit - len(closing)]
+    return kept[: kept.rfind("\n")] + closing
+
+
+def _batches(entries: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(entries), _BATCH):
+        yield entries[start : start + _BATCH]
 
 
 def _name(text: str) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ def main() -> int:
     _be_repeatable(params)
     model = build(model_params)
     if model_params.checkpoint is not None:
-        load_checkpoint(model, paths.Path(model_params.checkpoint))
+        load_checkpoint(model, Path(model_params.checkpoint))
     with tracker.new_run("train") as page:
         page.params(_settings(params, model_params))
         page.note("Training for the gate; the run 'gate' says what became of it.")
@@ -91,8 +92,9 @@ def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
     history: list[Epoch] = []
     with bar("train", params.epochs * batches) as advance:
         for number in range(1, params.epochs + 1):
-            order = torch.randperm(len(train.labels), generator=shuffle)
-            loss = _train_epoch(model, optimizer, train, order.split(params.batch_size), advance)
+            shuffled = torch.randperm(len(train.labels), generator=shuffle)
+            order = torch.split(shuffled, params.batch_size)
+            loss = _train_epoch(model, optimizer, train, order, advance)
             eval_loss, accuracy = _evaluate(model, held_out)
             epoch = Epoch(number, loss, eval_loss, accuracy)
             history.append(epoch)
@@ -135,7 +137,7 @@ def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
     """Mean cross entropy and top-1 accuracy."""
     model.eval()
     loss, right = 0.0, 0
-    for indices in torch.arange(len(split.labels)).split(EVAL_BATCH):
+    for indices in torch.split(torch.arange(len(split.labels)), EVAL_BATCH):
         images, labels = split.batch(indices)
         logits = model(images)
         loss += functional.cross_entropy(logits, labels, reduction="sum").item()

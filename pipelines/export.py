@@ -1,0 +1,91 @@
+"""Stage `export`: the trained model to models/model.onnx, and the run that the gate shares."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+
+import numpy as np
+
+from gate import atomic
+from gate.digest import Digest
+from gate.errors import DataError
+from gate.evidence import Source
+from gate.export.self_check import self_check
+from gate.export.traced import export_traced
+from pipelines import pages, paths, stage
+from pipelines.export_report import ExportReport
+from pipelines.model import trained
+from pipelines.params import ModelParams, RegistryParams, load_export
+from pipelines.run import Tracker, known_run
+
+
+def main() -> int:
+    """Write models/model.onnx and reports/export.json; a failure leaves the old file in place."""
+    model_params = ModelParams.load()
+    settings = load_export()
+    tracker = Tracker(RegistryParams.load().experiment)
+    with tracker.new_run("export") as page:
+        model, checkpoint = trained(model_params)
+        images = np.load(paths.EVAL_IMAGES, mmap_mode="r")
+        example = {settings.input_names[0]: np.array(images[: settings.batch_size + 2])}
+        staged = paths.ONNX.parent / "staging" / paths.ONNX.name
+        with warnings.catch_warnings():
+            # Deprecations of the exporter that this stage uses on purpose; what it says about
+            # the model is in the record.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            exported = export_traced(model, example, settings=settings, output=staged)
+        checked = self_check(model, exported, example)
+        training = known_run("train")
+        report = ExportReport(
+            subject=exported.subject,
+            record=exported.record,
+            source=_source(model_params, checkpoint),
+            self_check=checked,
+            train_run=training.run_id if training else None,
+        )
+        with atomic.replacing(paths.ONNX) as temporary:
+            staged.replace(temporary)
+        with contextlib.suppress(OSError):  # holds the log of an earlier failure
+            staged.parent.rmdir()
+        report.save(paths.EXPORT_REPORT)
+        pages.write_export(page, report)
+        if exported.log.strip():
+            page.text(exported.log, "export.log")
+    _tell(report)
+    return stage.DONE
+
+
+def _source(params: ModelParams, checkpoint: Digest) -> Source:
+    return Source(
+        factory=params.name,
+        checkpoint_sha256=checkpoint,
+        preprocess_sha256=_preprocessing_digest(),
+        labels_sha256=Digest.of_file(paths.EVAL_LABELS),
+    )
+
+
+def _preprocessing_digest() -> Digest:
+    try:
+        manifest = json.loads(paths.MANIFEST.read_bytes())
+        return Digest.of_json(manifest["preprocessing"])
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{paths.MANIFEST} is not a whole manifest ({error}). Run dvc repro -f prepare."
+        ) from error
+
+
+def _tell(report: ExportReport) -> None:
+    subject = report.subject
+    print(
+        f"{paths.ONNX}: {subject.sha256}, {subject.size_bytes} bytes, opset {subject.opset}, "
+        f"self-check max_abs_diff {max(report.self_check.values()):.3g}"
+    )
+    for warning in (*report.record.tracer_warnings, *report.record.hazards):
+        print(f"  look at this: {warning}")
+
+
+if __name__ == "__main__":
+    stage.run(main)

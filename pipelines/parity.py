@@ -1,0 +1,123 @@
+"""Stage `parity`: measure models/model.onnx, as it is now, against the model. No judgement here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+
+from gate import atomic
+from gate.evidence import Evidence, Subject
+from gate.export.onnx_file import read_subject
+from gate.parity.measure import Candidate, measure
+from gate.parity.samples import Samples, open_labels
+from gate.policy import Policy
+from gate.report import plots
+from pipelines import numbers, pages, paths, stage
+from pipelines.export_report import ExportReport
+from pipelines.model import trained
+from pipelines.params import ModelParams, ParityParams, RegistryParams, load_policy
+from pipelines.progress import bar
+from pipelines.run import Tracker
+from pipelines.run_page import RunPage
+
+
+def main() -> int:
+    """Write reports/evidence.json, good or bad, its numbers and plots, and log them all."""
+    policy = load_policy()
+    report = ExportReport.load(paths.EXPORT_REPORT)
+    tracker = Tracker(RegistryParams.load().experiment)
+
+    def replay(page: RunPage) -> None:
+        pages.write_export(page, report)
+
+    with tracker.shared_run(
+        "parity", earlier="export", settings=pages.switches(policy), replay=replay
+    ) as page:
+        evidence = _measure(policy, report)
+        evidence.save(paths.EVIDENCE)
+        _write_numbers(evidence)
+        pages.write_parity(page, evidence, policy)
+    print(
+        f"{paths.EVIDENCE}: {evidence.dataset.samples} samples; "
+        + ", ".join(
+            f"{runtime.runtime} {pages.runtime_state(evidence, runtime.runtime).split(':')[0]}"
+            for runtime in evidence.runtimes
+        )
+    )
+    return stage.DONE
+
+
+def _measure(policy: Policy, report: ExportReport) -> Evidence:
+    params = ParityParams.load()
+    model, checkpoint = trained(ModelParams.load())
+    subject = read_subject(paths.ONNX)
+    same = _is_exported(subject, report)
+    samples = Samples.open(paths.EVAL_IMAGES)
+    labels = (
+        open_labels(paths.EVAL_LABELS, samples=len(samples))
+        if policy.task == "classification"
+        else None
+    )
+    with bar("parity", len(samples)) as advance:
+        done = 0
+
+        def progress(samples_done: int, _total: int) -> None:
+            nonlocal done
+            advance(samples_done - done, "")
+            done = samples_done
+
+        measured = measure(
+            model,
+            Candidate(paths.ONNX, subject),
+            samples,
+            policy=policy,
+            batch_size=params.batch_size,
+            labels=labels,
+            progress=progress,
+        )
+    return Evidence(
+        subject=subject,
+        source=report.source.model_copy(update={"checkpoint_sha256": checkpoint}),
+        dataset=measured.dataset,
+        export=report.record if same else None,
+        environment=measured.environment,
+        runtimes=measured.runtimes,
+        reference_latency=measured.reference_latency,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _is_exported(subject: Subject, report: ExportReport) -> bool:
+    """False, and said aloud, if the file is not (any more) the one that `export` wrote."""
+    if subject.sha256 == report.subject.sha256:
+        return True
+    print(
+        f"parity: {paths.ONNX} is {subject.sha256}, export wrote {report.subject.sha256}. "
+        "The file as it is now is measured, without a record of its export."
+    )
+    return False
+
+
+def _write_numbers(evidence: Evidence) -> None:
+    """DVC metrics, and plots from the same numbers."""
+    flat = dict(numbers.of_evidence(evidence))
+    atomic.write_text(paths.PARITY_METRICS, json.dumps(numbers.nested(flat), indent=2) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["runtime", "label", "mean", "max"])
+    for place, output in numbers.of_outputs(evidence):
+        logits = output.classification
+        for entry in logits.confidence.per_class if logits else ():
+            writer.writerow([place, entry.label, entry.mean, entry.max])
+    atomic.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
+    drawn = plots.draw(evidence)
+    for stale in paths.PLOTS.glob("*.png"):
+        stale.unlink()
+    for name, png in drawn.items():
+        atomic.write_bytes(paths.PLOTS / f"{name}.png", png)
+
+
+if __name__ == "__main__":
+    stage.run(main)

@@ -1,0 +1,109 @@
+"""Stage `promote`: decide on the evidence, and move the registry's alias or refuse."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from gate import atomic
+from gate.decision import Decision, decide
+from gate.evidence import Evidence
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.promotion import Release, promote
+from gate.report import html, markdown, plots
+from pipelines import pages, paths, stage
+from pipelines.export_report import ExportReport
+from pipelines.params import RegistryParams, load_policy
+from pipelines.promotion_report import PromotionReport
+from pipelines.run import Tracker
+from pipelines.run_page import RunPage, cut
+
+DESCRIPTION_LIMIT = 5000
+"""Characters of a version's description: databases other than SQLite refuse more."""
+
+
+def main() -> int:
+    """Write reports/decision.json and reports/promotion.json; exit code 1 if refused."""
+    policy, registry_params = load_policy(), RegistryParams.load()
+    evidence = Evidence.load(paths.EVIDENCE)
+    export = ExportReport.load(paths.EXPORT_REPORT)
+    paths.PROMOTION.unlink(missing_ok=True)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    decision = decide(policy, evidence, decided_at=now)
+    decision.save(paths.DECISION)
+    drawn = plots.draw(evidence, decision)
+    atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn))
+    tracker = Tracker(registry_params.experiment)
+
+    def replay(page: RunPage) -> None:
+        pages.write_export(page, export)
+        pages.write_parity(page, evidence, policy)
+
+    with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
+        pages.write_decision(page, decision, policy)
+        for name, png in drawn.items():
+            page.bytes(png, f"plots/{name}.png")
+        page.note(markdown.describe(decision, evidence, {}))
+        release = Release(
+            model_name=registry_params.model_name,
+            onnx_path=paths.ONNX,
+            evidence=evidence,
+            decision=decision,
+            run_id=page.run_id,
+            description=cut(markdown.describe(decision, evidence, _links(page)), DESCRIPTION_LIMIT),
+        )
+        ledger = Ledger(paths.state() / "ledger.jsonl")
+        promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
+        report = PromotionReport(
+            outcome=promotion.outcome,
+            model_name=release.model_name,
+            version=promotion.version,
+            previous_version=promotion.previous_version,
+            reason=promotion.reason,
+            sha256=decision.subject_sha256,
+            run_id=page.run_id,
+            experiment_id=page.experiment_id,
+        )
+        _write_outcome(page, report, markdown.describe(decision, evidence, _links(page, report)))
+        report.save(paths.PROMOTION)
+    _tell(decision, evidence, report)
+    refused = report.outcome == "refused"
+    # An experiment is there to be compared, whatever came out.
+    return stage.REJECTED if refused and "DVC_EXP_NAME" not in os.environ else stage.DONE
+
+
+def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:
+    page.tags(
+        {
+            "gate.promotion": report.outcome,
+            "gate.promotion_reason": report.reason[:5000],
+            "gate.model_version": f"{report.model_name}/{report.version or 'none'}",
+        }
+    )
+    page.note(f"{description}\n{report.sentence()}\n")
+
+
+def _links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:
+    """Links that work on any host and port, because they stay within the page's server."""
+    links = {
+        "MLflow run": page.address,
+        "report with figures": f"{page.address}/artifacts/report.html",
+    }
+    if report is not None and report.version_address:
+        links["model version"] = report.version_address
+    return links
+
+
+def _tell(decision: Decision, evidence: Evidence, report: PromotionReport) -> None:
+    from rich.console import Console
+
+    from gate.report.terminal import print_decision
+
+    print_decision(decision, evidence, Console(markup=False, highlight=False))
+    print(report.sentence())
+    print("Where to look: make ui")
+
+
+if __name__ == "__main__":
+    stage.run(main)

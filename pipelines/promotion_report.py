@@ -1,0 +1,43 @@
+"""What became of a decision, and where to look."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gate.record import Record, Sha256
+
+
+class PromotionReport(Record):
+    """`reports/promotion.json`. `dry_run`: within `dvc exp run`, which never promotes."""
+
+    schema_version: Literal[1] = 1
+    outcome: Literal["promoted", "unchanged", "refused", "dry_run", "rolled_back"]
+    model_name: str
+    version: str | None
+    previous_version: str | None
+    reason: str
+    sha256: Sha256
+    run_id: str
+    experiment_id: str
+
+    @property
+    def run_address(self) -> str:
+        """The run's page within MLflow's user interface, whatever its host and port."""
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    @property
+    def version_address(self) -> str | None:
+        """The model version's page within MLflow's user interface; None without a version."""
+        return self.version and f"#/models/{self.model_name}/versions/{self.version}"
+
+    def sentence(self) -> str:
+        """What happened, in one sentence."""
+        file = f"{self.model_name}, {self.sha256}"
+        if self.outcome == "promoted":
+            before = f" (before: version {self.previous_version})" if self.previous_version else ""
+            return f"Promoted: champion is version {self.version} of {file}{before}."
+        if self.outcome == "unchanged":
+            return f"Unchanged: champion is version {self.version} of {file} already."
+        if self.outcome == "dry_run":
+            return f"Passed, not promoted: {self.reason} ({file})."
+        return f"Refused: {file}; champion stays as it is. {self.reason}"

@@ -1,0 +1,131 @@
+"""`make repro`: `dvc repro`, with what DVC can't see before it, and what happened after it.
+
+DVC compares files. It can't see that the registry lost a version, or that the last decision was
+made within `dvc exp run`, which never promotes: then the stage `promote` has to run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gate.errors import EvidenceError, RegistryError
+from pipelines import paths, stage
+from pipelines.override import override
+from pipelines.promotion_report import PromotionReport
+from pipelines.run import tracking_uri
+
+STAGES = ("prepare", "train", "export", "parity", "promote")
+
+
+def main() -> int:
+    """Run DVC, print what happened and where to look; 0 done, 1 rejected, 2 could not judge."""
+    arguments = _parse(sys.argv[1:])
+    override(arguments.set)
+    reason = promotion_is_due()
+    if reason is not None:
+        print(f"promote runs again: {reason}", flush=True)
+        paths.DECISION.unlink(missing_ok=True)
+    before = _stamp(paths.PROMOTION)
+    code = _dvc(["repro", *([arguments.target] if arguments.target else [])])
+    if code == 0:
+        print(_closing(), flush=True)
+        return stage.DONE
+    report = last_promotion()
+    if report is not None and _stamp(paths.PROMOTION) != before and report.outcome == "refused":
+        print(_closing(), flush=True)
+        return stage.REJECTED
+    print(
+        "Not judged: a stage failed, see its error above. Nothing was promoted, the champion is "
+        "as it was. Mend the cause and run make repro again: finished stages are not repeated.",
+        file=sys.stderr,
+    )
+    return stage.COULD_NOT_JUDGE
+
+
+def promotion_is_due() -> str | None:
+    """Why the last promotion does not count, or None.
+
+    A version that is there and is not champion (after a rollback) is left alone.
+    """
+    report = last_promotion()
+    if report is None:
+        return None
+    if report.outcome == "dry_run":
+        return "the last decision was made in an experiment, which never promotes"
+    if report.version is None or report.outcome == "refused":
+        return None
+    from gate.registry.mlflow import MlflowRegistry, preflight
+
+    uri = tracking_uri()
+    preflight(uri)
+    registry = MlflowRegistry(uri)
+    try:
+        registry.version(report.model_name, report.version)
+    except RegistryError:
+        return f"{registry.identity} has no version {report.version} of {report.model_name}"
+    return None
+
+
+def last_promotion() -> PromotionReport | None:
+    """What the stage `promote` left behind, or None."""
+    try:
+        return PromotionReport.load(paths.PROMOTION)
+    except EvidenceError:
+        return None
+
+
+def _dvc(arguments: Sequence[str]) -> int:
+    """Run DVC of this Python environment; its stages find the same `python`."""
+    here = str(Path(sys.executable).parent)
+    environment = os.environ | {"PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
+    command = [sys.executable, "-m", "dvc", *arguments]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        return process.wait()
+    except (KeyboardInterrupt, stage.Stopped) as interruption:
+        # The terminal signals DVC too; kill does not.
+        if isinstance(interruption, stage.Stopped):
+            process.terminate()
+        process.wait()
+        raise
+
+
+def _closing() -> str:
+    report = last_promotion()
+    if report is None:
+        return "Done. The stage 'promote' has not run yet."
+    return "\n".join(
+        (
+            "",
+            f"What happened: {report.sentence()}",
+            "Where to look: make ui     (the run and the model version in MLflow)",
+            f"               {paths.PAGE}, {paths.DECISION}, {paths.EVIDENCE}",
+            "               dvc metrics show, dvc plots show, gate history",
+        )
+    )
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pipelines.repro", description=__doc__)
+    parser.add_argument("target", nargs="?", choices=STAGES, help="run up to this stage only")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+        help="write a setting into params.yaml first; an empty value leaves it as it is",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    stage.run(main)

@@ -1,0 +1,73 @@
+"""`make ui`: MLflow's user interface on this machine, with links to the last run and version."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import NoReturn
+
+from gate.errors import RegistryUnavailable
+from gate.registry.mlflow_process import quiet_process, redacted
+from pipelines import paths, stage
+from pipelines.repro import last_promotion, promotion_is_due
+from pipelines.run import known_run, tracking_uri
+
+HOST = "127.0.0.1"
+
+
+def main() -> int:
+    """Print the links, then become `mlflow ui` (Ctrl-C ends it); with a server, only print."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.ui", description=__doc__)
+    parser.add_argument("--port", type=int, default=5000)
+    port = parser.parse_args().port
+    quiet_process()
+    uri = tracking_uri()
+    if not uri.startswith(("http://", "https://")):
+        _require_free(port)
+        print("\n".join(links(f"http://{HOST}:{port}")), flush=True)
+        _become_server(uri, port)
+    print("\n".join(links(redacted(uri).rstrip("/"))))
+    return stage.DONE
+
+
+def _become_server(uri: str, port: int) -> NoReturn:
+    artifacts = (paths.project_root() / "mlartifacts").as_uri()
+    command = [
+        sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port),
+        "--backend-store-uri", uri, "--default-artifact-root", artifacts, "--workers", "1",
+    ]  # fmt: skip
+    os.execv(sys.executable, command)
+
+
+def links(base: str) -> list[str]:
+    """Where to look, as whole addresses below `base`."""
+    report = last_promotion()
+    if report is None:
+        run = known_run("parity") or known_run("export")
+        page = f"{base}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if run else base
+        return [f"run:     {page}", "version: nothing was promoted yet; make repro"]
+    due = promotion_is_due()
+    return [
+        report.sentence(),
+        f"run:     {base}/{report.run_address}",
+        f"version: {base}/{report.version_address or f'#/models/{report.model_name}'}",
+        *([f"But {due}: make repro"] if due else []),
+    ]
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise RegistryUnavailable(
+                f"port {port} of {HOST} is taken ({error.strerror}). "
+                "Choose another: make ui PORT=5001"
+            ) from error
+
+
+if __name__ == "__main__":
+    stage.run(main)
