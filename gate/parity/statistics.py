@@ -202,6 +202,8 @@ def _equal(left: Array, right: Array) -> bool:
 
 def _scaled(largest: float, std: float) -> float:
     """largest / std; a reference that does not vary scales nothing, so only 0 stays 0."""
-    if std > 0.0 or math.isnan(std) or math.isnan(largest):
+    if math.isnan(std) or math.isnan(largest):
+        return math.nan
+    if std > 0.0:
         return largest / std
     return 0.0 if largest == 0.0 else math.inf
