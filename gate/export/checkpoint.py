@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _TORCH_SUFFIXES = (".pt", ".pth")
 _NESTED_UNDER = ("state_dict", "model", "model_state_dict")
 _EXTRA_STATE = "_extra_state"
 _SHOWN = 3
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+_DETAIL = re.compile(r"WeightsUnpickler error: (.*)")
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> Digest:
@@ -103,9 +106,11 @@ def _read_safetensors(path: Path) -> State:
 
 def _read_torch(path: Path) -> object:
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on odd pickle protocols; what matters is raised
+            return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
-        unsafe = re.search(r"[Uu]nsupported (?:global: GLOBAL|class) ([\w.]+)", str(error))
+        unsafe = _FORBIDDEN.search(str(error))
         if unsafe is None:
             raise _broken(path, error) from error
         raise CheckpointError(
@@ -117,9 +122,14 @@ def _read_torch(path: Path) -> object:
 
 
 def _broken(path: Path, error: Exception) -> CheckpointError:
+    # torch's own text advises to switch the protection off: only its detail is passed on.
+    detail = _DETAIL.search(str(error))
+    said = detail.group(1).strip() if detail else ""
+    if not isinstance(error, pickle.UnpicklingError):
+        said = _first_line(error)
     return CheckpointError(
-        f"{path} is not a whole PyTorch checkpoint: {type(error).__name__}: "
-        f"{_first_line(error)}. Copy or download it again."
+        f"{path} is not a whole PyTorch checkpoint ({type(error).__name__}"
+        f"{': ' if said else ''}{said}). Copy or download it again."
     )
 
 

@@ -19,7 +19,7 @@ from torch.onnx import (  # type: ignore[attr-defined]  # the last is deprecated
 
 from gate.errors import ExportError
 from gate.export.example import Example
-from gate.export.refusals import brief, explain
+from gate.export.refusals import Refusal, brief
 from gate.export.settings import ExportSettings
 
 Rung = Literal["traced", "direct"]
@@ -184,28 +184,34 @@ def _told(keywords: dict[str, Any]) -> dict[str, bool | int | float | str | None
 def _write(
     model: nn.Module, arguments: Arguments, path: Path, keywords: dict[str, Any], *, traceable: bool
 ) -> tuple[Rung, str | None]:
+    """Climb: rung by rung, the operator-level refusals of the first lead to the second."""
     note = "a traced module can't return dicts, lists or None"
     if traceable:
         traced = _traced(model, arguments)
         try:
-            torch.onnx.export(traced, arguments, str(path), **keywords)
+            _export(traced, arguments, path, keywords)
         except torch.onnx.OnnxExporterError as error:
-            note = explain(error)
-        except OSError:
-            raise
-        except Exception as error:
-            raise ExportError(explain(error)) from error
+            note = Refusal.of(error).cause
         else:
             return "traced", None
     try:
-        torch.onnx.export(model, arguments, str(path), **keywords)
-    except OSError:
+        _export(model, arguments, path, keywords)
+    except torch.onnx.OnnxExporterError as error:
+        refusal = Refusal.of(error)
+        before = "" if note == refusal.cause else f" (the traced module: {note})"
+        raise ExportError(f"{refusal.cause}{before}. {refusal.remedy}") from error
+    return "direct", note
+
+
+def _export(module: nn.Module, arguments: Arguments, path: Path, keywords: dict[str, Any]) -> None:
+    """Call the exporter. A full disk stays OSError, a refusal OnnxExporterError."""
+    try:
+        torch.onnx.export(module, arguments, str(path), **keywords)
+    except (OSError, torch.onnx.OnnxExporterError):
         raise
     except Exception as error:
-        why = explain(error)
-        before = "" if note == why else f" Before that, on the rung 'traced': {note}"
-        raise ExportError(why + before) from error
-    return "direct", note
+        refusal = Refusal.of(error)
+        raise ExportError(f"{refusal.cause}. {refusal.remedy}") from error
 
 
 def _traced(model: nn.Module, arguments: Arguments) -> torch.jit.ScriptModule:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,11 @@ def _fetch_safely(entry: Any) -> None:
     if cached.exists():
         _check_hash(cached, remedy)
     try:
-        entry.get_state_dict(progress=False, check_hash=True, map_location="cpu", weights_only=True)
+        # stdout may be a machine's to read; torch announces the download there.
+        with contextlib.redirect_stdout(sys.stderr):
+            entry.get_state_dict(
+                progress=sys.stderr.isatty(), check_hash=True, map_location="cpu", weights_only=True
+            )
     except Exception as error:
         doing = "read" if cached.exists() else "download"
         raise CheckpointError(

@@ -1,40 +1,45 @@
-"""Why the exporter refused, in one sentence with the operator and the way out."""
+"""Why the exporter refused: the operator that it could not write, and the way out."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _UNSUPPORTED = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
 _SINCE = re.compile(r"added in version (\d+)")
-_CUSTOM = re.compile(r"unrecognized namespace ([\w:.]+)")
+_CUSTOM = re.compile(r"unrecognized namespace ([\w:]+)")
 _NODE_KIND = re.compile(r"containing node has kind '([\w:]+)'")
 
 
-def explain(error: Exception) -> str:
-    """One sentence for an error of the TorchScript-based exporter, ending with the remedy."""
-    text = str(error)
-    unsupported = _UNSUPPORTED.search(text)
-    if unsupported:
-        operator, opset = unsupported.groups()
-        since = _SINCE.search(text)
-        if since:
-            return (
-                f"the operator {operator} can't be exported at opset {opset}: "
-                f"set export.opset to {since.group(1)} or more."
+@dataclass(frozen=True)
+class Refusal:
+    """What the exporter could not do, and what the user can do."""
+
+    cause: str
+    remedy: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        """Read an error of the TorchScript-based exporter."""
+        text = str(error)
+        if unsupported := _UNSUPPORTED.search(text):
+            operator, opset = unsupported.groups()
+            since = _SINCE.search(text)
+            return cls(
+                f"the operator {operator} can't be exported at opset {opset}",
+                f"Set export.opset to {since.group(1)} or more."
+                if since
+                else "Replace it in the model by operators that ONNX has, or try a higher "
+                "export.opset.",
             )
-        return (
-            f"the operator {operator} can't be exported at opset {opset}: "
-            "replace it in the model by operators that ONNX has, or try a higher export.opset."
-        )
-    custom = _CUSTOM.search(text)
-    if custom:
-        return (
-            f"the operator {custom.group(1)} is not one of torch's own and has no ONNX form: "
-            "replace it in the model, or register a symbolic function for it."
-        )
-    kind = _NODE_KIND.search(text)
-    at = f" (at {kind.group(1)})" if kind else ""
-    return f"the exporter failed{at}: {brief(error)}. Simplify this part of forward."
+        if custom := _CUSTOM.search(text):
+            return cls(
+                f"the operator {custom.group(1)} is not torch's own and has no ONNX form",
+                "Replace it in the model, or register a symbolic function for it.",
+            )
+        kind = _NODE_KIND.search(text)
+        at = f" at the operator {kind.group(1)}" if kind else ""
+        return cls(f"the exporter failed{at}: {brief(error)}", "Simplify this part of forward.")
 
 
 def brief(error: Exception) -> str:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from gate.export.capture import captured, place
+
+
+def shout() -> None:
+    print("from python")
+    print("from python's stderr", file=sys.stderr)
+    ctypes.CDLL(None).puts(b"from C")
+    os.write(1, b"from the descriptor\n")
+    os.write(2, b"from the second descriptor\n")
+
+
+def test_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    print("before")
+    with captured() as capture:
+        shout()
+    print("after")
+    for line in ("python", "python's stderr", "C", "the descriptor", "the second descriptor"):
+        assert f"from {line}\n" in capture.text
+    seen = capfd.readouterr()
+    assert (seen.out, seen.err) == ("before\nafter\n", "")
+
+
+def test_gives_the_streams_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    out, err = sys.stdout, sys.stderr
+    descriptors = len(os.listdir("/dev/fd"))
+    with pytest.raises(KeyboardInterrupt), captured() as capture:
+        shout()
+        raise KeyboardInterrupt
+    assert "from C" in capture.text
+    assert (sys.stdout, sys.stderr) == (out, err)
+    assert len(os.listdir("/dev/fd")) == descriptors
+    ctypes.CDLL(None).puts(b"heard again")
+    ctypes.CDLL(None).fflush(None)
+    assert "heard again" in capfd.readouterr().out
+
+
+def test_takes_text_that_is_no_utf8() -> None:
+    with captured() as capture:
+        os.write(1, b"\xff\xfe broken")
+    assert "broken" in capture.text
+
+
+def test_collects_warnings_even_where_they_are_errors() -> None:
+    with captured() as capture:
+        for _ in range(2):
+            warnings.warn("look", UserWarning, stacklevel=1)
+    assert [str(warning.message) for warning in capture.warnings] == ["look", "look"]
+    with pytest.raises(UserWarning, match="again an error"):
+        warnings.warn("again an error", UserWarning, stacklevel=1)
+
+
+def test_a_closed_standard_stream_is_no_fault() -> None:
+    spare = os.dup(1)
+    os.close(1)
+    try:
+        with captured() as capture:
+            os.write(2, b"still heard")
+    finally:
+        os.dup2(spare, 1)
+        os.close(spare)
+    assert "still heard" in capture.text
+
+
+def test_a_place_has_no_path_of_this_machine(tmp_path: Path) -> None:
+    with captured() as capture:
+        warnings.warn("here", UserWarning, stacklevel=1)
+        warnings.warn_explicit("there", UserWarning, str(tmp_path / "net.py"), 7)
+        warnings.warn_explicit("in a package", UserWarning, pytest.__file__, 3)
+    here, there, package = (place(warning) for warning in capture.warnings)
+    assert here.startswith("tests/export/test_capture.py:")
+    assert there == "net.py:7"
+    assert package == "pytest/__init__.py:3"

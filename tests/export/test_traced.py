@@ -1,0 +1,465 @@
+from __future__ import annotations
+
+import copy
+import errno
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.digest import Digest
+from gate.errors import ExportError, StorageError
+from gate.evidence import TensorSpec
+from gate.export import traced
+from gate.export.onnx_file import read_subject
+from gate.export.settings import ExportSettings
+from gate.export.traced import Exported, export_traced
+from tests.export import nets
+from tests.export.nets import images, seeded, settings
+
+ROOT = Path(__file__).parents[2]
+TWO_NAMES = ("logits", "features")
+
+
+def export(model: nn.Module, output: Path, **overrides: Any) -> Exported:
+    return export_traced(model, images(), settings=settings(**overrides), output=output)
+
+
+def run(exported: Exported, feed: dict[str, Any]) -> list[Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
+    return session.run(None, feed)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+# --- what comes out --------------------------------------------------------------------------
+
+
+def test_the_file_is_what_was_asked_for(output: Path) -> None:
+    exported = export(seeded(), output)
+    assert exported.path == output
+    assert exported.subject == read_subject(output)
+    assert exported.subject.sha256 == Digest.of_file(output)
+    assert exported.subject.opset == 13
+    assert exported.subject.inputs == (
+        TensorSpec(name="input", dtype="float32", shape=("batch", 2, 6, 6)),
+    )
+    assert exported.subject.outputs == (
+        TensorSpec(name="logits", dtype="float32", shape=("batch", 3)),
+    )
+    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
+
+
+def test_every_setting_that_was_used_is_recorded(output: Path) -> None:
+    record = export(seeded(), output, opset=12, do_constant_folding=False).record
+    assert record.strategy == "traced"
+    assert record.settings == {
+        "strategy_asked": "traced",
+        "rung_note": None,
+        "dynamic_batch": True,
+        "batch_size": 2,
+        "dynamo": False,
+        "opset_version": 12,
+        "export_params": True,
+        "do_constant_folding": False,
+        "keep_initializers_as_inputs": False,
+        "training": "eval",
+        "operator_export_type": "ONNX",
+        "input_names": "input",
+        "output_names": "logits",
+        "dynamic_axes": "input:0=batch;logits:0=batch",
+        "verbose": False,
+        "check_trace": True,
+        "strict_trace": True,
+        "fused_attention": False,
+        "grad": False,
+    }
+    assert record.tracer_warnings == record.hazards == ()
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 20])
+def test_the_opset_is_the_one_in_the_file(output: Path, opset: int) -> None:
+    assert export(seeded(), output, opset=opset).subject.opset == opset
+
+
+def test_computes_what_the_model_does_in_eval_mode(output: Path) -> None:
+    model = seeded().train()
+    exported = export(model, output)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(torch.from_numpy(images(9)["input"])).numpy()
+    (seen,) = run(exported, images(9))
+    np.testing.assert_allclose(seen, expected, atol=1e-6)
+
+
+def test_a_fixed_batch(output: Path) -> None:
+    subject = export(seeded(), output, dynamic_batch=False, batch_size=3).subject
+    assert (subject.inputs[0].shape[0], subject.outputs[0].shape) == (3, (3, 3))
+
+
+def test_without_weights_they_become_inputs(output: Path) -> None:
+    subject = export(seeded(), output, export_params=False).subject
+    assert len(subject.inputs) > 1
+    assert subject.inputs[0].name == "input"
+
+
+def test_several_inputs_by_name(output: Path) -> None:
+    model = seeded(nets.TwoInputs)
+    rng = np.random.default_rng(0)
+    scale, shift = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(2))
+    exported = export_traced(
+        model,
+        {"shift": shift, "scale": scale},
+        settings=settings(input_names=("scale", "shift")),
+        output=output,
+    )
+    with torch.no_grad():
+        expected = model(torch.from_numpy(scale), torch.from_numpy(shift)).numpy()
+    (seen,) = run(exported, {"scale": scale, "shift": shift})
+    np.testing.assert_allclose(seen, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rung"), [(nets.TwoOutputs, "traced"), (nets.DictOutput, "direct")]
+)
+def test_several_outputs_in_the_order_of_forward(
+    output: Path, kind: type[nn.Module], rung: str
+) -> None:
+    exported = export(seeded(kind), output, output_names=TWO_NAMES)
+    assert exported.record.strategy == rung
+    logits, features = run(exported, images())
+    assert (logits.shape, features.shape) == ((5, 3), (5, 4))
+
+
+def test_an_output_without_batch_axis_is_told(output: Path) -> None:
+    record = export(seeded(nets.WholeBatchOutput), output, output_names=("logits", "sum")).record
+    (hazard,) = record.hazards
+    assert "output sum has the shape []" in hazard
+
+
+# --- the ladder ------------------------------------------------------------------------------
+
+
+def test_the_second_rung_carries_where_the_traced_module_cannot(output: Path) -> None:
+    exported = export(seeded(nets.Swapped), output)
+    assert exported.record.strategy == "direct"
+    assert exported.record.settings["rung_note"] == (
+        "the operator aten::swapaxes can't be exported at opset 13"
+    )
+    assert "swapaxes" in exported.log
+
+
+def attention_example() -> dict[str, Any]:
+    return {"input": np.random.default_rng(0).standard_normal((4, 5, 8)).astype(np.float32)}
+
+
+def test_fused_attention_is_exported_by_its_ordinary_operators(output: Path) -> None:
+    model = seeded(nets.Attention)
+    exported = export_traced(model, attention_example(), settings=settings(opset=14), output=output)
+    with torch.no_grad():
+        expected = model.eval()(torch.from_numpy(attention_example()["input"])).numpy()
+    (seen,) = run(exported, attention_example())
+    np.testing.assert_allclose(seen, expected, atol=1e-6)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_failure_names_the_opset_that_would_do(output: Path) -> None:
+    with pytest.raises(ExportError, match=r"scaled_dot_product_attention.*opset to 14 or more"):
+        export_traced(
+            seeded(nets.Attention), attention_example(), settings=settings(), output=output
+        )
+
+
+def test_a_failure_keeps_the_log_and_names_it(
+    output: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = output.with_name("model.onnx.export.log")
+    with pytest.raises(
+        ExportError, match=r"aten::linalg_eigvals.*Replace it.*model\.onnx\.export\.log"
+    ):
+        export(seeded(nets.Unsupported), output)
+    assert "graph(" in log.read_text()
+    assert not output.exists()
+    seen = capfd.readouterr()
+    assert (seen.out, seen.err) == ("", "")
+    export(seeded(), output)
+    assert not log.exists()
+
+
+# --- what can't be exported -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "says"),
+    [
+        (nets.TwoOutputs, {}, r"returns 2 tensor\(s\), export.output_names has 1"),
+        (nets.Small, {"output_names": ("a", "b")}, r"returns 1 tensor\(s\)"),
+        (nets.TextOutput, {"output_names": ("a", "b")}, "returns a str"),
+        (nets.RandomBranch, {}, "two traces of the model gave different graphs"),
+        (nets.Uncopyable, {}, "can't be copied"),
+        (nets.TwoInputs, {}, "does not accept the example"),
+        (nets.Small, {"input_names": ("a", "b")}, r"has 1 array\(s\)"),
+    ],
+)
+def test_says_what_cannot_be_exported(
+    output: Path, model: type[nn.Module], overrides: dict[str, Any], says: str
+) -> None:
+    output.write_bytes(b"old")
+    with pytest.raises(ExportError, match=says):
+        export(seeded(model), output, **overrides)
+    assert output.read_bytes() == b"old"
+    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
+
+
+def test_an_argument_that_forward_ignores_is_refused(output: Path) -> None:
+    example = {name: np.ones((2, 4), np.float32) for name in ("scale", "shift")}
+    with pytest.raises(ExportError, match=r"has the inputs \['scale'\].*forward ignores"):
+        export_traced(
+            seeded(nets.IgnoresSecond),
+            example,
+            settings=settings(input_names=("scale", "shift")),
+            output=output,
+        )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_an_example_of_another_dtype_is_refused(output: Path, dtype: type) -> None:
+    example = {"input": images()["input"].astype(dtype)}
+    with pytest.raises(ExportError, match="does not accept the example.*Check the example's"):
+        export_traced(seeded(), example, settings=settings(), output=output)
+
+
+def test_a_model_over_the_limit_of_protobuf_is_refused_before_any_work(output: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(30_000, 20_000)
+    with pytest.raises(ExportError, match="2400080000 bytes of weights"):
+        export(model, output)
+
+
+# --- the caller's model, and the process, stay ------------------------------------------------
+
+
+def test_the_model_of_the_caller_is_not_touched(output: Path) -> None:
+    model = seeded().train()
+    model.bn.eval()
+    model.fc.weight.requires_grad_(False)
+    called: list[bool] = []
+    before = copy.deepcopy(model.state_dict())
+    model.register_buffer("count", torch.zeros(1), persistent=False)
+    random = torch.random.get_rng_state()
+    export(model, output)
+    assert {name: module.training for name, module in model.named_modules()} == {
+        "": True, "conv": True, "bn": False, "dropout": True, "fc": True
+    }  # fmt: skip
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [parameter.requires_grad for parameter in model.fc.parameters()] == [False, True]
+    assert torch.is_grad_enabled()
+    assert torch.equal(random, torch.random.get_rng_state())
+    assert called == []
+
+
+@pytest.mark.parametrize("kind", [nets.Unsupported, nets.RandomBranch])
+def test_a_failed_export_leaves_no_switch_behind(output: Path, kind: type[nn.Module]) -> None:
+    model = seeded(kind).train()
+    with pytest.raises(ExportError):
+        export(model, output)
+    assert model.training
+    assert model.bn.training
+    assert torch.is_grad_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not torch.onnx.is_in_onnx_export()
+    assert export(seeded(), output).record.strategy == "traced"
+
+
+# --- warnings -------------------------------------------------------------------------------
+
+
+def test_tracer_warnings_are_recorded_with_their_place(output: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        record = export(seeded(nets.DataBranch), output).record
+    (warning,) = record.tracer_warnings
+    assert warning.startswith("tests/export/nets.py:")
+    assert "Python boolean" in warning
+    assert shown == []
+
+
+def test_an_operator_that_stays_in_training_mode_is_a_hazard(output: Path) -> None:
+    record = export(seeded(nets.AlwaysDropout), output).record
+    assert any("train=True" in hazard for hazard in record.hazards)
+    assert any("torch/jit/" in warning for warning in record.tracer_warnings)  # outputs differ
+
+
+# --- the same bytes --------------------------------------------------------------------------
+
+AGAIN = """
+import sys
+from pathlib import Path
+from tests.export.nets import *
+from gate.export.traced import export_traced
+model = seeded(globals()[sys.argv[2]])
+exported = export_traced(model, images(), settings=settings(), output=Path(sys.argv[1]))
+print(exported.subject.sha256)
+"""
+
+
+@pytest.mark.parametrize("kind", [nets.Small, nets.Swapped])
+def test_two_exports_in_two_processes_and_folders_give_the_same_bytes(
+    tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    one = export(seeded(kind), tmp_path / "one.onnx").subject.sha256
+    export(seeded(nets.TwoOutputs), tmp_path / "other.onnx", output_names=TWO_NAMES)
+    again = export(seeded(kind), tmp_path / "folder" / "again.onnx").subject.sha256
+    elsewhere = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AGAIN, str(tmp_path / "else.onnx"), kind.__name__],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    assert str(one) == str(again) == elsewhere
+
+
+@pytest.mark.parametrize("kind", [nets.Small, nets.Swapped, nets.DataBranch])
+def test_nothing_of_this_machine_is_in_the_file(output: Path, kind: type[nn.Module]) -> None:
+    export(seeded(kind), output)
+    data = output.read_bytes()
+    for secret in (str(ROOT), sys.prefix, str(output.parent), ".py"):
+        assert secret.encode() not in data
+    model = onnx.load(output)
+    assert not model.doc_string
+    assert not any(node.doc_string for node in model.graph.node)
+
+
+# --- faults in the middle --------------------------------------------------------------------
+
+
+def disk_full(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    Path(path).write_bytes(b"half a fi")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def crash(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    Path(path).write_bytes(b"half a fi")
+    raise RuntimeError("internal assert failed")
+
+
+def interrupt(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    Path(path).write_bytes(b"half a fi")
+    raise KeyboardInterrupt
+
+
+def half_a_file(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    torch_export(module, arguments, path, **keywords)
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: len(data) // 2])
+
+
+def another_opset(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    torch_export(module, arguments, path, **keywords | {"opset_version": 17})
+
+
+def other_names(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    names = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
+    torch_export(module, arguments, path, **keywords | names)
+
+
+def fixed_batch(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    torch_export(module, arguments, path, **keywords | {"dynamic_axes": {}})
+
+
+def nothing(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+    pass
+
+
+torch_export = torch.onnx.export
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "says"),
+    [
+        (disk_full, StorageError, "No space left"),
+        (crash, ExportError, "internal assert failed"),
+        (interrupt, KeyboardInterrupt, "^$"),
+        (half_a_file, ExportError, "only a part of one"),
+        (another_opset, ExportError, "opset 17, expected opset 13"),
+        (other_names, ExportError, r"has the outputs \['scores'\]"),
+        (fixed_batch, ExportError, "expected a dynamic first axis"),
+        (nothing, ExportError, "is missing"),
+    ],
+)
+@pytest.mark.parametrize("old", [b"the old model", None])
+def test_a_fault_leaves_the_old_file_and_no_half_one(
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., None],
+    error: type[BaseException],
+    says: str,
+    old: bytes | None,
+) -> None:
+    if old is not None:
+        output.write_bytes(old)
+    monkeypatch.setattr(torch.onnx, "export", fault)
+    with pytest.raises(error, match=says):
+        export(seeded(), output)
+    assert (output.read_bytes() if output.exists() else None) == old
+    left = {path.name for path in output.parent.iterdir()} - {"model.onnx.export.log"}
+    assert left == ({"model.onnx"} if old else set())
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_the_error(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(traced.atomic, "write_text", full)
+    with pytest.raises(ExportError, match="linalg_eigvals") as caught:
+        export(seeded(nets.Unsupported), output)
+    assert "log" not in str(caught.value)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import torch
+from tests.export.nets import *
+from gate.export.traced import export_traced
+def die(module, arguments, path, **keywords):
+    Path(path).write_bytes(b"half a fi")
+    os.kill(os.getpid(), 9)
+torch.onnx.export = die
+export_traced(seeded(), images(), settings=settings(), output=Path(sys.argv[1]))
+"""
+
+
+def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
+    output.write_bytes(b"the old model")
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(output)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
+    assert output.read_bytes() == b"the old model"
+    export(seeded(), output)
+    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.slow
+def test_resnet18(output: Path) -> None:
+    from gate.export.loading import torchvision_model
+    from gate.export.self_check import self_check
+
+    torch.manual_seed(0)
+    model = torchvision_model("resnet18", weights=None, num_classes=10)
+    example = {"input": np.random.default_rng(0).standard_normal((4, 3, 64, 64), np.float32)}
+    exported = export_traced(model, example, settings=ExportSettings(), output=output)
+    assert exported.record.strategy == "traced"
+    assert exported.record.tracer_warnings == exported.record.hazards == ()
+    assert max(self_check(model, exported, example).values()) < 1e-4
