@@ -66,8 +66,8 @@ def verdict_sentence(decision: Decision, evidence: Evidence) -> str:
         failed = sum(check.verdict is Verdict.FAIL for check in decision.checks)
         unjudged = len(decision.problems) - failed
         more = f", {unjudged} could not be judged" if unjudged else ""
-        return f"Rejected: {failed} of {total} checks failed on {samples}{more}; first {first}"
-    return f"Could not judge: what was measured on {samples} proves nothing; first {first}"
+        return f"Rejected: {failed} of {total} checks failed on {samples}{more}; the first: {first}"
+    return f"Could not judge: what was measured on {samples} proves nothing; the first: {first}"
 
 
 def agreement_sentences(evidence: Evidence, *, confidence: float) -> Iterator[str]:

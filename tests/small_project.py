@@ -1,0 +1,145 @@
+"""A folder as a user of `gate check` has it: own module, weights, exported files, samples.
+
+Not a part of this repository, so that everything has to be found from the current folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from gate.export.loading import build_model, save_checkpoint
+from gate.export.settings import ExportSettings
+from gate.export.traced import export_traced
+
+MODULE = '''
+import torch
+from torch import nn
+
+
+def build():
+    """Five classes of 8x8 images."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                         nn.Linear(4 * 36, 5))
+
+
+class Field(nn.Module):
+    """Two inputs, an image as output: no classes anywhere."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, image, scale):
+        return self.conv(image) * scale
+
+
+def field():
+    return Field()
+
+
+def leave():
+    import sys
+
+    sys.exit(0)
+
+
+def talk():
+    print("a library that prints on stdout")
+    return build()
+
+
+def broken():
+    raise RuntimeError("no weights here")
+'''
+SAMPLES = 64
+
+
+@functools.cache
+def made() -> Path:
+    """The folder, made once for all tests, removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="gate-test-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "small_models.py").write_text(MODULE)
+    with contextlib.chdir(folder):
+        _fill(folder)
+    return folder
+
+
+def _fill(folder: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(SAMPLES, 1, 8, 8)).astype(np.float32)
+    model = build_model("small_models:build").eval()
+    with torch.no_grad():
+        labels = model(torch.from_numpy(images)).argmax(1).numpy()
+    np.save(folder / "images.npy", images)
+    np.save(folder / "labels.npy", labels)
+    _export(model, {"input": images[:4]}, folder / "good.onnx", ("logits",))
+    change_one_weight(folder / "good.onnx", folder / "bad.onnx")
+    save_checkpoint(model, folder / "weights.safetensors")
+    _two_inputs(folder, images)
+    _bad_inputs(folder, images)
+
+
+def _two_inputs(folder: Path, images: np.ndarray) -> None:
+    scale = np.random.default_rng(1).uniform(1, 2, size=(SAMPLES, 1, 1, 1)).astype(np.float32)
+    np.savez(folder / "field.npz", image=images, scale=scale)
+    example = {"image": images[:4], "scale": scale[:4]}
+    _export(build_model("small_models:field").eval(), example, folder / "field.onnx", ("field",))
+
+
+def _bad_inputs(folder: Path, images: np.ndarray) -> None:
+    spoilt = images.copy()
+    spoilt[40, 0, 2, 2] = np.nan
+    np.save(folder / "nan.npy", spoilt)
+    np.save(folder / "rank.npy", images[:, 0])
+    np.save(folder / "size.npy", images[..., :7])
+    np.save(folder / "double.npy", images.astype(np.float64))
+    np.save(folder / "none.npy", images[:0])
+    np.savez(folder / "two.npz", input=images, other=images)
+    np.save(folder / "short_labels.npy", np.zeros(SAMPLES - 1, dtype=np.int64))
+    np.save(folder / "float_labels.npy", np.zeros(SAMPLES))
+    np.save(folder / "far_labels.npy", np.full(SAMPLES, 99))
+    (folder / "empty").mkdir()
+    (folder / "text.onnx").write_text("this is no model")
+    whole = (folder / "good.onnx").read_bytes()
+    (folder / "cut.onnx").write_bytes(whole[: len(whole) // 2])
+    (folder / "nothing.onnx").write_bytes(b"")
+    torch.save(nn.Linear(3, 2).state_dict(), folder / "other.pt")
+    (folder / "noise.pt").write_bytes(b"not a checkpoint")
+    torch.save(_Evil(), folder / "evil.pt")
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("evil_ran"),)
+
+
+def _export(
+    model: nn.Module, example: dict[str, np.ndarray], path: Path, outputs: tuple[str, ...]
+) -> None:
+    settings = ExportSettings(
+        strategy="traced", batch_size=4, input_names=tuple(example), output_names=outputs
+    )
+    export_traced(model, example, settings=settings, output=path)
+
+
+def change_one_weight(source: Path, target: Path) -> None:
+    """Copy an ONNX file with one weight of its last layer half as large again."""
+    model = onnx.load(source)
+    weight = next(t for t in model.graph.initializer if len(t.dims) == 2)
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] *= 1.5
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(model, target)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.check import Reference, Workload, check, default_task
+from gate.checks import Verdict
+from gate.digest import Digest
+from gate.errors import DigestMismatch, InputMismatch, ModelError
+from gate.evidence import Source
+from gate.export.onnx_file import read_subject
+from gate.parity.samples import Samples
+from tests.small_project import SAMPLES, made
+
+SOURCE = Source(factory="tests:built")
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class _Returns(nn.Module):
+    """Returns what `make` makes of the batch."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, input: torch.Tensor) -> object:
+        return self.make(input)
+
+
+def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
+    reference = Reference.load("small_models:build", checkpoint=project / "weights.safetensors")
+    workload = Workload.open(project / "images.npy", labels=project / "labels.npy", batch_size=24)
+    seen: list[tuple[int, int]] = []
+    verdicted = check(
+        project / "good.onnx",
+        reference=reference,
+        workload=workload,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    evidence, decision = verdicted.evidence, verdicted.decision
+    assert decision.verdict is Verdict.PASS
+    assert decision.runtimes == ("ort-cpu", "ort-cpu-optimized")
+    assert decision.subject_sha256 == Digest.of_file(project / "good.onnx")
+    assert decision.evidence_sha256 == evidence.digest()
+    assert decision.policy_sha256 == verdicted.policy.digest()
+    assert evidence.source.checkpoint_sha256 == Digest.of_file(project / "weights.safetensors")
+    assert evidence.source.labels_sha256 == Digest.of_file(project / "labels.npy")
+    assert evidence.dataset.labelled
+    assert seen[-1] == (SAMPLES, SAMPLES)
+
+
+def test_a_changed_weight_is_rejected(project: Path) -> None:
+    verdicted = check(
+        project / "bad.onnx",
+        reference=Reference.load("small_models:build"),
+        workload=Workload.open(project / "images.npy"),
+    )
+    assert verdicted.decision.verdict is Verdict.FAIL
+    assert {check.name for check in verdicted.decision.problems} >= {"scaled_diff"}
+
+
+def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:
+    reference = Reference.load("small_models:build")
+    reference.model.train()
+    before = {name: value.clone() for name, value in reference.model.state_dict().items()}
+    random = torch.random.get_rng_state()
+    check(
+        project / "good.onnx",
+        reference=reference,
+        workload=Workload.open(project / "images.npy"),
+    )
+    assert reference.model.training
+    assert torch.equal(torch.random.get_rng_state(), random)
+    for name, value in reference.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("make", "task"),
+    [
+        (lambda x: x.flatten(1), "classification"),
+        (lambda x: (x, x.flatten(1)), "classification"),
+        (lambda x: {"a": x, "b": [x.flatten(1)]}, "classification"),
+        (lambda x: x, "tensors"),
+        (lambda x: x.flatten(1)[:, :1], "tensors"),
+        (lambda x: x.flatten(1).to(torch.int64), "tensors"),
+        (lambda x: x.flatten(1).T, "tensors"),
+        (lambda x: x.sum(), "tensors"),
+    ],
+)
+def test_the_task_comes_from_what_the_reference_returns(project: Path, make, task: str) -> None:
+    subject = read_subject(project / "good.onnx")
+    reference = Reference(_Returns(make), SOURCE)
+    assert default_task(subject, reference, Workload.open(project / "images.npy")) == task
+
+
+def test_a_file_without_classes_cannot_choose_the_milder_task(project: Path) -> None:
+    """The model classifies; a file that gives an image instead is not judged as tensors."""
+    images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
+    workload = Workload(Samples.of({"image": images, "scale": np.ones_like(images[..., :1, :1])}))
+
+    class Classifier(nn.Module):
+        def forward(self, image: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return (image * scale).flatten(1)
+
+    verdicted = check(
+        project / "field.onnx", reference=Reference(Classifier(), SOURCE), workload=workload
+    )
+    assert verdicted.policy.task == "classification"
+    assert verdicted.decision.verdict is not Verdict.PASS
+
+
+def test_a_model_that_cannot_compute_the_batch_is_an_error(project: Path) -> None:
+    reference = Reference(nn.Linear(3, 2), SOURCE)
+    with pytest.raises(ModelError, match="can't compute the first 32 samples"):
+        check(
+            project / "good.onnx",
+            reference=reference,
+            workload=Workload.open(project / "images.npy"),
+        )
+
+
+def test_samples_that_do_not_fit_are_an_error(project: Path) -> None:
+    with pytest.raises(InputMismatch):
+        check(
+            project / "good.onnx",
+            reference=Reference.load("small_models:build"),
+            workload=Workload.open(project / "rank.npy"),
+        )
+
+
+def test_a_file_that_changes_meanwhile_is_not_judged(project: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes((project / "good.onnx").read_bytes())
+
+    def swap(_done: int, _total: int) -> None:
+        path.write_bytes((project / "bad.onnx").read_bytes())
+
+    with pytest.raises(DigestMismatch):
+        check(
+            path,
+            reference=Reference.load("small_models:build"),
+            workload=Workload.open(project / "images.npy"),
+            progress=swap,
+        )

@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gate import cli
+from gate.commands.outcome import Outcome, Status, console
+from gate.decision import Decision
+from gate.errors import GateError
+from gate.evidence import Evidence
+from tests.small_project import made
+
+COMMANDS = ("check", "promote", "rollback", "history", "doctor")
+GOOD = ["good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _replaced(*changes: tuple[str, str]) -> list[str]:
+    """GOOD with some arguments exchanged; new options are put at the end."""
+    arguments = ["check", *GOOD]
+    for old, new in changes:
+        if old in arguments:
+            arguments[arguments.index(old)] = new
+        else:
+            arguments += [old, new]
+    return arguments
+
+
+def _run(code: str, *, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_examples_and_json(self, command: str, capsys) -> None:
+        assert cli.main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "Examples:" in text
+        assert f"gate {command}" in text.split("Examples:")[1]
+        assert "--json" in text
+
+    def test_the_group_lists_all_commands_with_whole_sentences(self, capsys) -> None:
+        assert cli.main(["--help"]) == 0
+        text = capsys.readouterr().out
+        for command in COMMANDS:
+            assert re.search(rf"^  {command} .*\.$", text, flags=re.MULTILINE)
+        assert "..." not in text.split("Commands:")[1]
+
+    def test_version(self, capsys) -> None:
+        assert cli.main(["--version"]) == 0
+        assert re.fullmatch(r"gate \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+    def test_help_loads_nothing_heavy(self) -> None:
+        code = (
+            "import sys; from gate.cli import main; main(['--help']); main(['check', '--help']);"
+            "print(sorted({m.split('.')[0] for m in sys.modules}"
+            " & {'pydantic', 'numpy', 'torch', 'rich', 'mlflow', 'onnx', 'onnxruntime', 'dvc',"
+            " 'scipy', 'matplotlib', 'ruamel'}))"
+        )
+        assert _run(code).stdout.splitlines()[-1] == "[]"
+
+    def test_help_costs_less_than_300_ms_of_cpu_over_the_bare_interpreter(self) -> None:
+        bare = min(_cpu_seconds("pass") for _ in range(3))
+        help_ = min(_cpu_seconds("from gate.cli import main; main(['--help'])") for _ in range(3))
+        assert help_ - bare < 0.3
+
+
+def _cpu_seconds(code: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert _run(code).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+class TestExitCodes:
+    """The one place where outcomes become numbers."""
+
+    @pytest.mark.parametrize(
+        ("status", "code"), [(Status.DONE, 0), (Status.REJECTED, 1), (Status.NOT_JUDGED, 2)]
+    )
+    def test_outcomes(self, monkeypatch, capsys, status: Status, code: int) -> None:
+        _replace_command(monkeypatch, lambda: Outcome(status, {"a": 1}, lambda c: c.print("told")))
+        assert cli.main(["doctor"]) == code
+        assert capsys.readouterr().out == "told\n"
+        assert cli.main(["doctor", "--json"]) == code
+        assert json.loads(capsys.readouterr().out) == {"a": 1, "exit_code": code}
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (GateError("seen, expected, remedy"), 2),
+            (RuntimeError("a bug"), 2),
+            (MemoryError(), 2),
+            (RecursionError("deep"), 2),
+            (SystemExit(0), 2),
+            (SystemExit(1), 2),
+            (click.UsageError("wrong"), 2),
+            (KeyboardInterrupt(), 130),
+            (click.Abort(), 130),
+        ],
+    )
+    def test_errors(self, monkeypatch, capsys, error: BaseException, code: int) -> None:
+        def fail() -> Outcome:
+            raise error
+
+        _replace_command(monkeypatch, fail)
+        assert cli.main(["doctor"]) == code
+        seen = capsys.readouterr()
+        assert seen.out == ""
+        assert "Traceback" not in seen.err
+
+    def test_a_command_that_forgets_its_outcome_is_no_success(self, monkeypatch, capsys) -> None:
+        _replace_command(monkeypatch, lambda: None)
+        assert cli.main(["doctor"]) == 2
+        capsys.readouterr()
+
+    def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
+        def fail() -> Outcome:
+            raise RuntimeError("a bug")
+
+        _replace_command(monkeypatch, fail)
+        assert cli.main(["doctor", "--debug"]) == 2
+        assert "Traceback" in capsys.readouterr().err
+
+    def test_errors_as_json(self, monkeypatch, capsys) -> None:
+        def fail() -> Outcome:
+            print("a library talks")
+            raise GateError("seen, expected, remedy")
+
+        _replace_command(monkeypatch, fail)
+        assert cli.main(["doctor", "--json"]) == 2
+        seen = capsys.readouterr()
+        assert json.loads(seen.out) == {
+            "error": {"type": "GateError", "message": "seen, expected, remedy"}
+        }
+        assert "a library talks" in seen.err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [],
+            ["nonsense"],
+            ["check"],
+            ["check", "--nonsense"],
+            ["check", "good.onnx", "--reference", "small_models:build"],
+            _replaced(("--batch-size", "0")),
+            ["history", "--limit", "0"],
+            ["rollback"],
+        ],
+    )
+    def test_wrong_usage(self, project: Path, capsys, arguments: list[str]) -> None:
+        assert cli.main(arguments) == 2
+        seen = capsys.readouterr()
+        assert seen.out == ""
+        assert seen.err.strip()
+        assert cli.main([*arguments, "--json"]) == 2
+        assert set(json.loads(capsys.readouterr().out)) == {"error"}
+
+    def test_ctrl_c_ends_the_process_with_130(self) -> None:
+        code = (
+            "import os, signal, sys, click\n"
+            "from gate import cli\n"
+            "from gate.commands import doctor\n"
+            "doctor.command = click.Command('doctor', callback=lambda:"
+            " os.kill(os.getpid(), signal.SIGINT))\n"
+            "sys.argv = ['gate', 'doctor']\n"
+            "cli.run()\n"
+        )
+        assert _run(code).returncode == 130
+
+
+def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
+    from gate.commands import doctor
+    from gate.commands.outcome import machine_options
+
+    monkeypatch.setattr(doctor, "command", click.command("doctor")(machine_options(call)))
+
+
+BAD_POLICIES = {
+    "": "expected a mapping",
+    "gate:\n": "missing or empty",
+    "{}": "runtimes: Field required",
+    "gate: {runtimes: {}}": "gate.runtimes",
+    "gate: {tolerance: 1}": "gate.tolerance",
+    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: -1}}}}": (
+        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
+    ),
+    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: .nan}}}}": (
+        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
+    ),
+    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: .inf}}}}": (
+        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
+    ),
+    "gate: [": "not valid YAML",
+}
+
+BAD_INPUTS = {
+    "no checkpoint": (("--checkpoint", "missing.pt"), "CheckpointError", "does not exist"),
+    "unreadable checkpoint": (("--checkpoint", "noise.pt"), "CheckpointError", "noise.pt"),
+    "malicious checkpoint": (("--checkpoint", "evil.pt"), "CheckpointError", "run code"),
+    "other architecture": (("--checkpoint", "other.pt"), "CheckpointError", "missing"),
+    "no file": (("good.onnx", "missing.onnx"), "OnnxFileError", "missing"),
+    "not ONNX": (("good.onnx", "text.onnx"), "OnnxFileError", "ONNX model"),
+    "truncated": (("good.onnx", "cut.onnx"), "OnnxFileError", "cut.onnx"),
+    "empty file": (("good.onnx", "nothing.onnx"), "OnnxFileError", "empty"),
+    "a folder": (("good.onnx", "empty"), "OnnxFileError", "folder"),
+    "other number of inputs": (("images.npy", "two.npz"), "InputMismatch", "inputs"),
+    "other rank": (("images.npy", "rank.npy"), "InputMismatch", "doesn't fit"),
+    "other size": (("images.npy", "size.npy"), "InputMismatch", "doesn't fit"),
+    "other dtype": (("images.npy", "double.npy"), "InputMismatch", "dtype"),
+    "other model": (("good.onnx", "field.onnx"), "InputMismatch", "inputs"),
+    "NaN inputs": (("images.npy", "nan.npy"), "DataError", "sample 40"),
+    "no samples": (("images.npy", "none.npy"), "DataError", "nothing to measure"),
+    "no inputs": (("images.npy", "missing.npy"), "DataError", "missing.npy"),
+    "empty folder": (("images.npy", "empty"), "DataError", "empty"),
+    "short labels": (("--labels", "short_labels.npy"), "DataError", "(64,)"),
+    "float labels": (("--labels", "float_labels.npy"), "DataError", "integers"),
+    "far labels": (("--labels", "far_labels.npy"), "DataError", "99"),
+    "no policy": (("--policy", "missing.yaml"), "PolicyError", "missing.yaml"),
+    "no module": (("small_models:build", "nowhere:build"), "ModelError", "nowhere"),
+    "no factory": (("small_models:build", "small_models:no"), "ModelError", "build"),
+    "no colon": (("small_models:build", "small_models"), "ModelError", "small_models"),
+    "factory raises": (("small_models:build", "small_models:broken"), "ModelError", "weights"),
+    "factory exits": (("small_models:build", "small_models:leave"), "ModelError", "SystemExit"),
+    "report on a file": (("--report", "images.npy"), "StorageError", "cannot write"),
+}
+
+
+class TestCheck:
+    def test_a_right_file(self, project: Path, capsys) -> None:
+        assert cli.main(["check", *GOOD]) == 0
+        text = capsys.readouterr().out
+        assert "PASS" in text
+        assert "built in for classification" in text
+        assert "waived" in text
+        assert "at least 0.954" in text
+        assert "\x1b" not in text
+
+    def test_json_is_alone_on_stdout_and_whole(self, project: Path, capsys) -> None:
+        assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
+        seen = capsys.readouterr()
+        told = json.loads(seen.out)
+        assert set(told) == {"verdict", "exit_code", "task", "decision", "evidence"}
+        assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "classification")
+        decision = Decision.from_json(json.dumps(told["decision"]))
+        assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
+        assert "a library that prints" in seen.err
+
+    def test_a_changed_weight(self, project: Path, capsys) -> None:
+        assert cli.main(_replaced(("good.onnx", "bad.onnx"))) == 1
+        text = capsys.readouterr().out
+        assert re.search(r"logits / scaled_diff +[\d.e-]+ +≤ 0.0001 +64 +FAIL", text)
+        assert "scaled_diff is 0.0" in text
+        assert "try: Export in eval mode" in text
+        assert text.rstrip().splitlines()[-1].startswith("Rejected: ")
+
+    def test_a_degenerate_reference_cannot_be_judged(self, project: Path, tmp_path, capsys) -> None:
+        import numpy as np
+
+        np.save(tmp_path / "same.npy", np.ones((4, 1, 8, 8), dtype=np.float32))
+        arguments = _replaced(("images.npy", str(tmp_path / "same.npy")))
+        assert cli.main(arguments) == 2
+        assert "Could not judge" in capsys.readouterr().out
+        assert cli.main([*arguments, "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["verdict"] == "ERROR"
+
+    def test_several_inputs_and_no_classes(self, project: Path, capsys) -> None:
+        arguments = ["check", "field.onnx", "--reference", "small_models:field"]
+        assert cli.main([*arguments, "--inputs", "field.npz", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["task"] == "tensors"
+
+    @pytest.mark.parametrize("section", ["gate:\n  ", ""])
+    def test_a_policy_file_with_and_without_section(
+        self, project: Path, tmp_path: Path, capsys, section: str
+    ) -> None:
+        policy = tmp_path / "policy.yaml"
+        bounds = "{max_abs_diff: 1e-30, top1_agreement: 1.0}"
+        policy.write_text(f"{section}runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}")
+        assert cli.main(_replaced(("--policy", str(policy)))) == 1
+        assert "max_abs_diff" in capsys.readouterr().out
+
+    def test_a_report(self, project: Path, tmp_path: Path, capsys) -> None:
+        folder = tmp_path / "report"
+        assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--report", str(folder)))) == 1
+        assert f"{folder}/report.html" in capsys.readouterr().out
+        decision = Decision.load(folder / "decision.json")
+        assert decision.evidence_sha256 == Evidence.load(folder / "evidence.json").digest()
+        assert {path.name for path in folder.iterdir()} == {
+            "decision.json", "evidence.json", "plots", "report.html", "report.md",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())
+    def test_a_bad_policy(
+        self, project: Path, tmp_path: Path, capsys, text: str, told: str
+    ) -> None:
+        policy = tmp_path / "policy.yaml"
+        policy.write_text(text)
+        assert cli.main([*_replaced(("--policy", str(policy))), "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["type"] == "PolicyError"
+        assert told in error["message"]
+
+    @pytest.mark.parametrize("name", BAD_INPUTS)
+    def test_bad_input(self, project: Path, capsys, name: str) -> None:
+        change, kind, told = BAD_INPUTS[name]
+        before = {path: path.read_bytes() for path in project.iterdir() if path.is_file()}
+        assert cli.main([*_replaced(change), "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["type"] == kind
+        assert told in error["message"]
+        assert before == {path: path.read_bytes() for path in before}
+        assert not (project / "evil_ran").exists()
+
+    def test_it_needs_neither_dvc_nor_mlflow_nor_this_repository(self, project: Path) -> None:
+        code = (
+            "import sys\n"
+            "for name in ('mlflow', 'dvc', 'pipelines'): sys.modules[name] = None\n"
+            "from gate.cli import main\n"
+            f"sys.exit(main(['check', *{GOOD!r}]))"
+        )
+        done = _run(code, cwd=project, PYTHONPATH=str(Path(cli.__file__).parents[1]))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "Passed: " in done.stdout
+
+
+class TestTerminal:
+    """A command that prints a coloured word and shows a bar."""
+
+    CODE = """
+import sys, time, click
+from gate import cli
+from gate.commands import doctor
+from gate.commands.outcome import Outcome, Status
+from gate.commands.progress import bar
+
+def show(console):
+    from rich.text import Text
+    console.print(Text("word", style="green"))
+
+def work():
+    with bar("measuring") as progress:
+        print("bar" if progress else "no bar", file=sys.stderr)
+        if progress:
+            progress(1, 2)
+            time.sleep(0.2)
+    return Outcome(Status.DONE, {}, show)
+
+doctor.command = click.Command("doctor", callback=work)
+sys.exit(cli.main(["doctor"]))
+"""
+
+    def test_a_pipe_gets_neither_colours_nor_bars(self) -> None:
+        plain = _run(self.CODE, FORCE_COLOR="1")
+        assert (plain.stdout, plain.stderr) == ("word\n", "no bar\n")
+
+    def test_a_terminal_gets_both(self) -> None:
+        seen = _on_a_terminal(self.CODE)
+        assert "\x1b[32mword" in seen
+        assert "measuring" in seen
+
+    def test_no_color_is_respected(self) -> None:
+        seen = _on_a_terminal(self.CODE, NO_COLOR="1")
+        assert "word" in seen
+        assert "\x1b[32m" not in seen
+
+    def test_a_wide_table_is_not_cut_in_a_pipe(self) -> None:
+        stream = io.StringIO()
+        console(stream).print("x" * 500)
+        assert stream.getvalue() == "x" * 500 + "\n"
+
+
+def _on_a_terminal(code: str, **environment: str) -> str:
+    import pty
+
+    here, there = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=there,
+        stderr=there,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+    )
+    os.close(there)
+    seen = b""
+    with open(here, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+        while True:
+            try:
+                part = stream.read(4096)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            seen += part
+    child.wait(timeout=60)
+    return seen.decode(errors="replace")
