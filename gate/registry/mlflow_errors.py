@@ -51,7 +51,8 @@ def translated(uri: str, doing: str) -> Iterator[None]:
 
 
 def _translate(error: Exception, uri: str, doing: str) -> GateError:
-    text = " ".join(str(error).split())
+    # MLflow repeats the address with user and password in its own message.
+    text = re.sub(r"(?<=://)[^/@\s]+@", "", " ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"
     lowered = text.lower()
     for cause in _chain(error):

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import shutil
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gate import cli, doctor
+from gate.doctor import Diagnosis, Finding, cuda, examine, session
+from gate.errors import RegistryUnavailable
+from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
+
+
+def _fine() -> None:
+    """A registry that answers."""
+
+
+def _examine(folder: Path) -> dict[str, Finding]:
+    diagnosis = examine(folder, registry="sqlite:///here", preflight=_fine)
+    return {finding.name: finding for finding in diagnosis.findings}
+
+
+def test_this_machine_can_judge_on_the_cpu(tmp_path: Path) -> None:
+    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    assert diagnosis.can_judge
+    states = {finding.name: finding.state for finding in diagnosis.findings}
+    assert states["ort-cpu"] == states["torch"] == states["MLflow"] == states["DVC"] == "ok"
+
+
+def test_whatever_is_not_right_says_how_to_mend_it(tmp_path: Path) -> None:
+    for finding in _examine(tmp_path).values():
+        assert finding.state == "ok" or finding.remedy or finding.name == "CUDA device"
+
+
+def test_a_provider_counts_only_if_it_ran_a_model() -> None:
+    """What is listed proves nothing: on a machine without CUDA the session falls back."""
+    import onnxruntime
+
+    active, _ = session.active_provider(CPU_PROVIDER)
+    assert active == CPU_PROVIDER
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        pytest.skip("this build of ONNX Runtime knows no CUDA")
+    active, said = session.active_provider(CUDA_PROVIDER)
+    found = cuda._cuda_session(device=True)
+    assert (found.state == "ok") == (active == CUDA_PROVIDER)
+    if active != CUDA_PROVIDER:
+        assert session.reason_of(said) in found.seen
+
+
+class TestWithoutCuda:
+    @pytest.fixture(autouse=True)
+    def _no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: "no CUDA device on this machine")
+        monkeypatch.setattr(cuda, "active_provider", lambda _: (CPU_PROVIDER, ""))
+        monkeypatch.setattr(cuda, "_loads", lambda _: False)
+
+    def test_it_is_absent_and_the_cpu_can_judge(self, tmp_path: Path) -> None:
+        found = _examine(tmp_path)
+        assert found["CUDA device"].state == found["ort-cuda"].state == "absent"
+        assert Diagnosis(tuple(found.values())).can_judge
+
+
+class TestWithADevice:
+    @pytest.fixture(autouse=True)
+    def _device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: None)
+        monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: None)
+        monkeypatch.setattr(cuda, "_device", lambda: "a card")
+
+    def test_a_fallback_to_the_cpu_is_missing_with_the_reason(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        said = "[E:onnxruntime] Failed to load x with error: libcudnn.so.9: cannot open\n\x1b[m"
+        monkeypatch.setattr(cuda, "active_provider", lambda _: (CPU_PROVIDER, said))
+        found = _examine(tmp_path)["ort-cuda"]
+        assert found.state == "missing"
+        assert "libcudnn.so.9: cannot open" in found.seen
+        assert found.remedy
+
+    def test_missing_libraries_are_named_with_where_they_come_from(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        lacking = {"libcuda.so.1", "libcurand.so.10"}
+        monkeypatch.setattr(cuda, "_loads", lambda name: name not in lacking)
+        found = _examine(tmp_path)["CUDA libraries"]
+        assert found.state == "missing"
+        assert found.seen == "not there: libcuda.so.1, libcurand.so.10"
+        assert "driver" in str(found.remedy)
+        assert "onnxruntime-gpu[cuda,cudnn]" in str(found.remedy)
+
+    def test_a_device_that_cannot_be_used_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: "PyTorch sees none")
+        assert _examine(tmp_path)["CUDA device"].state == "missing"
+
+    def test_all_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(cuda, "_loads", lambda _: True)
+        monkeypatch.setattr(cuda, "active_provider", lambda name: (name, ""))
+        found = _examine(tmp_path)
+        assert found["CUDA device"].state == found["ort-cuda"].state == "ok"
+        assert found["CUDA libraries"].state == "ok"
+
+
+def test_names_of_libraries_follow_the_cuda_version() -> None:
+    assert "libcufft.so.11" in cuda._library_names(12)
+    assert "libcufft.so.12" in cuda._library_names(13)
+
+
+def test_a_library_is_there_only_if_it_loads() -> None:
+    assert cuda._loads("libc.so.6")
+    assert not cuda._loads("libnowhere.so.1")
+    assert ctypes.CDLL("libc.so.6")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+def test_without_a_needed_package_nothing_can_be_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    real = importlib.import_module
+
+    def broken(module: str) -> object:
+        if module == name:
+            raise ImportError("libgomp.so.1: cannot open shared object file")
+        return real(module)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    found = {finding.name: finding for finding in diagnosis.findings}
+    assert not diagnosis.can_judge
+    assert found[name].state == "missing"
+    assert "libgomp" in found[name].seen
+
+
+def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_provider: str) -> tuple[str, str]:
+        raise RuntimeError("1 + 1 gave 3")
+
+    monkeypatch.setattr(doctor, "active_provider", broken)
+    monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: 1 / 0)
+    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    found = {finding.name: finding for finding in diagnosis.findings}
+    assert not diagnosis.can_judge
+    assert "1 + 1 gave 3" in found["ort-cpu"].seen
+    assert found["CUDA"].state == "missing"
+
+
+def test_two_onnxruntime_packages_are_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "1.0")
+    found = _examine(tmp_path)["one onnxruntime package"]
+    assert found.state == "missing"
+    assert "overwrite each other" in found.seen
+
+
+def test_a_registry_that_is_down_does_not_hinder_judging(tmp_path: Path) -> None:
+    def down() -> None:
+        raise RegistryUnavailable("no answer from http://127.0.0.1:1")
+
+    diagnosis = examine(tmp_path, registry="http://127.0.0.1:1", preflight=down)
+    found = {finding.name: finding for finding in diagnosis.findings}
+    assert found["MLflow"].state == "missing"
+    assert diagnosis.can_judge
+
+
+def test_a_full_disk_and_no_dvc_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1))
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "dvc":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = _examine(tmp_path)
+    assert found["disk"].state == found["DVC"].state == "missing"
+
+
+class TestCommand:
+    def test_table_and_json(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        assert cli.main(["doctor"]) == 0
+        text = capsys.readouterr().out
+        assert "can judge files on the CPU" in text
+        assert f"sqlite:///{tmp_path}/mlflow.db" in text
+        assert cli.main(["doctor", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["can_judge"], told["exit_code"]) == (True, 0)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_it_ends_with_2_where_nothing_can_be_judged(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bad = Diagnosis((Finding("torch", "missing", "gone", "Install it again.", needed=True),))
+        monkeypatch.setattr(doctor, "examine", lambda *_, **__: bad)
+        assert cli.main(["doctor"]) == 2
+        text = capsys.readouterr().out
+        assert "torch: Install it again." in text
+        assert "can't judge" in text
+
+    def test_a_password_in_the_address_is_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:1")
+        assert cli.main(["doctor"]) == 0
+        assert "secret" not in capsys.readouterr().out
