@@ -28,6 +28,9 @@ _LEVELS = {
     "mlflow.store.db.utils": logging.CRITICAL,
 }
 
+# Warnings of MLflow about its own code, on importing it: nothing that our user could mend.
+_NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
+
 
 def quiet_process() -> None:
     """Set what the user has not set; before MLflow is first imported if possible."""
@@ -51,8 +54,8 @@ def lent(tracking_uri: str) -> Iterator[None]:
     before = os.environ.get(_URI)
     try:
         with warnings.catch_warnings(), _use_tracking_uri(tracking_uri):
-            # Of SQLAlchemy, on importing MLflow's stores: nothing that our user could mend.
-            warnings.filterwarnings("ignore", "The ``noload`` loader", DeprecationWarning)
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message)
             yield
     finally:
         if before is None:

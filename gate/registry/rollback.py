@@ -49,10 +49,9 @@ def _rollback(desk: Desk, reason: str) -> Promotion:
         )
         raise _refusal(desk, error)
     _check_target(desk, history, target)
-    mark = f"{now()}: {reason}"
     if TAG_ROLLED_BACK not in desk.registry.version(desk.model, champion).tags:
         # Before the alias moves: a crash in between must not leave the bad bytes promotable.
-        desk.registry.set_tag(desk.model, champion, (TAG_ROLLED_BACK, mark))
+        desk.registry.set_tag(desk.model, champion, (TAG_ROLLED_BACK, f"{now()}: {reason}"))
     if desk.alias(CHAMPION) != target:
         desk.move_champion(target, seen=champion)
     # After champion: until then `previous` is the only word on where to go back to.

@@ -49,7 +49,7 @@ def serving(folder: Path, *, guarded: bool = False) -> Iterator[Server]:
             _wait(f"http://127.0.0.1:{port}/health", process, folder / "log")
             yield Server(f"http://127.0.0.1:{port}", folder / "artifacts")
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
 
