@@ -17,8 +17,8 @@ class Comparison:
         self._names = tuple(names)
         self._outputs: list[OutputStatistics] = []
 
-    def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
-        """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
+    def check(self, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
+        """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
         if not len(reference) == len(candidate) == len(self._names):
             raise OutputMismatch(
                 f"{self._runtime} returned {len(candidate)} outputs, the file names "
@@ -26,7 +26,11 @@ class Comparison:
                 "Export again with export.output_names as the model returns them, in its order."
             )
         for name, r, c in zip(self._names, reference, candidate, strict=True):
-            self._check(name, r, c)
+            self._check_output(name, r, c)
+
+    def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
+        """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
+        self.check(reference, candidate)
         if not self._outputs:
             self._outputs = [
                 OutputStatistics(name, r.dtype.name)
@@ -39,7 +43,7 @@ class Comparison:
         """One record an output, in the file's order."""
         return tuple(statistics.result() for statistics in self._outputs)
 
-    def _check(self, name: str, r: Array, c: Array) -> None:
+    def _check_output(self, name: str, r: Array, c: Array) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:
             return
         if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:

@@ -73,15 +73,17 @@ def measure(  # noqa: PLR0913
     ]
     with deterministic(policy.determinism) as switches:
         own = private_copy(model, device="cpu")
-        example = next(samples.batches(binding.batch_size if binding.fixed else 1))
+        reference = _Reference(TorchRunner(own, binding, device="cpu"))
+        example = next(samples.batches(_example_size(binding)))
+        expected = reference.run(example)
         for track in tracks:
             _open(track, own, candidate, policy=policy, start=(binding, example))
-        reference = _Reference(TorchRunner(own, binding, device="cpu"))
+            track.probe(example, expected)
         done = 0
         for batch in samples.batches(binding.batch_size):
-            count = len(next(iter(batch.values())))
+            count = _length(batch)
             span = Span(done, count, None if labels is None else labels[done : done + count])
-            expected = reference.run(batch, count)
+            expected = reference.timed_run(batch)
             _check_classes(expected, names, span, policy=policy)
             for track in tracks:
                 track.step(batch, expected, span)
@@ -106,11 +108,9 @@ class _Reference:
         self._runner = runner
         self._stopwatch = Stopwatch()
 
-    def run(self, batch: Batch, count: int) -> list[Array]:
+    def run(self, batch: Batch) -> list[Array]:
         try:
-            start = time.perf_counter()
-            outputs = self._runner.run(batch)
-            self._stopwatch.add(time.perf_counter() - start, batch_size=count)
+            return self._runner.run(batch)
         except GateError:
             raise
         except Exception as error:
@@ -119,12 +119,28 @@ class _Reference:
                 f"the reference model can't compute {shapes}: {describe_failure(error)}. "
                 "Check that the model is the one that was exported and takes these inputs."
             ) from error
+
+    def timed_run(self, batch: Batch) -> list[Array]:
+        start = time.perf_counter()
+        outputs = self.run(batch)
+        self._stopwatch.add(time.perf_counter() - start, batch_size=_length(batch))
         return outputs
 
     def latency(self) -> Latency:
         latency = self._stopwatch.result()
         assert latency is not None, "samples are never empty"
         return latency
+
+
+def _example_size(binding: Binding) -> int:
+    """A small batch of another size than the measured ones, where the file allows it."""
+    if binding.fixed:
+        return binding.batch_size
+    return 1 if binding.batch_size > 1 else 2
+
+
+def _length(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _open(

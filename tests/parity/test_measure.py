@@ -1,0 +1,507 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.checks import Verdict
+from gate.decision import decide
+from gate.digest import Digest
+from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
+from gate.evidence import Evidence, Source
+from gate.parity.candidate import Candidate
+from gate.parity.measure import measure
+from gate.parity.samples import Samples
+from tests.parity import tiny
+
+CPU = ("ort-cpu", "ort-cpu-optimized")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.net()
+
+
+@pytest.fixture(scope="module")
+def good(model, tmp_path_factory):
+    return tiny.export(model, tmp_path_factory.mktemp("good") / "model.onnx")
+
+
+def judged(candidate, measurement, policy):
+    evidence = Evidence(
+        subject=candidate.subject,
+        source=Source(factory="tests"),
+        dataset=measurement.dataset,
+        environment=measurement.environment,
+        runtimes=measurement.runtimes,
+        reference_latency=measurement.reference_latency,
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
+    return decide(policy, Evidence.from_json(evidence.to_json()), decided_at="now")
+
+
+def test_a_correct_export_passes(model, good):
+    policy = tiny.policy(*CPU)
+    samples = tiny.samples(21)
+    labels = np.arange(21) % tiny.CLASSES
+    seen = []
+    measurement = measure(
+        model, good, samples, policy=policy, batch_size=4, labels=labels,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+
+    assert seen == [(4, 21), (8, 21), (12, 21), (16, 21), (20, 21), (21, 21)]
+    assert measurement.dataset.sha256 == samples.digest()
+    assert (measurement.dataset.samples, measurement.dataset.labelled) == (21, True)
+    assert (measurement.reference_latency.batch_size, measurement.reference_latency.batches) == (
+        4,
+        4,
+    )
+    for runtime, level in zip(
+        measurement.runtimes, ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"), strict=True
+    ):
+        assert runtime.failure is None
+        assert runtime.providers_active == ("CPUExecutionProvider",)
+        assert runtime.nodes_per_provider["CPUExecutionProvider"] > 2
+        assert runtime.fallback_nodes == ()
+        assert runtime.session_options["graph_optimization_level"] == level
+        assert runtime.session_options["intra_op_num_threads"] == str(torch.get_num_threads())
+        assert (runtime.latency.batch_size, runtime.latency.batches) == (4, 4)
+        (output,) = runtime.outputs
+        assert (output.name, output.dtype, output.samples) == ("logits", "float32", 21)
+        assert 0 <= output.max_abs_diff < 1e-5
+        assert output.classification.predicted_classes > 1
+        assert output.classification.accuracy is not None
+    decision = judged(good, measurement, policy)
+    assert decision.verdict is Verdict.PASS, [c.explanation for c in decision.problems]
+
+
+def test_numbers_are_those_of_a_plain_loop(model, good):
+    import onnxruntime
+
+    x = tiny.images(9)
+    (runtime,) = measure(model, good, Samples.of({"x": x}), policy=tiny.policy()).runtimes
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(good.path), options)
+    (c,) = session.run(None, {"input": x})
+    with torch.no_grad():
+        r = model(torch.from_numpy(x)).numpy()
+    assert runtime.outputs[0].max_abs_diff == pytest.approx(
+        np.abs(c.astype(float) - r.astype(float)).max(), abs=1e-6
+    )
+
+
+def swapped_head(proto):
+    for tensor in proto.graph.initializer:
+        if tensor.name == "head.weight":
+            weight = numpy_helper.to_array(tensor)[::-1].copy()
+            tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
+
+
+def log_of_output(proto):
+    replace_output(proto, "Log")
+
+
+def replace_output(proto, op):
+    last = proto.graph.node[-1]
+    last.output[0] = "before"
+    proto.graph.node.append(helper.make_node(op, ["before"], ["logits"]))
+
+
+def divided_by_zero(proto):
+    last = proto.graph.node[-1]
+    last.output[0] = "before"
+    zero = numpy_helper.from_array(np.zeros(1, np.float32), "zero")
+    proto.graph.initializer.append(zero)
+    proto.graph.node.append(helper.make_node("Div", ["before", "zero"], ["logits"]))
+
+
+@pytest.mark.parametrize("spoil", [swapped_head, log_of_output, divided_by_zero])
+def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, spoil):
+    bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
+    policy = tiny.policy(*CPU)
+    measurement = measure(model, bad, tiny.samples(), policy=policy)
+    for runtime in measurement.runtimes:
+        assert runtime.failure is None
+        (output,) = runtime.outputs
+        assert not output.max_abs_diff <= 0.1
+        if spoil is not swapped_head:
+            assert output.nonfinite_mismatched > 0
+            assert math.isnan(output.max_abs_diff)
+    assert judged(bad, measurement, policy).verdict is Verdict.FAIL
+
+
+def extra_output(proto):
+    proto.graph.node.append(helper.make_node("Relu", ["logits"], ["more"]))
+    proto.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["b", 7]))
+
+
+def no_batch_axis(proto):
+    replace_output(proto, "Squeeze")
+
+
+def one_row(proto):
+    last = proto.graph.node[-1]
+    last.output[0] = "before"
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes0"))
+    proto.graph.node.append(
+        helper.make_node("ReduceSum", ["before", "axes0"], ["logits"], keepdims=1)
+    )
+
+
+def double_output(proto):
+    last = proto.graph.node[-1]
+    last.output[0] = "before"
+    proto.graph.node.append(helper.make_node("Cast", ["before"], ["logits"], to=TensorProto.DOUBLE))
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (extra_output, "returned 2 outputs"),
+        (one_row, "export.dynamic_batch: true"),
+        (double_output, "float64"),
+    ],
+)
+def test_other_outputs_are_a_failure_in_words(model, good, tmp_path, spoil, words):
+    bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
+    policy = tiny.policy(*CPU)
+    measurement = measure(model, bad, tiny.samples(), policy=policy)
+    for runtime in measurement.runtimes:
+        assert words in runtime.failure
+        assert runtime.outputs == ()
+    assert judged(bad, measurement, policy).verdict is Verdict.FAIL
+
+
+def test_a_missing_output_is_a_failure(good):
+    class TwoOutputs(tiny.Net):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y
+
+    measurement = measure(TwoOutputs(), good, tiny.samples(), policy=tiny.policy())
+    assert "the model returns 2" in measurement.runtimes[0].failure
+
+
+def test_a_renamed_output_is_measured_under_the_file_s_name(model, tmp_path):
+    renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
+    (runtime,) = measure(model, renamed, tiny.samples(), policy=tiny.policy()).runtimes
+    assert [output.name for output in runtime.outputs] == ["scores"]
+
+
+def test_another_file_than_the_described_one_is_a_failure_of_every_runtime(model, good, tmp_path):
+    renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
+    wrong = Candidate(
+        renamed.path, good.subject.model_copy(update={"sha256": renamed.subject.sha256})
+    )
+    (runtime,) = measure(model, wrong, tiny.samples(), policy=tiny.policy()).runtimes
+    assert "['scores']" in runtime.failure
+    assert "['logits']" in runtime.failure
+
+
+def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
+    class Baked(nn.Module):
+        def forward(self, x):
+            return x.reshape(2, -1) if x.shape[0] == 2 else x.reshape(x.shape[0], -1)
+
+    baked = tiny.export(Baked(), tmp_path / "baked.onnx")
+    policy = tiny.policy()
+    measurement = measure(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2)
+    assert measurement.runtimes[0].failure is not None
+    assert judged(baked, measurement, policy).verdict is Verdict.FAIL
+
+
+def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
+    fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
+    measurement = measure(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32)
+    assert measurement.runtimes[0].latency.batch_size == 2
+    assert measurement.runtimes[0].outputs[0].samples == 6
+    with pytest.raises(InputMismatch, match="7 samples are no multiple"):
+        measure(model, fixed, tiny.samples(7), policy=tiny.policy())
+
+
+TWO = {
+    "left": np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32),
+    "right": np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    path = tmp_path_factory.mktemp("two") / "two.onnx"
+    example = {name: array[:2] for name, array in TWO.items()}
+    return tiny.export(tiny.TwoInputs(), path, example=example, outputs=("sum", "diff", "larger"))
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("right", "left"), ("a", "b")])
+def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names):
+    arrays = dict(zip(names, TWO.values(), strict=True))
+    if set(names) == set(TWO):
+        arrays = {name: TWO[name] for name in names}
+    np.savez(tmp_path / "x.npz", **arrays)
+    policy = tiny.policy(*CPU, task="classification", logits=("sum",))
+    samples = Samples.open(tmp_path / "x.npz")
+    measurement = measure(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4)
+    for runtime in measurement.runtimes:
+        assert runtime.failure is None
+        assert [(o.name, o.dtype) for o in runtime.outputs] == [
+            ("sum", "float32"), ("diff", "float32"), ("larger", "bool")
+        ]  # fmt: skip
+        assert all(output.max_abs_diff == 0.0 for output in runtime.outputs)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"input": tiny.images(4).astype(np.float64)}, "Save the samples as float32"),
+        ({"input": tiny.images(4)[:, :, 0]}, "doesn't fit"),
+        ({"input": tiny.images(4)[:, :2]}, "doesn't fit"),
+        ({"input": tiny.images(4)[:, :, :, :7]}, "doesn't fit"),
+        ({"input": tiny.images(4), "more": tiny.images(4)}, "takes 1 inputs"),
+        ({"input": np.zeros((4, 3, 8, 8), np.uint8)}, "Save the samples as float32"),
+    ],
+)
+def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
+    with pytest.raises(InputMismatch, match=words) as caught:
+        measure(model, good, Samples.of(arrays), policy=tiny.policy())
+    assert "'input' float32 (batch, 3, 8, 8)" in str(caught.value)
+    assert f"'{next(iter(arrays))}' " in str(caught.value)
+
+
+def test_nan_in_inputs_is_a_data_error(model, good):
+    x = tiny.images(9)
+    x[6, 0, 0, 0] = np.nan
+    with pytest.raises(DataError, match="'input'.*sample 6"):
+        measure(model, good, Samples.of({"input": x}), policy=tiny.policy(), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.arange(19), "need \\(20,\\)"),
+        (np.full(20, tiny.CLASSES), "has 7 classes|is 7, the model"),
+        (np.full(20, -1), "start at 0"),
+        (np.zeros(20), "integers are expected"),
+    ],
+)
+def test_labels_that_do_not_match_are_a_data_error(model, good, labels, words):
+    with pytest.raises(DataError, match=words):
+        measure(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels)
+
+
+def test_a_batch_size_below_one_is_refused(model, good):
+    with pytest.raises(InputMismatch, match="batch size is 0"):
+        measure(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0)
+
+
+class NoLogits(nn.Module):
+    """A map (n, 2, 8, 8), a count for each sample (n,), and a table without batch axis (3, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
+        self.table = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+
+    def forward(self, x):
+        heat = self.conv(x)
+        return [heat, (heat > 0).sum((1, 2, 3)), self.table * x.mean()]
+
+
+def test_outputs_that_are_no_logits(tmp_path):
+    torch.manual_seed(0)
+    model = NoLogits()
+    candidate = tiny.export(model, tmp_path / "m.onnx", outputs=("heat", "count", "table"))
+    bounds = {"max_abs_diff": 1e-4}
+    policy = tiny.policy().model_validate_json(
+        '{"task": "tensors", "runtimes": {"ort-cpu": {"required": "always",'
+        ' "bounds": {"max_abs_diff": 1e-4}}}}'
+    )
+    assert bounds
+    measurement = measure(model, candidate, tiny.samples(20), policy=policy, batch_size=8)
+    outputs = {output.name: output for output in measurement.runtimes[0].outputs}
+    assert [(o.dtype, o.samples) for o in outputs.values()] == [
+        ("float32", 20), ("int64", 20), ("float32", 20)
+    ]  # fmt: skip
+    assert all(output.classification is None for output in outputs.values())
+    assert outputs["table"].elements == 3 * 12
+    assert judged(candidate, measurement, policy).verdict is Verdict.PASS
+
+
+def test_the_file_is_hashed_again_after_measuring(model, good, tmp_path):
+    mine = tiny.edit(good, tmp_path / "model.onnx", lambda proto: None)
+
+    def tamper(done, total):
+        mine.path.write_bytes(good.path.read_bytes() + b"\0")
+
+    with pytest.raises(DigestMismatch, match="model.onnx"):
+        measure(model, mine, tiny.samples(), policy=tiny.policy(), progress=tamper)
+
+
+def test_external_data_is_hashed_too(model, good, tmp_path):
+    proto = onnx.load(good.path)
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
+    subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
+    candidate = Candidate(path, subject)
+    (runtime,) = measure(model, candidate, tiny.samples(), policy=tiny.policy()).runtimes
+    assert runtime.outputs[0].max_abs_diff < 1e-5
+
+    data = bytearray((tmp_path / "w.bin").read_bytes())
+    data[100] ^= 1
+    (tmp_path / "w.bin").write_bytes(bytes(data))
+    with pytest.raises(DigestMismatch):
+        measure(model, candidate, tiny.samples(), policy=tiny.policy())
+
+
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
+def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data)
+    subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
+    measurement = measure(model, Candidate(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
+    for runtime in measurement.runtimes:
+        assert runtime.failure
+        assert "\n" not in runtime.failure
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("no kernel\nand a long trace")
+
+
+class ReturnsText(nn.Module):
+    def forward(self, x):
+        return x, "text"
+
+
+class ReturnsBfloat(nn.Module):
+    def forward(self, x):
+        return x.bfloat16()
+
+
+class NoCopy(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("locks can't be copied")
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "words"),
+    [
+        (Raises, EvidenceError, "RuntimeError: no kernel"),
+        (ReturnsText, ModelError, "returned str"),
+        (ReturnsBfloat, ModelError, "bfloat16"),
+        (NoCopy, ModelError, "locks can't be copied"),
+    ],
+)
+def test_a_reference_that_can_not_be_computed_is_an_error(good, broken, error, words):
+    with pytest.raises(error, match=words):
+        measure(broken(), good, tiny.samples(), policy=tiny.policy())
+
+
+def test_the_caller_s_model_is_never_changed(good):
+    class Counting(tiny.Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x.mul_(1.0))
+
+    model = Counting().double().train()
+    model.norm.eval()
+    model.conv.weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    measure(model, good, tiny.samples(), policy=tiny.policy())
+    assert [module.training for module in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()][:2] == [False, True]
+    for name, value in model.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name])
+
+
+def test_the_reference_is_in_eval_mode_whatever_the_caller_s_model_is_in(model, good):
+    training = copy.deepcopy(model).train()
+    (runtime,) = measure(training, good, tiny.samples(), policy=tiny.policy()).runtimes
+    assert runtime.outputs[0].max_abs_diff < 1e-5
+
+
+def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.mul_(2.0).flatten(1)
+
+    class OutOfPlace(nn.Module):
+        def forward(self, x):
+            return (x * 2.0).flatten(1)
+
+    file = tiny.export(OutOfPlace(), tmp_path / "m.onnx")
+    (runtime,) = measure(InPlace(), file, tiny.samples(), policy=tiny.policy()).runtimes
+    assert runtime.outputs[0].max_abs_diff == 0.0
+
+
+def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
+    from gate.policy import Policy, RuntimePolicy
+
+    wanted = tiny.policy(*CPU)
+    policy = Policy(
+        runtimes={**wanted.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
+    )
+    measurement = measure(model, good, tiny.samples(), policy=policy)
+    assert [runtime.runtime for runtime in measurement.runtimes] == ["ort-cpu"]
+
+
+def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
+    from gate.parity.onnx_runner import OnnxRunner
+
+    original = OnnxRunner.run
+    calls = []
+
+    def run(self, batch):
+        if self._traits.optimization == "ORT_ENABLE_ALL":
+            calls.append(1)
+            if len(calls) == 2:
+                raise MemoryError("Failed to allocate 8 GiB\ntrace")
+        return original(self, batch)
+
+    monkeypatch.setattr(OnnxRunner, "run", run)
+    measurement = measure(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4)
+    healthy, broken = measurement.runtimes
+    assert healthy.outputs[0].samples == 20
+    assert broken.failure.startswith("MemoryError: Failed to allocate 8 GiB Use a smaller batch")
+    assert broken.outputs == ()
+    assert len(calls) == 2
+
+
+def test_control_c_passes_through_and_restores_the_switches(model, good):
+    before = torch.backends.cudnn.deterministic
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, good, tiny.samples(), policy=tiny.policy(), progress=interrupt)
+    assert torch.backends.cudnn.deterministic is before
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch):
+    from gate.parity.onnx_runner import OnnxRunner
+
+    def run(self, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OnnxRunner, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, good, tiny.samples(), policy=tiny.policy())
