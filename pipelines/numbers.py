@@ -11,6 +11,17 @@ from gate.evidence import ClassParity, Evidence, OutputParity
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
 _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
+_HEADLINES = frozenset(
+    {
+        "max_abs_diff",
+        "scaled_diff",
+        "top1_agreement",
+        "confidence_diff_max",
+        "accuracy_candidate",
+        "accuracy_drop",
+        "latency_median_ms",
+    }
+)
 
 
 def of_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
@@ -49,6 +60,15 @@ def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
     if logits.accuracy is not None:
         for name in ("reference", "candidate", "drop"):
             yield f"accuracy_{name}", getattr(logits.accuracy, name)
+
+
+def headlines(evidence: Evidence) -> dict[str, float]:
+    """The few of them that fit a table of `dvc metrics`."""
+    return {
+        name: value
+        for name, value in of_evidence(evidence)
+        if name.rpartition("/")[2] in _HEADLINES
+    }
 
 
 def nested(flat: Mapping[str, float]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def override(settings: Iterable[str]) -> None:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 200
+    yaml.representer.add_representer(type(None), _null)
     document = yaml.load(paths.PARAMS.read_text(encoding="utf-8"))
     for key, _, text in given:
         node, leaf = _place(document, key)
@@ -40,6 +41,11 @@ def override(settings: Iterable[str]) -> None:
             check_all(temporary)
         except PolicyError as error:
             raise PolicyError(str(error).replace(str(temporary), str(paths.PARAMS))) from error
+
+
+def _null(representer: Any, _none: None) -> Any:
+    """`null`, as params.yaml is written; the library leaves the place empty."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _place(document: Any, key: str) -> tuple[Any, str]:

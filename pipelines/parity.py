@@ -102,8 +102,8 @@ def _is_exported(subject: Subject, report: ExportReport) -> bool:
 
 def _write_numbers(evidence: Evidence) -> None:
     """DVC metrics, and plots from the same numbers."""
-    flat = dict(numbers.of_evidence(evidence))
-    atomic.write_text(paths.PARITY_METRICS, json.dumps(numbers.nested(flat), indent=2) + "\n")
+    metrics = numbers.nested(numbers.headlines(evidence))
+    atomic.write_text(paths.PARITY_METRICS, json.dumps(metrics, indent=2) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import UTC, datetime
 
 from gate import atomic
+from gate.commands.outcome import console
 from gate.decision import Decision, decide
 from gate.evidence import Evidence
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.report import html, markdown, plots
+from gate.report.terminal import print_decision
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
@@ -67,7 +70,7 @@ def main() -> int:
         )
         _write_outcome(page, report, markdown.describe(decision, evidence, _links(page, report)))
         report.save(paths.PROMOTION)
-    _tell(decision, evidence, report)
+    _tell(decision, evidence, report, confidence=policy.confidence)
     refused = report.outcome == "refused"
     # An experiment is there to be compared, whatever came out.
     return stage.REJECTED if refused and "DVC_EXP_NAME" not in os.environ else stage.DONE
@@ -95,12 +98,10 @@ def _links(page: RunPage, report: PromotionReport | None = None) -> dict[str, st
     return links
 
 
-def _tell(decision: Decision, evidence: Evidence, report: PromotionReport) -> None:
-    from rich.console import Console
-
-    from gate.report.terminal import print_decision
-
-    print_decision(decision, evidence, Console(markup=False, highlight=False))
+def _tell(
+    decision: Decision, evidence: Evidence, report: PromotionReport, *, confidence: float
+) -> None:
+    print_decision(decision, evidence, console(sys.stdout), confidence=confidence)
     print(report.sentence())
     print("Where to look: make ui")
 

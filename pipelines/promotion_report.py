@@ -39,5 +39,8 @@ class PromotionReport(Record):
         if self.outcome == "unchanged":
             return f"Unchanged: champion is version {self.version} of {file} already."
         if self.outcome == "dry_run":
-            return f"Passed, not promoted: {self.reason} ({file})."
+            # Not dvc repro: to DVC the stage has run with these inputs.
+            return (
+                f"Passed, not promoted: an experiment only reports ({file}). make repro promotes."
+            )
         return f"Refused: {file}; champion stays as it is. {self.reason}"
