@@ -1,0 +1,156 @@
+"""promote, history and rollback as people outside the pipeline use them, on a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate import cli
+from gate.digest import Digest
+from tests.small_project import made
+
+
+# SQLAlchemy, about MLflow's own tables.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own folder with an own registry; the reports of a passed and a failed file."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def _report(file: str, folder: str, capsys: pytest.CaptureFixture[str], *more: str) -> None:
+    project = made()
+    arguments = ["check", str(project / file), "--reference", "small_models:build"]
+    cli.main([*arguments, "--inputs", str(project / "images.npy"), "--report", folder, *more])
+    capsys.readouterr()
+
+
+def _promote(file: str, report: str, *more: str) -> list[str]:
+    return ["promote", str(made() / file), "--name", "small", "--report", report, *more]
+
+
+def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
+    _report("good.onnx", "first", capsys)
+    code, told = _json(capsys, *_promote("good.onnx", "first"))
+    assert (code, told["outcome"], told["version"]) == (0, "promoted", "1")
+    code, told = _json(capsys, *_promote("good.onnx", "first"))
+    assert (code, told["outcome"], told["version"]) == (0, "unchanged", "1")
+
+    policy = place / "loose.yaml"
+    policy.write_text(
+        "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5}}}"
+    )
+    _report("bad.onnx", "second", capsys, "--policy", "loose.yaml")
+    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
+    assert (code, told["version"], told["previous_version"]) == (0, "2", "1")
+
+    assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
+    assert "say --yes" in capsys.readouterr().err
+    code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")
+    assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
+    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
+    assert (code, told["outcome"]) == (1, "refused")
+
+    code, told = _json(capsys, "history", "--model", "small")
+    actions = [entry["action"] for entry in told["entries"]]
+    assert actions == ["promoted", "unchanged", "promoted", "rolled_back", "refused"]
+    assert told["entries"][0]["sha256"] == str(Digest.of_file(made() / "good.onnx"))
+    code, told = _json(capsys, "history", "--limit", "2")
+    assert ([e["action"] for e in told["entries"]], told["total"]) == (
+        ["rolled_back", "refused"],
+        5,
+    )
+    assert cli.main(["history"]) == 0
+    text = capsys.readouterr().out
+    assert "rolled_back" in text
+    assert "a test" in text
+    assert _artifacts(place) >= {"report/evidence.json", "report/report.html"}
+
+
+def _artifacts(place: Path) -> set[str]:
+    """What the run of the first promotion holds, inside of the folder of the registry."""
+    (run,) = [path.parents[1] for path in place.glob("mlartifacts/**/report/report.html")][:1]
+    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+
+
+class TestPromoteRefuses:
+    def test_a_decision_that_is_no_pass(self, place: Path, capsys) -> None:
+        _report("bad.onnx", "report", capsys)
+        assert cli.main(_promote("bad.onnx", "report")) == 1
+        assert "refused" in capsys.readouterr().out
+
+    def test_another_file_than_the_judged_one(self, place: Path, capsys) -> None:
+        _report("good.onnx", "report", capsys)
+        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        assert (code, told["error"]["type"]) == (2, "DigestMismatch")
+        code, told = _json(capsys, "history")
+        assert [entry["action"] for entry in told["entries"]] == ["refused"]
+
+    def test_an_edited_decision(self, place: Path, capsys) -> None:
+        _report("bad.onnx", "report", capsys)
+        decision = place / "report/decision.json"
+        decision.write_text(decision.read_text().replace('"FAIL"', '"PASS"'))
+        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+
+    def test_a_policy_that_is_not_the_one_that_decided(self, place: Path, capsys) -> None:
+        (place / "own.yaml").write_text(
+            "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1, top1_agreement: 0}}}"
+        )
+        _report("bad.onnx", "report", capsys, "--policy", "own.yaml")
+        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        assert (code, told["error"]["type"]) == (2, "PolicyError")
+        assert "--policy" in told["error"]["message"]
+
+    def test_a_missing_report(self, place: Path, capsys) -> None:
+        code, told = _json(capsys, *_promote("good.onnx", "nowhere"))
+        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+
+    def test_a_server_that_is_down(self, place: Path, capsys) -> None:
+        _report("good.onnx", "report", capsys)
+        address = ("--tracking-uri", "http://127.0.0.1:1")
+        code, told = _json(capsys, *_promote("good.onnx", "report", *address))
+        assert (code, told["error"]["type"]) == (2, "RegistryUnavailable")
+        code, told = _json(capsys, "rollback", "small", "--yes", *address)
+        assert (code, told["error"]["type"]) == (2, "RegistryUnavailable")
+
+
+def test_no_ledger_is_an_error_and_not_an_empty_history(place: Path, capsys) -> None:
+    code, told = _json(capsys, "history")
+    assert (code, told["error"]["type"]) == (2, "StorageError")
+
+
+def test_an_edited_ledger_is_an_error(place: Path, capsys) -> None:
+    _report("bad.onnx", "report", capsys)
+    for _ in range(2):
+        cli.main(_promote("bad.onnx", "report"))
+    ledger = place / ".gate/ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace("refused", "promoted", 1))
+    capsys.readouterr()
+    code, told = _json(capsys, "history")
+    assert (code, told["error"]["type"]) == (2, "EvidenceError")
+
+
+def test_rollback_without_a_previous_version(place: Path, capsys) -> None:
+    code, told = _json(capsys, "rollback", "small", "--yes")
+    assert (code, told["error"]["type"]) == (2, "RegistryError")
+
+
+def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, capsys) -> None:
+    _report("good.onnx", "report", capsys)
+    monkeypatch.setenv("DVC_EXP_NAME", "trial")
+    code, told = _json(capsys, *_promote("good.onnx", "report"))
+    assert (code, told["outcome"]) == (0, "dry_run")
