@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 import warnings
@@ -38,8 +39,13 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CheckpointError(f"the checkpoint {path} {what}. Name a .pt or .safetensors file.")
-    digest = Digest.of_file(path)
-    state = _without_prefix(_read(path), model)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror}. Check permissions."
+        ) from error
+    state = _without_prefix(_read(data, path), model)
     _fill_tied(state, model)
     _check_finite(state, model, path)
     trial = copy.deepcopy(model)  # load_state_dict copies what fits before it raises
@@ -52,7 +58,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
             "Check the factory, the number of classes and the file."
         ) from error
     model.load_state_dict(state, strict=True)
-    return digest
+    return Digest.of_bytes(data)  # of the bytes that were loaded, whatever lies there by now
 
 
 def save_checkpoint(model: nn.Module, path: Path) -> Digest:
@@ -80,35 +86,35 @@ def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     return Digest.of_bytes(data)
 
 
-def _read(path: Path) -> State:
+def _read(data: bytes, path: Path) -> State:
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return _read_safetensors(data, path)
     if path.suffix in _TORCH_SUFFIXES:
-        return _state_dict(_read_torch(path), path)
+        return _state_dict(_read_torch(data, path), path)
     raise CheckpointError(
         f"{path} ends in {path.suffix!r}, expected .pt, .pth or .safetensors. "
         "Convert it, or rename it if it is one of them."
     )
 
 
-def _read_safetensors(path: Path) -> State:
+def _read_safetensors(data: bytes, path: Path) -> State:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        return dict(load_file(path, device="cpu"))
-    except (SafetensorError, OSError, ValueError) as error:
+        return dict(load(data))
+    except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file: {_first_line(error)}. "
             "Copy or download it again."
         ) from error
 
 
-def _read_torch(path: Path) -> object:
+def _read_torch(data: bytes, path: Path) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on odd pickle protocols; what matters is raised
-            return torch.load(path, weights_only=True, map_location="cpu")
+            return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         unsafe = _FORBIDDEN.search(str(error))
         if unsafe is None:

@@ -14,10 +14,7 @@ from gate.evidence import Subject, TensorSpec
 from gate.export.external_data import external_files
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
-_FIRST_IR_WITH_PLAIN_INPUTS = 4
-UNKNOWN_AXIS = "?"
-UNKNOWN_RANK = ("...",)
-"""The shape of a tensor whose file says nothing about its rank."""
+_UNKNOWN_AXIS = "?"
 
 
 def read_subject(path: Path) -> Subject:
@@ -138,11 +135,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     return TensorSpec(
         name=value.name,
         dtype=_dtype(tensor.elem_type),
-        shape=(
-            tuple(_axis(dim) for dim in tensor.shape.dim)
-            if tensor.HasField("shape")
-            else UNKNOWN_RANK
-        ),
+        shape=tuple(_axis(dim) for dim in tensor.shape.dim),  # the checker demands that it is there
     )
 
 
@@ -155,7 +148,7 @@ def _dtype(elem_type: int) -> str:
 def _axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
-    return dim.dim_param or UNKNOWN_AXIS
+    return dim.dim_param or _UNKNOWN_AXIS
 
 
 def _first_line(error: Exception) -> str:

@@ -112,11 +112,20 @@ class NotFinite(Small):
         return super().forward(x) / 0.0
 
 
+class Swap(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.swapaxes(x, 2, 3)
+
+
 class Swapped(Small):
-    """`swapaxes` can't be exported from a traced module, and can directly."""
+    """`swapaxes` inside a traced submodule can't be exported; the exporter's own trace can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swap = Swap()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(torch.swapaxes(x, 2, 3))
+        return super().forward(self.swap(x))
 
 
 class Attention(nn.Module):
@@ -150,6 +159,18 @@ class RandomBranch(Small):
         for _ in range(self.calls):
             logits = logits + 1
         return logits
+
+
+class NoTrace(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            raise RuntimeError("not while tracing")
+        return super().forward(x)
+
+
+class OptionalOutput(Small):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), None
 
 
 class DataBranch(Small):

@@ -158,6 +158,13 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, says
         load_checkpoint(seeded(), tmp_path / name)
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_checkpoint(seeded(), tmp_path / "model.pt")
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         load_checkpoint(seeded(), tmp_path / "no.pt")

@@ -143,6 +143,14 @@ def test_several_outputs_in_the_order_of_forward(
     assert (logits.shape, features.shape) == ((5, 3), (5, 4))
 
 
+def test_outputs_that_are_none_are_left_out(output: Path) -> None:
+    exported = export(seeded(nets.OptionalOutput), output)
+    assert exported.record.strategy == "direct"
+    assert exported.record.settings["rung_note"] == (
+        "a traced module can't return dicts, lists or None"
+    )
+
+
 def test_an_output_without_batch_axis_is_told(output: Path) -> None:
     record = export(seeded(nets.WholeBatchOutput), output, output_names=("logits", "sum")).record
     (hazard,) = record.hazards
@@ -208,6 +216,7 @@ def test_a_failure_keeps_the_log_and_names_it(
         (nets.Small, {"output_names": ("a", "b")}, r"returns 1 tensor\(s\)"),
         (nets.TextOutput, {"output_names": ("a", "b")}, "returns a str"),
         (nets.RandomBranch, {}, "two traces of the model gave different graphs"),
+        (nets.NoTrace, {}, "jit.trace failed: RuntimeError: not while tracing"),
         (nets.Uncopyable, {}, "can't be copied"),
         (nets.TwoInputs, {}, "does not accept the example"),
         (nets.Small, {"input_names": ("a", "b")}, r"has 1 array\(s\)"),

@@ -1,0 +1,61 @@
+"""Small ONNX models built by hand: y = x + w, with x of shape (batch, 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+WEIGHTS = np.arange(4, dtype=np.float32)
+
+
+def adder(
+    shape: Sequence[Any] = ("batch", 4),
+    *,
+    opset: int = 13,
+    ir_version: int = 8,
+    elem_type: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    """A valid model, unless the arguments make it none."""
+    weight = numpy_helper.from_array(
+        WEIGHTS.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "w"
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"], name="add")],
+        "adder",
+        [helper.make_tensor_value_info("x", elem_type, shape)],
+        [helper.make_tensor_value_info("y", elem_type, shape)],
+        [weight],
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=ir_version,
+        producer_name="by hand",
+        producer_version="1",
+    )
+
+
+def put(model: onnx.ModelProto, path: Path) -> Path:
+    """Write `model` as it is, valid or not."""
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def external(path: Path, location: str = "w.bin", **entries: str) -> Path:
+    """Write the adder with its weights in `location`; give it `entries` as they are."""
+    model = adder()
+    weight = model.graph.initializer[0]
+    data = weight.raw_data
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        weight.external_data.add(key=key, value=value)
+    target = path.parent / location
+    if target.parent.is_dir():
+        target.write_bytes(data)
+    return put(model, path)
