@@ -84,7 +84,7 @@ def _pairs(
     by_name = {spec.name: spec for spec in samples}
     if {spec.name for spec in inputs} == set(by_name):
         return [(spec, by_name[spec.name]) for spec in inputs]
-    if len(inputs) != len(samples) or not inputs:
+    if len(inputs) != len(samples):
         raise InputMismatch(
             f"the file takes {len(inputs)} inputs, {_describe(inputs)}; "
             f"the samples hold {len(samples)}, {_describe(samples)}. "

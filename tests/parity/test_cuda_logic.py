@@ -1,0 +1,160 @@
+"""CUDA is proven or absent: the logic, with a device that is only said to be there."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import onnxruntime
+import pytest
+import torch
+
+from gate.checks import Verdict
+from gate.evidence import Evidence, Source
+from gate.parity import environment, onnx_runner
+from gate.parity import measure as measuring
+from gate.parity.binding import bind
+from gate.parity.measure import measure
+from gate.parity.torch_runner import TorchRunner
+from gate.rules import all_checks
+from tests.parity import tiny
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+NO_DEVICE = pytest.mark.skipif(bool(environment.cuda_traces()), reason="a CUDA device is here")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.net()
+
+
+@pytest.fixture(scope="module")
+def good(model, tmp_path_factory):
+    return tiny.export(model, tmp_path_factory.mktemp("good") / "model.onnx")
+
+
+@pytest.fixture
+def said_to_be_there(monkeypatch):
+    monkeypatch.setattr(environment, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+
+
+@NO_DEVICE
+def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
+    policy = tiny.policy("ort-cpu", "torch-cuda", "ort-cuda", "ort-cuda-optimized")
+    cpu, *cuda = measure(model, good, tiny.samples(), policy=policy).runtimes
+    assert cpu.outputs
+    for runtime in cuda:
+        assert "no CUDA device on this machine" in runtime.absent_reason
+        assert runtime.failure is None
+        assert runtime.outputs == ()
+
+
+@NO_DEVICE
+@pytest.mark.parametrize("visible", [None, "", "-1"])
+def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
+    model, good, said_to_be_there, monkeypatch, capfd, visible
+):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    policy = tiny.policy("torch-cuda", "ort-cuda", "ort-cuda-optimized")
+    by_torch, *by_ort = measure(model, good, tiny.samples(), policy=policy).runtimes
+    assert by_torch.absent_reason is None
+    assert "PyTorch sees none" in by_torch.failure
+    assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
+    for runtime in by_ort:
+        assert runtime.absent_reason is None
+        assert f"could not load {CUDA} and offered {CPU}" in runtime.failure
+        assert "no reason" not in runtime.failure
+        assert "\x1b" not in runtime.failure
+    assert "onnxruntime" not in capfd.readouterr().err
+
+
+class SaysCuda:
+    """A real session on the CPU that says it is on CUDA; its profile tells the truth."""
+
+    options: ClassVar[dict[str, Any]] = {}
+    last: ClassVar[Any] = None
+
+    def __init__(self, path, options, providers):
+        SaysCuda.last = providers
+        self._real = onnxruntime.capi.onnxruntime_inference_collection.InferenceSession(
+            path, options, providers=[CPU]
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def get_providers(self):
+        return [CUDA, CPU]
+
+    def get_provider_options(self):
+        asked = dict(SaysCuda.last[0][1])
+        return {CPU: {}, CUDA: {**asked, "device_id": 0, **SaysCuda.options}}
+
+
+@pytest.fixture
+def pretended(monkeypatch, said_to_be_there):
+    monkeypatch.setattr(SaysCuda, "options", {})
+    monkeypatch.setattr(onnx_runner.onnxruntime, "InferenceSession", SaysCuda)
+
+
+def checks(candidate, measurement, policy):
+    evidence = Evidence(
+        subject=candidate.subject,
+        source=Source(factory="tests"),
+        dataset=measurement.dataset,
+        environment=measurement.environment,
+        runtimes=measurement.runtimes,
+        measured_at="now",
+    )
+    return {check.name: check for check in all_checks(policy, evidence)}
+
+
+def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):
+    policy = tiny.policy("ort-cuda")
+    measurement = measure(model, good, tiny.samples(), policy=policy)
+    (runtime,) = measurement.runtimes
+    assert runtime.providers_active == (CUDA, CPU)
+    assert CUDA not in runtime.nodes_per_provider
+    assert any(node.startswith("Conv:") for node in runtime.fallback_nodes)
+    judged = checks(good, measurement, policy)
+    assert judged["provider"].verdict is Verdict.FAIL
+    assert judged["session"].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("reported", "verdict"),
+    [
+        ({"do_copy_in_default_stream": "true", "use_tf32": False}, Verdict.PASS),
+        ({"use_tf32": "1"}, Verdict.FAIL),
+        ({"cudnn_conv_algo_search": "EXHAUSTIVE"}, Verdict.FAIL),
+    ],
+)
+def test_provider_options_are_those_that_the_session_reports(
+    model, good, pretended, monkeypatch, reported, verdict
+):
+    monkeypatch.setattr(SaysCuda, "options", reported)
+    policy = tiny.policy("ort-cuda")
+    measurement = measure(model, good, tiny.samples(), policy=policy)
+    assert measurement.runtimes[0].session_options["device_id"] == "0"
+    assert checks(good, measurement, policy)["session"].verdict is verdict
+
+
+def test_torch_reports_the_device_of_its_outputs(model, good):
+    binding = bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4)
+    runner = TorchRunner(model, binding, device="cpu")
+    with torch.inference_mode():
+        runner.run({"input": tiny.images(4)})
+    assert runner.proof().providers_active == (CPU,)
+
+
+def test_a_model_that_comes_back_to_the_cpu_is_not_proven_on_cuda(model, good, monkeypatch):
+    """A runner on 'cuda' whose outputs are on the CPU says CPU first, and the rule refuses it."""
+    runner = measuring.TorchRunner(
+        model,
+        bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),
+        device="cpu",
+    )
+    runner._seen = {"cpu", "cuda"}
+    assert runner.proof().providers_active[0] == CPU
