@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from filelock import FileLock, Timeout
 from gate.atomic import write_text
 from gate.errors import PromotionConflict, StorageError
 from gate.registry.ledger import Ledger, now
+
+_PATIENCE, _PAUSE_S = 20, 0.05
 
 
 @contextlib.contextmanager
@@ -48,8 +51,11 @@ def promotion_lock(ledger: Ledger) -> Iterator[None]:
 
 
 def _describe(holder: Path) -> str:
-    try:
-        who = json.loads(holder.read_text())
-        return f"process {who['pid']} on {who['host']} since {who['since']}"
-    except (OSError, ValueError, KeyError):
-        return "a process that has not yet said its name"
+    # The winner writes its name just after it has the lock: give it a moment.
+    for _ in range(_PATIENCE):
+        try:
+            who = json.loads(holder.read_text())
+            return f"process {who['pid']} on {who['host']} since {who['since']}"
+        except (OSError, ValueError, KeyError):
+            time.sleep(_PAUSE_S)
+    return "a process that does not say its name"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gate.digest import Digest
 from gate.errors import DigestMismatch
-from gate.registry.mlflow_errors import translated
+from gate.registry.mlflow_errors import is_gone, translated
 from gate.registry.mlflow_process import lent, quiet_process, redacted
 from gate.registry.mlflow_upload import upload
 from gate.registry.port import TAG_SHA256, Alias, Draft, Version
@@ -97,8 +97,7 @@ class MlflowRegistry:
                 source = client.get_model_version_download_uri(name, number)
                 model = download_artifacts(artifact_uri=source, dst_path=str(folder))
             except (FileNotFoundError, MlflowException) as error:
-                code = getattr(error, "error_code", "RESOURCE_DOES_NOT_EXIST")
-                if code != "RESOURCE_DOES_NOT_EXIST":
+                if not is_gone(error):
                     raise
                 raise DigestMismatch(f"{gone}: {error}. Promote the file anew.") from error
             path = _onnx_file(Path(model))
@@ -139,7 +138,7 @@ class MlflowRegistry:
         try:
             return read()
         except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            if not is_gone(error):
                 raise
             return None
 

@@ -50,6 +50,15 @@ def translated(uri: str, doing: str) -> Iterator[None]:
         raise _translate(error, redacted(uri), doing) from error
 
 
+def is_gone(error: Exception) -> bool:
+    """True if the error says that something is not there (and nothing else went wrong)."""
+    if isinstance(error, FileNotFoundError):
+        return True
+    statuses = set(re.findall(r"\b(\d{3}) (?:Client|Server) Error", str(error)))
+    code = getattr(error, "error_code", None)
+    return code == "RESOURCE_DOES_NOT_EXIST" or statuses == {"404"}
+
+
 def _translate(error: Exception, uri: str, doing: str) -> GateError:
     # MLflow repeats the address with user and password in its own message.
     text = re.sub(r"(?<=://)[^/@\s]+@", "", " ".join(str(error).split()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import socket
@@ -69,6 +71,19 @@ def make_run(uri: str, *, artifacts: Path | None = None) -> str:
         run_id = str(client.create_run(experiment).info.run_id)
         client.set_terminated(run_id)
     return run_id
+
+
+def add_user(uri: str, name: str, password: str) -> None:
+    """A user who may read, and no more."""
+    request = urllib.request.Request(
+        f"{uri}/api/2.0/mlflow/users/create",
+        json.dumps({"username": name, "password": password}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    credentials = base64.b64encode(":".join(ADMIN).encode()).decode()
+    request.add_header("Authorization", f"Basic {credentials}")
+    with urllib.request.urlopen(request, timeout=60):
+        pass
 
 
 def _free_port() -> int:

@@ -31,7 +31,7 @@ from gate.registry.promotion import Promotion, Release, promote, rollback
 from gate.registry.release import digest_of_model
 from tests import builders
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
-from tests.registry.servers import ADMIN, make_run
+from tests.registry.servers import ADMIN, add_user, make_run
 from tests.registry.simulator import Crash, Watched
 
 POLICY = builders.policy()
@@ -353,10 +353,8 @@ def guarded(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def _become_reader(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow.server.auth.client import AuthServiceClient
-
     user, password = f"reader-{next(_names)}", "password-of-the-test-reader"
-    AuthServiceClient(place.uri).create_user(user, password)
+    add_user(place.uri, user, password)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
