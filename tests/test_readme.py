@@ -1,0 +1,118 @@
+"""Every command in README.md and CONTRIBUTING.md runs, or is at least a real one."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gate import cli
+from gate.export.loading import build_model, save_checkpoint
+from gate.export.settings import ExportSettings
+from gate.export.traced import export_traced
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+
+# SQLAlchemy, about MLflow's own tables.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+
+def _blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _lines(text: str, program: str) -> list[list[str]]:
+    """The commands of a program in fenced blocks, as words without comments."""
+    lines = [line for block in _blocks("bash", text) for line in block.splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in found if words and words[0] == program]
+
+
+def _inline(text: str, program: str) -> list[list[str]]:
+    """The commands of a program in inline code."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [shlex.split(code) for code in re.findall(rf"`({program} [^`]+)`", outside)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the README's mymodel.py, and the files that its commands name."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    module = next(block for block in _blocks("python") if block.startswith("# mymodel.py\n"))
+    (tmp_path / "mymodel.py").write_text(module)
+    model = build_model("mymodel:build").eval()
+    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
+    np.save("samples.npy", samples)
+    save_checkpoint(model, Path("weights.safetensors"))
+    export_traced(
+        model, {"input": samples[:4]}, settings=ExportSettings(), output=Path("model.onnx")
+    )
+    return tmp_path
+
+
+def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = _lines(README, "gate")
+    assert [words[1] for words in commands] == ["check", "promote", "history", "doctor"]
+    for words in commands:
+        assert cli.main(words[1:]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "Passed: " in text
+    assert "promoted" in text
+    assert (place / "report/report.html").is_file()
+
+
+def test_the_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = [block for block in _blocks("python") if "gate.check" in block]
+    (place / "example.py").write_text(example)
+    runpy.run_path("example.py")
+    assert capsys.readouterr().out == "PASS\n"
+
+
+def test_inline_commands_are_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    inline = [words for page in PAGES.values() for words in _inline(page, "gate")]
+    assert ["gate", "rollback", "mymodel"] in inline
+    for words in inline:
+        command = [] if words[1].startswith("-") else words[1:2]
+        options = [word for word in words if word.startswith("--")]
+        assert cli.main([*command, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(option in told for option in options)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_are_real_ones(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+    text = PAGES[page]
+    named = [words[1] for words in _lines(text, "make") + _inline(text, "make")]
+    assert named
+    assert set(named) <= targets
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/adr/README.md"])
+def test_links_lead_to_files(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8"))
+    assert links or page == "CONTRIBUTING.md"
+    for link in links:
+        assert (path.parent / link).is_file(), link
+
+
+def test_the_exit_codes_are_those_of_the_command_line() -> None:
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
+    assert told == {*cli.EXIT_CODES.values(), cli.INTERRUPTED}
+
+
+def test_the_picture_loads_nothing_from_elsewhere() -> None:
+    picture = (ROOT / "docs/caught-fault.svg").read_text(encoding="utf-8")
+    addresses = re.findall(r"https?://[^\"'\s)]+", picture)
+    assert set(addresses) <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
+    assert "Rejected" in picture
