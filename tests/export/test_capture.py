@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from gate.export.capture import captured, place
+
+ROOT = Path(__file__).parents[2]
 
 
 def shout() -> None:
@@ -28,6 +31,28 @@ def test_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -
         assert f"from {line}\n" in capture.text
     seen = capfd.readouterr()
     assert (seen.out, seen.err) == ("before\nafter\n", "")
+
+
+BUFFERED = """
+import ctypes
+from gate.export.capture import captured
+libc = ctypes.CDLL(None)
+libc.puts(b"C before")
+with captured() as capture:
+    libc.puts(b"C within")
+libc.puts(b"C after")
+libc.fflush(None)
+print("captured:", capture.text)
+"""
+
+
+def test_lines_that_c_holds_back_land_on_their_side() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", BUFFERED]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    assert ended.stdout.split("\n") == ["C before", "C after", "captured: C within", "", ""]
 
 
 def test_gives_the_streams_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
