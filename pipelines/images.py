@@ -141,7 +141,8 @@ def _npz(path: Path, params: PrepareParams) -> Source:
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
     expected = "expected a .npz file with the arrays 'images' and 'labels'"
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # An own handle: numpy leaks its own where the archive is torn.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             lacking = sorted({"images", "labels"} - set(archive.files))
             if lacking:
                 raise DataError(f"{path} lacks {', '.join(lacking)}; {expected}.")

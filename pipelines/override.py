@@ -19,8 +19,11 @@ def override(settings: Iterable[str]) -> None:
     """
     from ruamel.yaml import YAML
 
-    given = [setting.partition("=") for setting in settings]
-    given = [(key, separator, text) for key, separator, text in given if text or not separator]
+    parts = [setting.partition("=") for setting in settings]
+    for key, separator, _ in parts:
+        if not separator:
+            raise PolicyError(f"{key!r} is not a setting. Expected section.key=value.")
+    given = {key: text for key, _, text in parts if text}
     if not given:
         return
     yaml = YAML()
@@ -28,7 +31,7 @@ def override(settings: Iterable[str]) -> None:
     yaml.width = 200
     yaml.representer.add_representer(type(None), _null)
     document = yaml.load(paths.PARAMS.read_text(encoding="utf-8"))
-    for key, _, text in given:
+    for key, text in given.items():
         node, leaf = _place(document, key)
         value = _value(key, text)
         if value != node[leaf]:

@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gate.errors import EvidenceError
 from gate.record import Record
-from gate.registry.mlflow_errors import translated
 from gate.registry.mlflow_process import redacted
 from gate.registry.preflight import preflight
 from pipelines import paths
+from pipelines.calling import calling
 from pipelines.experiment import experiment_id
 from pipelines.run_page import RunPage
 from pipelines.run_watch import RunWatch
 from pipelines.stage import Stopped
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"
 STAGE_TAG = "gate.stage."
@@ -55,14 +52,12 @@ class Tracker:
     def __init__(self, experiment: str) -> None:
         self.uri = tracking_uri()
         preflight(self.uri)
-        import mlflow
+        from mlflow import MlflowClient
 
-        mlflow.set_tracking_uri(self.uri)
-        mlflow.set_registry_uri(self.uri)
-        self.client: MlflowClient = mlflow.MlflowClient(self.uri, self.uri)
+        self.client = MlflowClient(self.uri, self.uri)
         self._watch = RunWatch(paths.state() / "runs", uri=self.uri)
         launcher = os.environ.pop("MLFLOW_RUN_ID", None)
-        with translated(self.uri, "open the experiment"):
+        with calling(self.uri, "open the experiment"):
             self._watch.end_abandoned(lambda run_id: self._end(run_id, "KILLED", if_running=True))
             self.parent = launcher if launcher and self._alive(launcher) else None
             self.experiment_id = (
@@ -93,7 +88,7 @@ class Tracker:
         results, or holds other values of `settings`: a page that is complete is never rewritten.
         """
         reference = RunReference.load(paths.run_reference(earlier))
-        with translated(self.uri, f"read the run of '{earlier}'"):
+        with calling(self.uri, f"read the run of '{earlier}'"):
             reason = self._unusable(reference, stage, settings)
             if reason is None and self.parent:
                 self.client.set_tag(reference.run_id, PARENT_TAG, self.parent)
@@ -130,7 +125,7 @@ class Tracker:
         with self._watch.alive(run_id):
             try:
                 page = RunPage(self.client, self.uri, run_id, self.experiment_id)
-                with translated(self.uri, "go on in a run"):
+                with calling(self.uri, "go on in a run"):
                     self.client.update_run(run_id, status="RUNNING")
                 page.tags({STAGE_TAG + stage: "started"})
                 yield page
@@ -154,7 +149,7 @@ class Tracker:
         if self.parent:
             tags[PARENT_TAG] = self.parent
         name = "train" if stage == "train" else "gate"
-        with translated(self.uri, "open a run"):
+        with calling(self.uri, "open a run"):
             run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
         return str(run.info.run_id)
 

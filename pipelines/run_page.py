@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gate.registry.mlflow_errors import translated
+from pipelines.calling import calling
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -118,7 +118,7 @@ class RunPage:
 
     @contextmanager
     def _client(self) -> Iterator[MlflowClient]:
-        with translated(self.uri, f"write on the page of run {self.run_id}"):
+        with calling(self.uri, f"write on the page of run {self.run_id}"):
             yield self.client
 
 

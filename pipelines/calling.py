@@ -1,0 +1,16 @@
+"""A call to MLflow: with our tracking URI, without its noise, its errors in the gate's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gate.registry.mlflow_errors import translated
+from gate.registry.mlflow_process import lent
+
+
+@contextmanager
+def calling(uri: str, doing: str) -> Iterator[None]:
+    """Raises RegistryUnavailable, RegistryDenied, StorageError or RegistryError."""
+    with translated(uri, doing), lent(uri):
+        yield

@@ -1,0 +1,138 @@
+"""A project folder of its own for each test: small pictures, a tiny network, its own MLflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from pipelines import export, parity, prepare, train
+from pipelines.override import override
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY = (
+    "prepare.image_size=16",
+    "model.architecture=null",
+    "model.factory=tests.pipelines.tiny:network",
+    "train.epochs=1",
+    "train.threads=1",
+    "registry.model_name=tiny",
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the surroundings' MLflow or DVC; torch's and MLflow's switches set back."""
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "DVC_")):
+            monkeypatch.delenv(name)
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.set_num_threads(before[1])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm() -> None:
+    """MLflow's tables warn of SQLAlchemy's deprecations, once, when they are first configured."""
+    import mlflow.store.tracking.dbmodels.models  # noqa: F401
+    from sqlalchemy.orm import configure_mappers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        configure_mappers()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: making them takes a second."""
+    path = tmp_path_factory.mktemp("database") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project with tiny settings, as current folder."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(empty_database, folder)
+    shutil.copy(REPOSITORY / "params.yaml", folder)
+    (folder / "data" / "raw").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    override(TINY)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, models/ and reports/ after prepare and train."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copy(REPOSITORY / "params.yaml", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        override(TINY)
+        assert prepare.main() == 0
+        assert train.main() == 0
+    return folder
+
+
+@pytest.fixture
+def trained(project: Path, trained_files: Path) -> Path:
+    """A project in which prepare and train have run (their MLflow run is elsewhere)."""
+    for name in ("data", "models", "reports"):
+        shutil.copytree(trained_files / name, project / name, dirs_exist_ok=True)
+    return project
+
+
+@pytest.fixture
+def measured(trained: Path) -> Path:
+    """A project in which export and parity have run, too."""
+    assert export.main() == 0
+    assert parity.main() == 0
+    return trained
+
+
+def clone(folder: Path) -> Path:
+    """The repository's files as a Git repository of its own, with tiny settings committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=REPOSITORY, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        source = REPOSITORY / name
+        if source.is_file() and name != "dvc.lock":
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        override(TINY)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "clone"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m …` in a clone, with this Python first on the path."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder, env=clean_environment() | environment, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would lead a stage elsewhere."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_", "COV_"))}
+    here = str(Path(sys.executable).parent)
+    return own | {"PATH": f"{here}{os.pathsep}{own['PATH']}", "VIRTUAL_ENV": str(Path(here).parent)}

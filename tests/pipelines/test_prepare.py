@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gate.digest import Digest
+from gate.errors import DataError, StorageError
+from pipelines import images, paths, prepare
+from pipelines.override import override
+from pipelines.prepare import split
+
+
+def files() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path("data").iterdir() if path.is_file()}
+
+
+def pictures(folder: Path, *, classes: int = 3, each: int = 8) -> Path:
+    generator = np.random.default_rng(0)
+    for label in range(classes):
+        for number in range(each):
+            path = folder / f"class{label}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+def test_digits_are_split_by_class_and_described(project: Path) -> None:
+    assert prepare.main() == 0
+    manifest = json.loads(paths.MANIFEST.read_text())
+    evaluation = np.load(paths.EVAL_IMAGES)
+    labels = np.load(paths.EVAL_LABELS)
+    assert manifest["counts"] == {"train": 1347, "eval": 450}
+    assert evaluation.shape == (450, 3, 16, 16)
+    assert evaluation.dtype == np.float32
+    assert -1.0 <= evaluation.min() < evaluation.max() <= 1.0
+    assert np.bincount(labels).min() >= 40
+    for name, digest in manifest["sha256"].items():
+        assert str(Digest.of_file(Path("data") / name)) == digest
+
+
+def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(project: Path) -> None:
+    prepare.main()
+    first = files()
+    prepare.main()
+    assert files() == first
+    override(["prepare.seed=1"])
+    prepare.main()
+    assert files() != first
+
+
+def test_a_folder_of_pictures(project: Path) -> None:
+    pictures(project / "data" / "raw")
+    override(["prepare.source=folder"])
+    assert prepare.main() == 0
+    manifest = json.loads(paths.MANIFEST.read_text())
+    assert manifest["classes"] == ["class0", "class1", "class2"]
+    assert manifest["counts"] == {"train": 18, "eval": 6}
+    assert np.load(paths.TRAIN_IMAGES).shape == (18, 3, 16, 16)
+
+
+def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing holds more than a picture: the file grows by one sample with each that is read."""
+    pictures(project / "data" / "raw")
+    override(["prepare.source=folder"])
+    sizes = []
+    to_tensor = images.to_tensor
+
+    def watched(image: Image.Image, params: Any) -> Any:
+        written = list(Path("data").glob(".train_images.npy.*.tmp"))
+        sizes.append(sum(path.stat().st_size for path in written))
+        return to_tensor(image, params)
+
+    monkeypatch.setattr(images, "to_tensor", watched)
+    prepare.main()
+    assert sorted(sizes[:19]) == sizes[:19]
+
+
+def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
+    labels = np.arange(12) % 3
+    grey = np.random.default_rng(0).integers(0, 256, (12, 10, 10), dtype=np.uint8)
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    np.savez("data/raw/x.npz", images=grey, labels=labels)
+    assert prepare.main() == 0
+    assert np.load(paths.TRAIN_IMAGES).shape[1:] == (3, 16, 16)
+    tensors = np.random.default_rng(0).normal(size=(12, 1, 5, 7)).astype(np.float32)
+    np.savez("data/raw/x.npz", images=tensors, labels=labels)
+    assert prepare.main() == 0
+    both = np.concatenate([np.load(paths.TRAIN_IMAGES), np.load(paths.EVAL_IMAGES)])
+    assert sorted(map(bytes, both)) == sorted(map(bytes, tensors))
+
+
+def corrupt(folder: Path) -> None:
+    path = pictures(folder) / "class1" / "3.png"
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def not_a_picture(folder: Path) -> None:
+    (pictures(folder) / "class1" / "3.png").write_text("hello")
+
+
+def one_class(folder: Path) -> None:
+    pictures(folder, classes=1)
+
+
+def one_picture(folder: Path) -> None:
+    pictures(folder, each=1)
+
+
+def loose(folder: Path) -> None:
+    Image.new("RGB", (8, 8)).save(folder / "loose.png")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: None, "has no pictures"),
+        (loose, "has no pictures"),
+        (lambda folder: folder.rmdir(), "is not a folder"),
+        (corrupt, r"class1.3\.png is not a whole picture"),
+        (not_a_picture, r"class1.3\.png is not a whole picture"),
+        (one_class, "1 classes"),
+        (one_picture, "smallest with 1 samples"),
+    ],
+)
+def test_a_bad_folder_is_refused_and_the_old_data_stays(
+    project: Path, spoil: Any, says: str
+) -> None:
+    prepare.main()
+    before = files()
+    spoil(project / "data" / "raw")
+    override(["prepare.source=folder"])
+    with pytest.raises(DataError, match=says):
+        prepare.main()
+    assert files() == before
+
+
+NAN = np.ones((6, 1, 4, 4), np.float32)
+NAN[3, 0, 1, 1] = np.nan
+GOOD = np.ones((6, 1, 4, 4), np.float32)
+LABELS = np.array([0, 1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"images": GOOD}, "lacks labels"),
+        ({"images": GOOD, "labels": LABELS[:5]}, "5 labels for 6 images"),
+        ({"images": GOOD, "labels": LABELS.astype(float)}, "expected integers"),
+        ({"images": GOOD, "labels": LABELS - 1}, "labels reach from -1"),
+        (
+            {"images": GOOD, "labels": LABELS, "classes": np.array(["a"])},
+            "labels reach from 0 to 1",
+        ),
+        ({"images": NAN, "labels": LABELS}, "sample 3 holds NaN"),
+        ({"images": GOOD.astype(np.float64), "labels": LABELS}, "float64"),
+        ({"images": np.array([{}] * 6), "labels": LABELS}, "allow_pickle"),
+        ({"images": GOOD[:0], "labels": LABELS[:0]}, "0 labels"),
+    ],
+)
+def test_a_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    np.savez("data/raw/x.npz", **arrays)
+    with pytest.raises(DataError, match=says):
+        prepare.main()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
+def test_a_missing_or_torn_npz_is_refused(project: Path, content: bytes | None) -> None:
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    if content is not None:
+        Path("data/raw/x.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read data/raw/x\.npz"):
+        prepare.main()
+
+
+def test_a_full_disk_leaves_the_old_data(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare.main()
+    before = files()
+    written = 0
+    to_tensor = images.to_tensor
+
+    def full(image: Image.Image, params: Any) -> Any:
+        nonlocal written
+        written += 1
+        if written > 40:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return to_tensor(image, params)
+
+    monkeypatch.setattr(images, "to_tensor", full)
+    override(["prepare.seed=5"])
+    with pytest.raises(StorageError, match="No space left"):
+        prepare.main()
+    assert files() == before
+
+
+def test_split_takes_of_every_class() -> None:
+    labels = np.array([0] * 100 + [1] * 2 + [2] * 10)
+    train, evaluation = split(labels, share=0.5, seed=3)
+    assert sorted([*train, *evaluation]) == list(range(112))
+    assert np.bincount(labels[evaluation]).tolist() == [50, 1, 5]

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from gate.errors import EvidenceError, RegistryError, RegistryUnavailable
+from pipelines import paths
+from pipelines.run import PARENT_TAG, RunReference, Tracker, known_run, tracking_uri
+from pipelines.run_page import RunPage, cut
+from pipelines.stage import Stopped
+
+
+def client() -> MlflowClient:
+    return MlflowClient(tracking_uri())
+
+
+def status(run_id: str) -> str:
+    return str(client().get_run(run_id).info.status)
+
+
+def first_run(stage: str = "export") -> str:
+    with Tracker("test").new_run(stage) as page:
+        return page.run_id
+
+
+def go_on(stage: str = "parity", *, earlier: str = "export", **settings: object) -> str:
+    with Tracker("test").shared_run(
+        stage,
+        earlier=earlier,
+        settings=settings,
+        replay=lambda page: page.tags({"replayed": "yes"}),
+    ) as page:
+        page.params(settings)
+        return page.run_id
+
+
+def test_stages_share_one_run(project: Path) -> None:
+    first = first_run()
+    assert go_on() == first
+    assert go_on("promote", earlier="parity") == first
+    assert "replayed" not in client().get_run(first).data.tags
+    assert status(first) == "FINISHED"
+
+
+def test_the_database_is_in_the_project_whatever_the_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(project))
+    monkeypatch.chdir(project.parent)
+    assert tracking_uri() == f"sqlite:///{project.resolve()}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:1")
+    assert tracking_uri() == "http://user:secret@127.0.0.1:1"
+
+
+def deleted(run_id: str) -> None:
+    client().delete_run(run_id)
+
+
+def unknown(run_id: str) -> None:
+    change(run_id="0" * 32)
+
+
+def elsewhere(run_id: str) -> None:
+    change(tracking_uri="http://127.0.0.1:1")
+
+
+def moved(run_id: str) -> None:
+    other = client().create_experiment("other")
+    change(run_id=client().create_run(other).info.run_id)
+
+
+def complete(run_id: str) -> None:
+    go_on()
+
+
+def other_settings(run_id: str) -> None:
+    client().log_param(run_id, "tf32", "True")
+
+
+def change(**fields: str) -> None:
+    path = paths.run_reference("export")
+    RunReference.load(path).model_copy(update=fields).save(path)
+
+
+@pytest.mark.parametrize("spoil", [deleted, unknown, elsewhere, moved, complete, other_settings])
+def test_a_run_that_cant_be_gone_on_with_is_replaced_and_told_everything(
+    project: Path, spoil: object
+) -> None:
+    first = first_run()
+    spoil(first)  # type: ignore[operator]
+    second = go_on(tf32=False)
+    assert second != first
+    assert client().get_run(second).data.tags["replayed"] == "yes"
+    assert known_run("parity").run_id == second  # type: ignore[union-attr]
+    assert known_run("export").run_id != second  # type: ignore[union-attr]
+
+
+def test_without_the_earlier_stage_nothing_is_opened(project: Path) -> None:
+    with pytest.raises(EvidenceError, match="Run the stage that writes it first"):
+        go_on()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED"), (Stopped(), "KILLED")],
+)
+def test_a_run_ends_with_its_stage(project: Path, error: BaseException, expected: str) -> None:
+    run_id = ""
+    with pytest.raises(type(error)), Tracker("test").new_run("export") as page:
+        run_id = page.run_id
+        raise error
+    assert status(run_id) == expected
+    assert known_run("export") is None
+
+
+ABANDON = """
+import os
+from pipelines.run import Tracker
+with Tracker("test").new_run("export") as page:
+    print(page.run_id, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_was_killed_is_ended_by_the_next_stage(project: Path) -> None:
+    repository = Path(__file__).resolve().parents[2]
+    killed = subprocess.run(
+        [sys.executable, "-c", ABANDON], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+    )  # fmt: skip
+    assert killed.returncode == -9
+    run_id = killed.stdout.strip()
+    assert status(run_id) == "RUNNING"
+    with Tracker("test").new_run("export") as living:
+        assert status(run_id) == "KILLED"
+        Tracker("test")  # must not end a run that somebody is writing
+        assert status(living.run_id) == "RUNNING"
+
+
+def test_mlflow_runs_become_parents_and_are_never_resumed(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = client().create_experiment("launched")
+    parent = client().create_run(experiment).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", parent)
+    run = client().get_run(first_run())
+    assert run.info.run_id != parent
+    assert run.info.experiment_id == experiment
+    assert run.data.tags[PARENT_TAG] == parent
+    assert "MLFLOW_RUN_ID" not in os.environ
+    assert status(parent) == "RUNNING"  # its launcher's business
+
+
+def test_a_parent_that_is_not_there_is_no_parent(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
+    assert PARENT_TAG not in client().get_run(first_run()).data.tags
+
+
+def test_a_deleted_experiment_is_told(project: Path) -> None:
+    Tracker("test")
+    client().delete_experiment(client().get_experiment_by_name("test").experiment_id)
+    with pytest.raises(RegistryError, match="mlflow experiments restore"):
+        Tracker("test")
+
+
+def test_a_server_that_is_down_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:1"):
+        Tracker("test")
+
+
+def test_passwords_stay_out_of_files(project: Path) -> None:
+    first_run()
+    change(tracking_uri="x")
+    text = paths.run_reference("export").read_text()
+    assert "@" not in text
+
+
+def page() -> RunPage:
+    tracker = Tracker("test")
+    with tracker.new_run("export") as opened:
+        return opened
+
+
+def test_numbers_that_are_none_become_tags(project: Path) -> None:
+    written = page()
+    written.metrics({"good": 0.5, "nan": float("nan"), "up": float("inf")})
+    data = client().get_run(written.run_id).data
+    assert data.metrics == {"good": 0.5}
+    assert data.tags["nonfinite.nan"] == "nan"
+    assert data.tags["nonfinite.up"] == "inf"
+
+
+def test_many_params_and_strange_names(project: Path) -> None:
+    written = page()
+    written.params({f"p{number}": number for number in range(250)} | {"a=b?": 1})
+    params = client().get_run(written.run_id).data.params
+    assert len(params) == 251
+    assert params["a_b_"] == "1"
+
+
+def test_a_param_never_changes(project: Path) -> None:
+    written = page()
+    written.params({"a": 1})
+    written.params({"a": 1})
+    with pytest.raises(RegistryError, match="Changing param"):
+        written.params({"a": 2})
+
+
+def test_a_table_is_replaced_not_appended(project: Path) -> None:
+    written = page()
+    for rows in ([{"a": 1}, {"a": 2}], [{"a": 3}]):
+        written.table(rows, "checks.json")
+    folder = client().download_artifacts(written.run_id, "checks.json")
+    assert json.loads(Path(folder).read_text()) == {"columns": ["a"], "data": [[3]]}
+    tag = client().get_run(written.run_id).data.tags["mlflow.loggedArtifacts"]
+    assert json.loads(tag) == [{"path": "checks.json", "type": "table"}]
+
+
+def test_cut_keeps_whole_lines() -> None:
+    text = "\n".join(f"line {number}" for number in range(100))
+    short = cut(text, 200)
+    assert len(short) <= 200
+    assert short.startswith("line 0\nline 1\n")
+    assert "report.html" in short
+    assert cut("short", 200) == "short"

@@ -1,0 +1,269 @@
+"""export, parity and promote in this process: what they leave behind, and what stops them."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from mlflow import MlflowClient
+from onnx import numpy_helper
+
+from gate.decision import Decision
+from gate.digest import Digest
+from gate.evidence import Evidence
+from gate.registry.ledger import Ledger
+from pipelines import export, parity, paths, promote, train
+from pipelines.export_report import ExportReport
+from pipelines.override import override
+from pipelines.promotion_report import PromotionReport
+from pipelines.run import known_run, tracking_uri
+from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, code_of
+
+
+def client() -> MlflowClient:
+    return MlflowClient(tracking_uri(), tracking_uri())
+
+
+def champion() -> Any:
+    return client().get_model_version_by_alias("tiny", "champion")
+
+
+def page(stage: str = "promote") -> Any:
+    reference = known_run(stage)
+    assert reference is not None
+    return client().get_run(reference.run_id)
+
+
+def spoil_weight() -> None:
+    """One weight tensor of the exported file times 1.5; still a valid file."""
+    model = onnx.load(paths.ONNX)
+    tensor = next(t for t in model.graph.initializer if len(t.dims) == 4)
+    changed = numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name)
+    tensor.CopyFrom(changed)
+    onnx.save(model, paths.ONNX)
+
+
+def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
+    assert promote.main() == DONE
+    digest = Digest.of_file(paths.ONNX)
+    version, run = champion(), page()
+    folder = client().download_artifacts(version.run_id, "")  # the run's artifacts are readable
+    names = {path.name for path in Path(folder).rglob("*")}
+    assert {
+        "report.html", "decision.json", "evidence.json", "checks.json", "policy.json",
+        "params.yaml", "export.json", "differences.png", "latency.png",
+    } <= names  # fmt: skip
+    assert ExportReport.load(paths.EXPORT_REPORT).subject.sha256 == digest
+    assert Evidence.load(paths.EVIDENCE).subject.sha256 == digest
+    assert version.tags["gate.sha256"] == run.data.tags["gate.sha256"] == digest.hex
+    assert version.run_id == run.info.run_id == page("export").info.run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["gate.verdict"] == "PASS"
+    assert run.data.tags["gate.promotion"] == "promoted"
+    assert run.data.tags["gate.model_version"] == "tiny/1"
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("Passed")
+    assert "#/models/tiny/versions/1" in note
+    assert version.description.startswith("Passed")
+    assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
+
+
+def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
+    data = page("parity").data
+    for name, value in {
+        "export.strategy": "traced",
+        "export.opset_version": "13",
+        "export.opset_in_file": "13",
+        "export.export_params": "True",
+        "export.do_constant_folding": "True",
+        "export.training": "eval",
+        "export.input_names": "input",
+        "export.output_names": "logits",
+        "export.dynamic_batch": "True",
+        "gate.determinism.tf32": "False",
+        "gate.determinism.cudnn_deterministic": "True",
+        "gate.determinism.cudnn_benchmark": "False",
+        "gate.cuda_provider.cudnn_conv_algo_search": "HEURISTIC",
+        "gate.cuda_provider.arena_extend_strategy": "kNextPowerOfTwo",
+        "gate.cuda_provider.do_copy_in_default_stream": "True",
+        "gate.runtimes.ort-cpu.required": "always",
+    }.items():
+        assert data.params[name] == value, name
+    assert data.tags["determinism.grad"] == "False"
+    assert data.metrics["self_check/max_abs_diff_export_batch"] < 1e-4
+    assert data.metrics["self_check/max_abs_diff_other_batch"] < 1e-4
+    assert data.metrics["export/size_bytes"] == paths.ONNX.stat().st_size
+    assert data.metrics["ort-cpu/max_abs_diff"] < 1e-4
+    assert data.metrics["ort-cpu-optimized/top1_agreement"] == 1.0
+    (dataset,) = page("parity").inputs.dataset_inputs
+    assert dataset.dataset.digest == Evidence.load(paths.EVIDENCE).dataset.sha256.hex[:36]
+    by_class = client().get_metric_history(
+        page("parity").info.run_id, "ort-cpu/confidence_by_class/max"
+    )
+    assert [point.step for point in by_class] == list(range(1, 11))
+
+
+def test_promoting_again_is_a_no_op(measured: Path) -> None:
+    assert promote.main() == DONE
+    assert promote.main() == DONE
+    assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
+    assert str(champion().version) == "1"
+    assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
+
+
+def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
+    assert promote.main() == DONE
+    assert export.main() == DONE
+    spoil_weight()
+    assert parity.main() == DONE
+    assert promote.main() == REJECTED
+    decision = Decision.load(paths.DECISION)
+    failed = {check.name for check in decision.problems}
+    assert "max_abs_diff" in failed
+    assert all(check.remedy for check in decision.problems)
+    assert Evidence.load(paths.EVIDENCE).export is None
+    assert str(champion().version) == "1"
+    assert len(client().search_model_versions("name = 'tiny'")) == 1
+    run = page()
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["gate.verdict"] == "FAIL"
+    assert run.data.tags["gate.promotion"] == "refused"
+    assert "max_abs_diff" in run.data.tags["gate.failed_checks"]
+    assert "Try:" in run.data.tags["mlflow.note.content"]
+    assert Ledger(Path(".gate/ledger.jsonl")).entries()[-1].action == "refused"
+
+
+def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
+    spoil_weight()
+    assert code_of(promote.main) == COULD_NOT_JUDGE
+    assert client().search_registered_models() == []
+    assert not paths.PROMOTION.exists()
+
+
+def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
+    """NaN in the evidence: refused, on the page as words, never as a number."""
+    plain = json.loads(paths.EVIDENCE.read_text())
+    plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
+    paths.EVIDENCE.write_text(json.dumps(plain))
+    client().delete_run(page("parity").info.run_id)  # so that promote writes all of it anew
+    assert promote.main() == REJECTED
+    run = page()
+    assert run.data.tags["nonfinite.ort-cpu/max_abs_diff"] == "nan"
+    assert "ort-cpu/max_abs_diff" not in run.data.metrics
+    assert run.data.params["export.opset_version"] == "13"
+
+
+def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> None:
+    assert promote.main() == DONE
+    text = paths.PARAMS.read_text()
+    paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
+    assert promote.main() == REJECTED
+    assert str(champion().version) == "1"
+
+
+def test_an_experiment_decides_and_reports_only(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "exp")
+    assert promote.main() == DONE
+    assert PromotionReport.load(paths.PROMOTION).outcome == "dry_run"
+    assert client().search_registered_models() == []
+    spoil_weight()
+    assert parity.main() == DONE
+    assert promote.main() == DONE
+    assert Decision.load(paths.DECISION).verdict == "FAIL"
+    assert client().search_registered_models() == []
+
+
+def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
+    assert export.main() == DONE
+    first, run = paths.ONNX.read_bytes(), page("export").info.run_id
+    assert export.main() == DONE
+    assert paths.ONNX.read_bytes() == first
+    assert page("export").info.run_id != run
+    assert not (paths.ONNX.parent / "staging").exists()
+
+
+def disk_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("main", "target"),
+    [
+        (train.main, "gate.export.checkpoint.atomic.write_bytes"),
+        (export.main, "pathlib.Path.replace"),
+        (parity.main, "pipelines.parity.atomic.write_bytes"),
+        (promote.main, "gate.record.atomic.write_text"),
+    ],
+)
+def test_a_full_disk_loses_nothing(
+    measured: Path,
+    main: Any,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, paths.ONNX, paths.EVIDENCE)}
+    with monkeypatch.context() as patch:
+        patch.setattr(target, disk_full)
+        assert code_of(main) == COULD_NOT_JUDGE
+    assert "No space left" in capsys.readouterr().err
+    for path, content in kept.items():
+        assert path == paths.EVIDENCE or path.read_bytes() == content
+    runs = client().search_runs([client().get_experiment_by_name("parity-gate").experiment_id])
+    assert all(run.info.status in ("FINISHED", "FAILED") for run in runs)
+    assert main() == DONE
+
+
+@pytest.mark.parametrize("main", [train.main, export.main, parity.main, promote.main])
+def test_a_dead_server_is_told_by_every_stage(
+    measured: Path,
+    main: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    assert code_of(main) == COULD_NOT_JUDGE
+    error = capsys.readouterr().err
+    assert "127.0.0.1:1" in error
+    assert "Traceback" not in error
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "main", "says"),
+    [
+        (lambda: torn(paths.ONNX), parity.main, "model.onnx"),
+        (lambda: paths.ONNX.write_text("no model"), parity.main, "model.onnx"),
+        (paths.ONNX.unlink, parity.main, "model.onnx"),
+        (lambda: torn(paths.CHECKPOINT), export.main, "model.safetensors"),
+        (paths.CHECKPOINT.unlink, export.main, "model.safetensors"),
+        (lambda: torn(paths.MANIFEST), export.main, "manifest.json"),
+        (lambda: torn(paths.EVAL_IMAGES), parity.main, "eval_images.npy"),
+        (lambda: torn(paths.EVIDENCE), promote.main, "not a whole Evidence record"),
+        (paths.EVIDENCE.unlink, promote.main, "evidence.json"),
+        (lambda: torn(paths.EXPORT_REPORT), parity.main, "not a whole ExportReport record"),
+        (lambda: torn(paths.run_reference("parity")), promote.main, "RunReference record"),
+        (lambda: np.save(paths.EVAL_LABELS, np.zeros(7, np.int64)), parity.main, "labels"),
+        (lambda: override(["export.output_names=[a, b]"]), export.main, "output_names"),
+        (lambda: override(["model.factory=none.such:model"]), export.main, "none"),
+        (lambda: override(["model.factory=torch.nn:Identity"]), export.main, "model.safetensors"),
+    ],
+)
+def test_what_is_torn_or_missing_is_named(
+    measured: Path, spoil: Any, main: Any, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil()
+    assert code_of(main) == COULD_NOT_JUDGE
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from gate.digest import Digest
+from gate.errors import CheckpointError, DataError, ModelError
+from gate.export.loading import save_checkpoint
+from pipelines import paths, prepare, train
+from pipelines.override import override
+from pipelines.run import known_run, tracking_uri
+from tests.pipelines.tiny import network
+
+
+def run_of_training() -> tuple[MlflowClient, str]:
+    reference = known_run("train")
+    assert reference is not None
+    return MlflowClient(tracking_uri()), reference.run_id
+
+
+def test_training_learns_and_its_curves_are_on_its_run(trained_files: Path) -> None:
+    history = (trained_files / paths.TRAIN_CURVES).read_text().splitlines()
+    metrics = json.loads((trained_files / paths.TRAIN_METRICS).read_text())
+    assert history[0] == "epoch,train_loss,eval_loss,eval_accuracy"
+    assert len(history) == 2
+    assert metrics["eval_accuracy"] > 0.85  # one epoch of a tiny network
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) -> None:
+    prepare.main()
+    override(["train.epochs=2"])
+    digests = []
+    for seed in (0, 0, 1):
+        override([f"train.seed={seed}"])
+        assert train.main() == 0
+        digests.append(Digest.of_file(paths.CHECKPOINT))
+    assert digests[0] == digests[1] != digests[2]
+    client, run_id = run_of_training()
+    run = client.get_run(run_id)
+    curve = client.get_metric_history(run_id, "eval_accuracy")
+    assert run.info.status == "FINISHED"
+    assert [point.step for point in curve] == [1, 2]
+    assert run.data.tags["checkpoint.sha256"] == str(digests[2])
+    assert run.data.params["train.seed"] == "1"
+
+
+def test_without_epochs_the_weights_are_written_as_they_are(project: Path) -> None:
+    prepare.main()
+    torch.manual_seed(7)
+    model = network()
+    expected = save_checkpoint(model, project / "mine.safetensors")
+    override(["train.epochs=0", "model.checkpoint=mine.safetensors"])
+    assert train.main() == 0
+    assert Digest.of_file(paths.CHECKPOINT) == expected
+    assert json.loads(paths.TRAIN_METRICS.read_text()) == {"epoch": 0}
+
+
+def test_an_architecture_by_name(project: Path) -> None:
+    prepare.main()
+    override(["model.factory=null", "model.architecture=squeezenet1_1", "train.epochs=0"])
+    assert train.main() == 0
+    assert paths.CHECKPOINT.stat().st_size > 1_000_000
+
+
+def test_a_diverging_training_leaves_the_old_checkpoint(trained: Path) -> None:
+    before = paths.CHECKPOINT.read_bytes()
+    override(["train.learning_rate=1.0e+30"])
+    with pytest.raises(ModelError, match="diverged"):
+        train.main()
+    assert paths.CHECKPOINT.read_bytes() == before
+    client = MlflowClient(tracking_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("parity-gate").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+def test_labels_beyond_the_classes_are_refused(trained: Path) -> None:
+    labels = np.load(paths.EVAL_LABELS)
+    labels[5] = 10
+    np.save(paths.EVAL_LABELS, labels)
+    with pytest.raises(DataError, match="reach from 0 to 10, the model has 10 classes"):
+        train.main()
+
+
+def test_a_missing_checkpoint_is_refused(trained: Path) -> None:
+    override(["model.checkpoint=models/initial/none.safetensors"])
+    with pytest.raises(CheckpointError, match="does not exist"):
+        train.main()
