@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,3 +313,15 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
 def test_unreadable_labels_are_refused(tmp_path, spoil):
     with pytest.raises(GateError):
         open_labels(spoil(tmp_path), samples=11)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+@pytest.mark.parametrize("work", [lambda s: [len(b) for b in s.batches(64)], Samples.digest])
+def test_pages_that_were_read_are_given_back(tmp_path, work):
+    path = tmp_path / "large.npy"
+    np.save(path, np.zeros((2048, 1024), np.float32))
+    samples = Samples.open(path)
+    work(samples)
+    mapped = Path("/proc/self/smaps").read_text().split(str(path), 1)[1]
+    resident = int(re.search(r"^Rss:\s+(\d+) kB", mapped, flags=re.MULTILINE).group(1))
+    assert resident < 1024
