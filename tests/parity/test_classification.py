@@ -123,6 +123,7 @@ def test_masked_classes_are_judged():
 def test_top5_with_ties_at_the_border_prefers_low_indices():
     r = [[9, 8, 7, 6, 5, 5, 5]]
     assert measured(r, r).top5_agreement == 1.0
+    assert measured(r, [[9, 8, 7, 6, 5.1, 5, 5]]).top5_agreement == 1.0
     assert measured(r, [[9, 8, 7, 6, 5, 5, 5.1]]).top5_agreement == 0.0
 
 
