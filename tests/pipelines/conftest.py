@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 
 from pipelines import export, parity, prepare, train
 from pipelines.override import override
+from pipelines.run import RunReference, tracking_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = (
@@ -93,12 +94,29 @@ def trained(project: Path, trained_files: Path) -> Path:
     return project
 
 
+@pytest.fixture(scope="session")
+def measured_files(
+    trained_files: Path, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """All files after export and parity, with their MLflow."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copytree(trained_files, folder, dirs_exist_ok=True)
+    shutil.copy(empty_database, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert export.main() == 0
+        assert parity.main() == 0
+    return folder
+
+
 @pytest.fixture
-def measured(trained: Path) -> Path:
+def measured(project: Path, measured_files: Path) -> Path:
     """A project in which export and parity have run, too."""
-    assert export.main() == 0
-    assert parity.main() == 0
-    return trained
+    shutil.copytree(measured_files, project, dirs_exist_ok=True)
+    for path in (project / "reports" / "runs").iterdir():
+        reference = RunReference.load(path)
+        reference.model_copy(update={"tracking_uri": tracking_uri()}).save(path)
+    return project
 
 
 def clone(folder: Path) -> Path:
