@@ -20,6 +20,16 @@ from gate.registry.mlflow_process import lent, quiet_process
 
 ADMIN = ("admin", "password-of-the-test-admin")
 
+# MLflow's own defaults, but for the cache: checking a password takes it half a second.
+_AUTH = """[mlflow]
+default_permission = READ
+database_uri = sqlite:///users.db
+admin_username = admin
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+grant_default_workspace_access = false
+auth_cache_ttl_seconds = 600
+"""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -42,7 +52,9 @@ def serving(folder: Path, *, guarded: bool = False) -> Iterator[Server]:
         environment |= {
             "MLFLOW_FLASK_SERVER_SECRET_KEY": "only for this test",
             "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
+            "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
         }
+        (folder / "auth.ini").write_text(_AUTH)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -93,7 +105,7 @@ def _free_port() -> int:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(url, timeout=2):
