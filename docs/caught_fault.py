@@ -10,6 +10,7 @@ half precision (fp16) and back. Every answer stays the same; the numbers don't.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
@@ -25,8 +26,9 @@ from torch import nn
 from gate import cli
 from gate.export.loading import torchvision_model
 
-MODEL, CHECKPOINT = Path("models/model.onnx"), Path("models/model.safetensors")
-IMAGES, PICTURE = Path("data/eval_images.npy"), Path("docs/caught-fault.svg")
+ROOT = Path(__file__).resolve().parents[1]
+MODEL, CHECKPOINT = ROOT / "models/model.onnx", ROOT / "models/model.safetensors"
+IMAGES, PICTURE = ROOT / "data/eval_images.npy", ROOT / "docs/caught-fault.svg"
 COLUMNS = 112
 
 POLICY = """
@@ -58,19 +60,17 @@ def main() -> int:
                        markup=False, highlight=False)  # fmt: skip
     cli.console = lambda _stream: recorder
     sys.modules.setdefault("caught_fault", sys.modules[__name__])
-    with tempfile.TemporaryDirectory() as scratch:
-        faulty, policy = Path(scratch, "faulty.onnx"), Path(scratch, "policy.yaml")
-        damage(MODEL, faulty)
-        policy.write_text(POLICY)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        damage(MODEL, Path("faulty.onnx"))
+        Path("policy.yaml").write_text(POLICY)
         code = cli.main(
-            ["check", str(faulty), "--reference", "caught_fault:resnet18", "--checkpoint",
-             str(CHECKPOINT), "--inputs", str(IMAGES), "--policy", str(policy)]
+            ["check", "faulty.onnx", "--reference", "caught_fault:resnet18", "--checkpoint",
+             str(CHECKPOINT), "--inputs", str(IMAGES), "--policy", "policy.yaml"]
         )  # fmt: skip
-        drawn = recorder.export_svg(title="gate check faulty.onnx …", unique_id="gate")
-    drawn = drawn.replace(scratch + "/", "")
+    drawn = recorder.export_svg(title="gate check faulty.onnx …", unique_id="gate")
     # The font is asked for by name only: a picture should load nothing from elsewhere.
     PICTURE.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))
-    print(f"exit code {code}; wrote {PICTURE}, {PICTURE.stat().st_size} bytes")
+    print(f"exit code {code}; wrote {PICTURE.name}, {PICTURE.stat().st_size} bytes")
     return 0 if code == 1 else 2
 
 

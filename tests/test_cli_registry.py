@@ -12,7 +12,6 @@ from gate import cli
 from gate.digest import Digest
 from tests.small_project import made
 
-
 # SQLAlchemy, about MLflow's own tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 

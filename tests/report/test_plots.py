@@ -5,6 +5,7 @@ import io
 import pytest
 from PIL import Image
 
+from gate.checks import Verdict
 from gate.decision import decide
 from gate.evidence import Confidence, ConfidenceOfClass, Evidence
 from gate.report import plots
@@ -66,11 +67,16 @@ def test_any_name_can_be_drawn(name: str) -> None:
 
 
 def test_a_failed_check_is_drawn_otherwise_than_a_passed_one() -> None:
-    good, bad = draw(*reversed(passed())), draw(*reversed(failed()))
-    assert _orange_red(bad["differences"]) > 2 * _orange_red(good["differences"])
-
-
-def _orange_red(png: bytes) -> int:
-    """Pixels in the colour of failure; the legend always has some."""
-    colours = Image.open(io.BytesIO(png)).convert("RGB").getcolors(1 << 24) or []
-    return sum(count for count, colour in colours if colour == (0xD5, 0x5E, 0x00))
+    decision, _ = failed()
+    figure = plots._differences(decision)
+    assert figure is not None
+    lines = [line for line in figure.axes[0].get_lines() if len(line.get_xdata())]
+    drawn = {line.get_ydata()[0]: line for line in lines if line.get_marker() in ("o", "X")}
+    checks = [check for check in decision.checks if check.relation == "<=" and check.runtime]
+    assert len(drawn) == len(checks)
+    assert {check.verdict for check in checks} == {Verdict.PASS, Verdict.FAIL}
+    for place, check in enumerate(checks):
+        looks = (drawn[place].get_marker(), drawn[place].get_color())
+        passed_ = check.verdict is Verdict.PASS
+        assert looks == (("o", plots._BLUE) if passed_ else ("X", plots._RED))
+        assert (drawn[place].get_xdata()[0] > check.bound) is not passed_
