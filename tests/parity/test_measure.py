@@ -496,11 +496,18 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch):
+@pytest.mark.parametrize("at_call", [1, 2])
+def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_call):
     from gate.parity.onnx_runner import OnnxRunner
 
+    original = OnnxRunner.run
+    calls = []
+
     def run(self, batch):
-        raise KeyboardInterrupt
+        calls.append(1)
+        if len(calls) == at_call:
+            raise KeyboardInterrupt
+        return original(self, batch)
 
     monkeypatch.setattr(OnnxRunner, "run", run)
     with pytest.raises(KeyboardInterrupt):
