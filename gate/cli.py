@@ -121,3 +121,7 @@ def _print_error(error: BaseException, *, machine: bool) -> None:
     click.echo(text, err=True)
     if machine:
         click.echo(as_json({"error": {"type": kind, "message": message}}))
+
+
+if __name__ == "__main__":  # `python -m gate.cli check …` must not end with 0 without judging
+    run()

@@ -180,6 +180,16 @@ class TestExitCodes:
         assert cli.main([*arguments, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)) == {"error"}
 
+    @pytest.mark.parametrize(
+        "program", [["-m", "gate.cli"], [str(Path(sys.executable).parent / "gate")]]
+    )
+    def test_every_way_to_call_it_judges(self, program: list[str]) -> None:
+        python = [sys.executable] if program[0] == "-m" else []
+        command = [*python, *program, "history", "--ledger", "nowhere.jsonl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert "there is no ledger at nowhere.jsonl" in done.stderr
+
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
             "import os, signal, sys, click\n"
