@@ -35,6 +35,8 @@ fix: $(READY)  ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 test: $(READY)  ## Run the tests, with branch coverage
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 \
+		&& echo "What happened: all tests passed. Where to look: the coverage table above; make repro, then make ui." \
+		|| { echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1; }
 
 check: lint test  ## What CI runs

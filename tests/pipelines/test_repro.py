@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import paths, promote, repro
+from pipelines.promotion_report import PromotionReport
+from pipelines.repro import last_promotion, promotion_is_due
+from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, Stopped, code_of
+
+
+@pytest.fixture
+def promoted(measured: Path) -> PromotionReport:
+    assert promote.main() == DONE
+    report = last_promotion()
+    assert report is not None
+    return report
+
+
+def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
+    project: Path, request: pytest.FixtureRequest
+) -> None:
+    assert promotion_is_due() is None
+    request.getfixturevalue("promoted")
+    assert promotion_is_due() is None
+
+
+def test_a_promotion_is_due_when_the_registry_lost_the_version(
+    promoted: PromotionReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
+    assert "has no version 1 of tiny" in str(promotion_is_due())
+
+
+@pytest.mark.parametrize(
+    ("fields", "due"),
+    [
+        ({"outcome": "dry_run", "version": None}, True),
+        ({"outcome": "refused", "version": None}, False),
+        ({"outcome": "unchanged"}, False),
+    ],
+)
+def test_due_by_outcome(promoted: PromotionReport, fields: dict[str, Any], due: bool) -> None:
+    promoted.model_copy(update=fields).save(paths.PROMOTION)
+    assert (promotion_is_due() is not None) is due
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"previous_version": "3"}, "Promoted: champion is version 1 of tiny"),
+        ({"previous_version": "3"}, "before: version 3"),
+        ({"outcome": "unchanged"}, "Unchanged: champion is version 1"),
+        ({"outcome": "refused", "reason": "FAIL: too far"}, "Refused"),
+        ({"outcome": "refused", "reason": "FAIL: too far"}, "FAIL: too far"),
+        ({"outcome": "dry_run"}, "make repro promotes"),
+    ],
+)
+def test_the_outcome_in_a_sentence(
+    promoted: PromotionReport, fields: dict[str, Any], says: str
+) -> None:
+    sentence = promoted.model_copy(update=fields).sentence()
+    assert says in sentence
+    assert str(promoted.sha256) in sentence
+
+
+@pytest.fixture
+def dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands for `dvc`: what it does and returns is put into the list."""
+    plan: list[Any] = []
+
+    def run(_arguments: list[str]) -> int:
+        act, code = plan
+        act()
+        return int(code)
+
+    monkeypatch.setattr(repro, "_dvc", run)
+    monkeypatch.setattr(sys, "argv", ["repro"])
+    return plan
+
+
+def refuse(report: PromotionReport) -> None:
+    report.model_copy(update={"outcome": "refused"}).save(paths.PROMOTION)
+
+
+def test_exit_codes_of_make_repro(
+    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dvc[:] = [lambda: None, 0]
+    assert repro.main() == DONE
+    assert "What happened: Promoted" in capsys.readouterr().out
+    dvc[:] = [lambda: refuse(promoted), 255]
+    assert repro.main() == REJECTED
+    # A refusal of an earlier time is not the reason why something else fails now.
+    dvc[:] = [lambda: None, 255]
+    assert repro.main() == COULD_NOT_JUDGE
+    assert "a stage failed" in capsys.readouterr().err
+
+
+def test_what_is_due_is_run_by_taking_the_decision_away(
+    promoted: PromotionReport, dvc: list[Any]
+) -> None:
+    promoted.model_copy(update={"outcome": "dry_run"}).save(paths.PROMOTION)
+    seen: list[bool] = []
+    dvc[:] = [lambda: seen.append(paths.DECISION.exists()), 0]
+    repro.main()
+    assert seen == [False]
+
+
+def test_before_the_first_promotion(
+    project: Path, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dvc[:] = [lambda: None, 0]
+    assert repro.main() == DONE
+    assert "'promote' has not run" in capsys.readouterr().out
+
+
+def failing(error: BaseException) -> Any:
+    def main() -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (Stopped(), 143),
+        (OSError(28, "No space left on device"), COULD_NOT_JUDGE),
+        (OSError(5, "Input/output error"), COULD_NOT_JUDGE),
+        (RuntimeError("boom"), COULD_NOT_JUDGE),
+    ],
+)
+def test_no_error_looks_like_a_rejection(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(failing(error)) == code
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
+def test_sigterm_ends_a_stage_in_order() -> None:
+    code = (
+        "import os, signal\n"
+        "from pipelines import stage\n"
+        "def main():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        print('closed')\n"
+        "    return 0\n"
+        "stage.run(main)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert done.returncode == 143
+    assert done.stdout == "closed\n"

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gate.errors import RegistryUnavailable
+from pipelines import export, promote, ui
+from pipelines.run import known_run
+from pipelines.stage import DONE
+from tests.pipelines.conftest import REPOSITORY, clean_environment
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((ui.HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def test_links_before_the_first_run(project: Path) -> None:
+    assert ui.links("http://x") == [
+        "run:     http://x", "version: nothing was promoted yet; make repro",
+    ]  # fmt: skip
+
+
+def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
+    run = known_run("parity")
+    assert run is not None
+    assert ui.links("http://x")[0] == (
+        f"run:     http://x/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+    )
+
+
+def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert promote.main() == DONE
+    assert ui.links("http://x")[-1] == "version: http://x/#/models/tiny/versions/1"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
+    assert "make repro" in ui.links("http://x")[-1]
+
+
+def test_with_a_server_only_its_links_are_printed(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export.main() == DONE
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1/")
+    monkeypatch.setattr(sys, "argv", ["ui"])
+    assert ui.main() == DONE
+    printed = capsys.readouterr().out
+    assert "http://127.0.0.1:1/#/experiments/" in printed
+    assert "secret" not in printed
+
+
+def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind((ui.HOST, 0))
+        taken.listen()
+        monkeypatch.setattr(sys, "argv", ["ui", "--port", str(taken.getsockname()[1])])
+        with pytest.raises(RegistryUnavailable, match="make ui PORT="):
+            ui.main()
+
+
+@pytest.mark.slow
+def test_the_server_comes_up_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
+    assert promote.main() == DONE
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipelines.ui", "--port", str(port)], cwd=measured, text=True,
+        env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            printed = "".join(server.stdout.readline() for _ in range(3))
+            run = re.search(rf"http://127\.0\.0\.1:{port}/#/experiments/\d+/runs/(\w+)", printed)
+            assert run is not None
+            base = f"http://127.0.0.1:{port}"
+            answer = get(f"{base}/api/2.0/mlflow/runs/get?run_id={run[1]}", server)
+            assert json.loads(answer)["run"]["info"]["status"] == "FINISHED"
+            version = f"{base}/api/2.0/mlflow/model-versions/get?name=tiny&version=1"
+            assert json.loads(get(version, server))["model_version"]["run_id"] == run[1]
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=60)
+
+
+def get(address: str, server: subprocess.Popen[str]) -> bytes:
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=10) as response:
+                return bytes(response.read())
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise
+            time.sleep(0.2)
