@@ -159,8 +159,9 @@ class OutputParity(Record):
     reference_constant: bool
     """True if all samples have the same reference output."""
     reference_abs_max: Measured
+    """Over the finite elements of r."""
     reference_std: Measured
-    """Standard deviation over all elements of r (population)."""
+    """Standard deviation over the finite elements of r (population)."""
     max_abs_diff: Measured
     max_abs_diff_sample: Count | None
     mean_abs_diff: Measured

@@ -30,12 +30,12 @@ def bind(
     count: int,
     batch_size: int,
 ) -> Binding:
-    """Bind by name where the sets of names are equal, else by position.
+    """Bind by name where the sets of names are equal, by position where no name is shared.
 
     `inputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with `count`
     samples. A file with a fixed batch axis is measured with that batch size.
-    Raises InputMismatch on another number, dtype, rank or fixed size, and where the samples
-    don't fill the fixed batches.
+    Raises InputMismatch where only some names are shared (position would contradict them), on
+    another number, dtype, rank or fixed size, and where the samples don't fill the fixed batches.
     """
     if batch_size < 1:
         raise InputMismatch(f"the batch size is {batch_size}, at least 1 is expected.")
@@ -89,6 +89,12 @@ def _pairs(
             f"the file takes {len(inputs)} inputs, {_describe(inputs)}; "
             f"the samples hold {len(samples)}, {_describe(samples)}. "
             "Give an .npz with one array for each input, named as the inputs."
+        )
+    shared = [spec.name for spec in inputs if spec.name in by_name]
+    if shared:
+        raise InputMismatch(
+            f"the samples {_describe(samples)} share only the names {shared} with the file's "
+            f"inputs, {_describe(inputs)}. Name every array as its input, or none."
         )
     return list(zip(inputs, samples, strict=True))
 
