@@ -89,12 +89,15 @@ def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
     )
     shuffle = torch.Generator().manual_seed(params.seed)
     batches = -(-len(train.labels) // params.batch_size)
+    # Down to zero at the end: the last steps settle, so that the result hardly depends on luck.
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params.epochs)
     history: list[Epoch] = []
     with bar("train", params.epochs * batches) as advance:
         for number in range(1, params.epochs + 1):
             shuffled = torch.randperm(len(train.labels), generator=shuffle)
             order = torch.split(shuffled, params.batch_size)
             loss = _train_epoch(model, optimizer, train, order, advance)
+            decay.step()
             eval_loss, accuracy = _evaluate(model, held_out)
             epoch = Epoch(number, loss, eval_loss, accuracy)
             history.append(epoch)
