@@ -158,6 +158,15 @@ def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     assert run.data.params["export.opset_version"] == "13"
 
 
+def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
+    plain = json.loads(paths.EVIDENCE.read_text())
+    plain["runtimes"] = [r for r in plain["runtimes"] if r["runtime"] != "ort-cpu"]
+    paths.EVIDENCE.write_text(json.dumps(plain))
+    assert promote.main() == COULD_NOT_JUDGE
+    assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
+    assert client().search_registered_models() == []
+
+
 def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> None:
     assert promote.main() == DONE
     text = paths.PARAMS.read_text()
