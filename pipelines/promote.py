@@ -27,7 +27,7 @@ DESCRIPTION_LIMIT = 5000
 
 
 def main() -> int:
-    """Write reports/decision.json and reports/promotion.json; exit code 1 if refused."""
+    """Write reports/decision.json and reports/promotion.json; exit code by its outcome."""
     policy, registry_params = load_policy(), RegistryParams.load()
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)
@@ -59,6 +59,7 @@ def main() -> int:
         ledger = Ledger(paths.state() / "ledger.jsonl")
         promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
         report = PromotionReport(
+            verdict=decision.verdict,
             outcome=promotion.outcome,
             model_name=release.model_name,
             version=promotion.version,
@@ -71,9 +72,8 @@ def main() -> int:
         _write_outcome(page, report, markdown.describe(decision, evidence, _links(page, report)))
         report.save(paths.PROMOTION)
     _tell(decision, evidence, report, confidence=policy.confidence)
-    refused = report.outcome == "refused"
     # An experiment is there to be compared, whatever came out.
-    return stage.REJECTED if refused and "DVC_EXP_NAME" not in os.environ else stage.DONE
+    return stage.DONE if "DVC_EXP_NAME" in os.environ else report.exit_code()
 
 
 def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gate.checks import Verdict
 from gate.record import Record, Sha256
+from pipelines import stage
 
 
 class PromotionReport(Record):
     """`reports/promotion.json`. `dry_run`: within `dvc exp run`, which never promotes."""
 
     schema_version: Literal[1] = 1
+    verdict: Verdict
     outcome: Literal["promoted", "unchanged", "refused", "dry_run", "rolled_back"]
     model_name: str
     version: str | None
@@ -29,6 +32,12 @@ class PromotionReport(Record):
     def version_address(self) -> str | None:
         """The model version's page within MLflow's user interface; None without a version."""
         return self.version and f"#/models/{self.model_name}/versions/{self.version}"
+
+    def exit_code(self) -> int:
+        """0 unless refused; then 2 where a check could not judge and none said no, else 1."""
+        if self.outcome != "refused":
+            return stage.DONE
+        return stage.COULD_NOT_JUDGE if self.verdict is Verdict.ERROR else stage.REJECTED
 
     def sentence(self) -> str:
         """What happened, in one sentence."""

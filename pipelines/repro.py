@@ -38,7 +38,7 @@ def main() -> int:
     report = last_promotion()
     if report is not None and _stamp(paths.PROMOTION) != before and report.outcome == "refused":
         print(_closing(), flush=True)
-        return stage.REJECTED
+        return report.exit_code()
     print(
         "Not judged: a stage failed, see its error above. Nothing was promoted, the champion is "
         "as it was. Mend the cause and run make repro again: finished stages are not repeated.",
