@@ -17,6 +17,8 @@ REMEDIES: dict[str, str] = {
     "same answer prove nothing.",
     "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "
     "optimisations off to see whether fusion makes it.",
+    "bounds": "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff: it "
+    "applies to every output, bounds on classes only to logits.",
     "max_abs_diff": "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu "
     "with ort-cpu-optimized (fusion), turn TF32 off, check that the checkpoint is the same.",
     "mean_abs_diff": "A drift over all outputs points at precision (TF32, fp16, bf16) or at other "

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gate.checks import Verdict
 from gate.decision import Decision, decide
-from gate.evidence import Evidence
+from gate.evidence import Evidence, TensorSpec
+from gate.policy import Bounds, RuntimePolicy
 from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
 from tests import builders
 from tests.builders import absent, class_parity, output_parity, runtime_evidence
@@ -214,6 +215,26 @@ def test_logits_can_be_named():
     assert judge(evidence).verdict is Verdict.FAIL
     assert judge(evidence, logits=("logits",)).verdict is Verdict.PASS
     assert judge(evidence, logits=("logits", "more")).verdict is Verdict.ERROR
+
+
+def test_an_output_without_any_bound_never_passes():
+    """Bounds on classes say nothing about an output that has none."""
+    bounds = Bounds(top1_agreement=1.0)
+    policy = {
+        "precision": "reduced",
+        "runtimes": {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)},
+    }
+    evidence = with_runtime(
+        outputs=(output_parity(), output_parity(name="boxes", classification=None))
+    )
+    specs = tuple(
+        TensorSpec(name=n, dtype="float32", shape=("batch",)) for n in ("logits", "boxes")
+    )
+    subject = evidence.subject.model_copy(update={"outputs": specs})
+    decision = judge(evidence.model_copy(update={"subject": subject}), **policy)
+    assert decision.verdict is Verdict.ERROR
+    assert [problem.title for problem in decision.problems] == ["ort-cpu / boxes / bounds"]
+    assert judge(builders.evidence(), **policy).verdict is Verdict.PASS
 
 
 worse = st.floats(min_value=0.0, max_value=1e9) | st.just(NAN) | st.just(INF)

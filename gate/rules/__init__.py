@@ -38,4 +38,7 @@ def _of_runtime(
         logits = statements.logits_of(policy, output)
         if logits is not None:
             compared += comparisons.classification(policy, runtime_policy.bounds, output, logits)
-        yield from (comparisons.check(c, runtime, output) for c in compared if c.bound is not None)
+        bounded = [comparison for comparison in compared if comparison.bound is not None]
+        if not bounded:
+            yield statements.unbounded(runtime, output)
+        yield from (comparisons.check(comparison, runtime, output) for comparison in bounded)

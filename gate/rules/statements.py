@@ -190,6 +190,17 @@ def finite(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     )
 
 
+def unbounded(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """The only comparison of an output to which no bound of the policy applies."""
+    return _statement(
+        "bounds",
+        problems=["no bound of the policy applies to this output, so anything in it would pass"],
+        place=(runtime.runtime, output.name),
+        fine="",
+        verdict=Verdict.ERROR,
+    )
+
+
 def logits_of(policy: Policy, output: OutputParity) -> ClassParity | None:
     """The class metrics of an output that the policy counts as logits, else None."""
     counted = not policy.logits or output.name in policy.logits
