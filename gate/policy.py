@@ -119,6 +119,11 @@ class Policy(_PolicyRecord):
             )
         if not any(r.required == "always" for r in asked.values()):
             raise ValueError("no runtime is required 'always', so a machine without devices passes")
+        if all(r.required != "always" or RUNTIMES[n].engine == "torch" for n, r in asked.items()):
+            raise ValueError(
+                "only torch-cuda is required 'always', and it never runs the file; "
+                "require a runtime of ONNX Runtime too, such as ort-cpu"
+            )
         for name, runtime in asked.items():
             self._check_bounds(name, runtime.bounds)
         return self

@@ -30,6 +30,10 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
             {"task": "tensors", "runtimes": {"ort-cpu": runtime(max_abs_diff=1.0, top5_agreement=1.0)}},
             "top5_agreement need logits",
         ),
+        (
+            {"runtimes": {"torch-cuda": runtime(max_abs_diff=1.0, top1_agreement=1.0)}},
+            "it never runs the file",
+        ),
         ({"min_samples": 1}, "greater than or equal to 2"),
         ({"precision": "sloppy"}, "precision"),
     ],
