@@ -166,7 +166,8 @@ class OutputParity(Record):
     max_abs_diff_sample: Count | None
     mean_abs_diff: Measured
     scaled_diff: Measured
-    """max_abs_diff / reference_std."""
+    """max_abs_diff / reference_std; of integers and bools max_abs_diff itself, because a class or
+    token beside the right one is wrong however many there are."""
     l2_mean: Measured
     l2_max: Measured
     classification: ClassParity | None = None

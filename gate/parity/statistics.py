@@ -104,6 +104,7 @@ class OutputStatistics:
     def result(self) -> OutputParity:
         """The record. Without elements every number is NaN, which no bound lets pass."""
         std, largest = self._finite.std, self._worst.value
+        scale = std if np.dtype(self.dtype).kind == "f" else 1.0
         return OutputParity(
             name=self.name,
             dtype=self.dtype,
@@ -117,7 +118,7 @@ class OutputStatistics:
             max_abs_diff=largest,
             max_abs_diff_sample=self._worst.sample,
             mean_abs_diff=self._sum_diff / self._elements if self._elements else math.nan,
-            scaled_diff=_scaled(largest, std),
+            scaled_diff=_scaled(largest, scale),
             l2_mean=self._l2_sum / self._rows if self._rows else math.nan,
             l2_max=self._l2_max if self._rows else math.nan,
             classification=None
@@ -201,8 +202,11 @@ def _equal(left: Array, right: Array) -> bool:
 
 
 def _scaled(largest: float, std: float) -> float:
-    """largest / std; a reference that does not vary scales nothing, so only 0 stays 0."""
-    if math.isnan(std) or math.isnan(largest):
+    """largest / std; a reference that does not vary scales nothing, so only 0 stays 0.
+
+    NaN where std overflowed: every difference would vanish beside it.
+    """
+    if not math.isfinite(std) or math.isnan(largest):
         return math.nan
     if std > 0.0:
         return largest / std

@@ -114,6 +114,20 @@ def test_unequal_integers_differ_by_at_least_one(dtype, r, c, least):
     assert measured(left, left).max_abs_diff == 0.0
 
 
+def test_a_wrong_token_is_not_scaled_away():
+    left = np.arange(50_000, dtype=np.int64).reshape(-1, 2)
+    result = measured(left, left + 1)
+    assert (result.max_abs_diff, result.scaled_diff) == (1.0, 1.0)
+    assert measured(left, left).scaled_diff == 0.0
+
+
+def test_a_scale_that_overflows_hides_no_difference():
+    left = np.array([[1e155, -1e155], [3e155, 5e155]])
+    result = measured(left, left * 2)
+    assert result.reference_std == INF
+    assert math.isnan(result.scaled_diff)
+
+
 @pytest.mark.parametrize(
     ("r", "c", "expected"),
     [(3.0, 3.0, 0.0), (3.0, 3.0001, INF), (0.0, 1e-30, INF), (0.1, NAN, NAN), (1e12, 1e12, 0.0)],
