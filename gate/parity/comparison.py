@@ -28,6 +28,19 @@ class Comparison:
         for name, r, c in zip(self._names, reference, candidate, strict=True):
             self._check_output(name, r, c)
 
+    def check_keys(self, keys: Sequence[str | None]) -> None:
+        """Raise OutputMismatch if the model returns an output under the file's name of another.
+
+        Outputs are paired by position, whoever uses the file takes them by name.
+        """
+        for name, key in zip(self._names, keys, strict=False):
+            if key != name and key in self._names:
+                raise OutputMismatch(
+                    f"{self._runtime} returned '{name}' where the model returns '{key}', and the "
+                    f"file names both: {list(self._names)}, the model returns {list(keys)}. "
+                    "Export again with export.output_names as the model returns them, in its order."
+                )
+
     def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
         """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
         self.check(reference, candidate)

@@ -78,7 +78,7 @@ def measure(  # noqa: PLR0913
         expected = reference.run(example)
         for track in tracks:
             _open(track, own, candidate, policy=policy, start=(binding, example))
-            track.probe(example, expected)
+            track.probe(example, expected, reference.keys)
         done = 0
         for batch in samples.batches(binding.batch_size):
             count = _length(batch)
@@ -107,6 +107,10 @@ class _Reference:
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
         self._stopwatch = Stopwatch()
+
+    @property
+    def keys(self) -> tuple[str | None, ...]:
+        return self._runner.keys
 
     def run(self, batch: Batch) -> list[Array]:
         try:

@@ -29,7 +29,10 @@ def private_copy(model: nn.Module, *, device: str) -> nn.Module:
             f"the reference model can't be copied: {type(error).__name__}: {error}. Build it so "
             "that copy.deepcopy works: keep no tensors with a gradient history as attributes."
         ) from error
-    return duplicate.to(device=device, dtype=torch.float32).eval()
+    duplicate.to(device=device)
+    duplicate.float()  # `to(dtype=…)` would also make complex numbers real
+    duplicate.eval()  # not chained: models that override `train` often forget to return themselves
+    return duplicate
 
 
 class TorchRunner:
@@ -41,6 +44,8 @@ class TorchRunner:
         self._names = tuple(sample for _, sample in binding.pairs)
         self._keywords = keywords(model, binding)
         self._seen: set[str] = set()
+        self.keys: tuple[str | None, ...] = ()
+        """Under which name the last run returned each output; None or missing: under none."""
 
     def run(self, batch: Batch) -> list[Array]:
         """Forward a copy of the batch; floats go in as float32. None among outputs is dropped."""
@@ -50,6 +55,7 @@ class TorchRunner:
         else:
             returned = self._model(**dict(zip(self._keywords, tensors, strict=True)))
         outputs = list(_flatten(returned))
+        self.keys = tuple(_keys(returned))
         self._seen |= {output.device.type for output in outputs}
         return [_to_numpy(output) for output in outputs]
 
@@ -83,6 +89,16 @@ def _flatten(returned: Any) -> Iterator[torch.Tensor]:
             f"the model's forward returned {type(returned).__name__} among its outputs. "
             "Expected tensors, in tuples, lists or dicts; wrap the model to return them."
         )
+
+
+def _keys(returned: Any) -> Iterator[str | None]:
+    """The keys of a mapping or fields of a named tuple, None for each tensor nested in one."""
+    if hasattr(returned, "_asdict"):
+        returned = returned._asdict()
+    if isinstance(returned, Mapping):
+        for key, value in returned.items():
+            direct = isinstance(value, torch.Tensor)
+            yield from (str(key) if direct else None for _ in _flatten(value))
 
 
 def _to_numpy(output: torch.Tensor) -> Array:

@@ -37,14 +37,18 @@ class Track:
         except Exception as error:
             self.fail(error)
 
-    def probe(self, batch: Batch, reference: Sequence[Array]) -> None:
-        """Compute a batch of another size, only to see that the outputs have the right shapes.
+    def probe(
+        self, batch: Batch, reference: Sequence[Array], keys: Sequence[str | None] = ()
+    ) -> None:
+        """Compute a batch of another size, only to see that the outputs have the right shapes,
+        and the names of `keys`, by which the model returns them.
 
         A batch size that was baked in passes unseen where all batches have that size.
         """
         if self.runner is None:
             return
         try:
+            self._comparison.check_keys(keys)
             self._comparison.check(reference, self.runner.run(batch))
         except Exception as error:
             self.fail(error)

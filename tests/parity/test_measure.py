@@ -258,6 +258,23 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
         assert all(output.max_abs_diff == 0.0 for output in runtime.outputs)
 
 
+class MeanAndSpread(nn.Module):
+    def forward(self, input):
+        return {"mean": input + 1, "spread": input * 2}
+
+
+@pytest.mark.parametrize(
+    ("names", "fails"),
+    [(("mean", "spread"), False), (("m", "s"), False), (("spread", "mean"), True)],
+)
+def test_outputs_under_each_other_s_names_fail(tmp_path, names, fails):
+    candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
+    (runtime,) = measure(
+        MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+    ).runtimes
+    assert ("'spread' where the model returns 'mean'" in (runtime.failure or "")) == fails
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from gate.parity.torch_runner import TorchRunner, private_copy
 
 ONE = Binding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+class Pair(NamedTuple):
+    mean: torch.Tensor
+    spread: torch.Tensor
 
 
 def run(function, arrays=None, binding=ONE):
@@ -95,3 +101,35 @@ def test_a_private_copy_is_float32_in_eval_mode():
     assert copy[0].weight.dtype == torch.float32
     assert all(module.training for module in model.modules())
     assert model[0].weight.dtype == torch.float16
+
+
+def test_a_private_copy_keeps_complex_numbers():
+    model = nn.Module()
+    model.register_buffer("turn", torch.tensor([1j]))
+    assert private_copy(model, device="cpu").turn.dtype == torch.complex64
+
+
+def test_a_train_that_forgets_to_return_the_model():
+    class Frozen(nn.Linear):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert not private_copy(Frozen(2, 2), device="cpu").training
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (lambda x: x, ()),
+        (lambda x: (x, x), ()),
+        (lambda x: {"b": x, "n": None, "a": (x, {"c": x}), "d": x}, ("b", None, None, "d")),
+        (lambda x: torch.return_types.max((x, x)), ()),
+        (lambda x: Pair(x, x), ("mean", "spread")),
+    ],
+)
+def test_keys_are_the_names_of_the_outputs(function, keys):
+    model = nn.Module()
+    model.forward = function
+    runner = TorchRunner(model, ONE, device="cpu")
+    runner.run({"x": X})
+    assert runner.keys == keys
