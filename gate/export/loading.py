@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -25,18 +26,20 @@ def build_model(factory: str) -> nn.Module:
     """Import and call `package.module:callable` (no arguments); return its `nn.Module`.
 
     The current folder is put first on `sys.path` and stays there, as with `python -m`: the model
-    may import more of its package later. Raises ModelError if the text is malformed, or if
-    anything on the way to a module fails.
+    may import more of its package later. A module that changes the folder is brought back, or
+    relative paths of the caller would name other files from then on. Raises ModelError if the
+    text is malformed, or if anything on the way to a module fails.
     """
     module_name, attribute = _parse(factory)
-    target = _attribute(_import(module_name, factory), attribute, factory)
-    try:
-        model = target()
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"{factory} raised {type(error).__name__}: {error}. Expected a callable without "
-            "arguments that returns an nn.Module; wrap one that needs arguments in a function."
-        ) from error
+    with contextlib.chdir(Path.cwd()):
+        target = _attribute(_import(module_name, factory), attribute, factory)
+        try:
+            model = target()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                f"{factory} raised {type(error).__name__}: {error}. Expected a callable without "
+                "arguments that returns an nn.Module; wrap one that needs arguments in a function."
+            ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{factory} returned {_describe(model)}, expected an nn.Module. "

@@ -59,6 +59,16 @@ def test_the_current_folder_is_importable(folder: Path) -> None:
     assert isinstance(build_model("own_net_of_user:build"), nn.Linear)
 
 
+def test_a_module_that_changes_the_folder_is_brought_back(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "moving_net_of_user.py").write_text(
+        "import os\nfrom torch import nn\ndef build():\n"
+        "    os.chdir('elsewhere')\n    return nn.Linear(2, 2)\n"
+    )
+    build_model("moving_net_of_user:build")
+    assert Path.cwd() == folder
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
