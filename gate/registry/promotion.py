@@ -46,7 +46,7 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
         raise
     if not release.decision.passed:
         return _refuse(desk, release, _why_not(release))
-    if os.environ.get("DVC_EXP_NAME"):
+    if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `dvc repro` to promote"
         return Promotion("dry_run", None, None, reason)
     with desk.alone():

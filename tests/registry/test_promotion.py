@@ -265,8 +265,11 @@ def test_anything_but_a_pass_is_refused(
     assert ledger.entries()[-1].reason == outcome.reason
 
 
-def test_a_dvc_experiment_never_promotes(ledger: Ledger, first: Release, monkeypatch) -> None:
-    monkeypatch.setenv("DVC_EXP_NAME", "brave-tapir")
+@pytest.mark.parametrize("name", ["brave-tapir", ""])
+def test_a_dvc_experiment_never_promotes(
+    ledger: Ledger, first: Release, monkeypatch, name: str
+) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", name)
     registry = Watched(Simulator())
     outcome = run(registry, first, ledger)
     assert outcome.outcome == "dry_run"
