@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,8 @@ def gate() -> None:
 
 def run() -> None:
     """Entry point of the command `gate`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in a locale without '≤' too
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main(sys.argv[1:]))
 
 
@@ -83,13 +86,12 @@ def main(arguments: Sequence[str]) -> int:
             return outcome
         _print(outcome, machine=machine)
     except BrokenPipeError:
-        # The reader of our output went away; keep the interpreter from flushing into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return _BROKEN_PIPE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except (Exception, SystemExit) as error:  # foreign code may call sys.exit(0)
+    except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
         if "--debug" in arguments:
             import traceback
 
@@ -118,9 +120,19 @@ def _print_error(error: BaseException, *, machine: bool) -> None:
             f"error: unexpected {kind}: {message}\n"
             "Nothing was decided. Repeat with --debug for the traceback."
         )
-    click.echo(text, err=True)
-    if machine:
-        click.echo(as_json({"error": {"type": kind, "message": message}}))
+    # Names in the judged file could steer the terminal.
+    shown = "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
+    try:
+        click.echo(shown, err=True)
+        if machine:
+            click.echo(as_json({"error": {"type": kind, "message": message}}))
+    except OSError:
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Its reader went away or its disk is full: keep the interpreter from flushing into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":  # `python -m gate.cli check …` must not end with 0 without judging

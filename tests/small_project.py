@@ -61,6 +61,13 @@ def talk():
     return build()
 
 
+def talk_in_c():
+    import ctypes
+
+    ctypes.CDLL(None).printf(b"a library in C that prints on stdout\\n")
+    return build()
+
+
 def broken():
     raise RuntimeError("no weights here")
 '''

@@ -20,6 +20,12 @@ from gate.errors import GateError
 from gate.evidence import Evidence
 from tests.small_project import made
 
+# Python keeps the buffers of C too only where PYTHONUNBUFFERED is not set.
+PLAIN = {
+    "PYTHONUNBUFFERED": "",
+    "PYTHONIOENCODING": "ascii",
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+}
 COMMANDS = ("check", "promote", "rollback", "history", "doctor")
 GOOD = ["good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
 
@@ -119,6 +125,7 @@ class TestExitCodes:
             (SystemExit(0), 2),
             (SystemExit(1), 2),
             (click.UsageError("wrong"), 2),
+            (BaseException("such as a test framework's skip"), 2),
             (KeyboardInterrupt(), 130),
             (click.Abort(), 130),
         ],
@@ -137,6 +144,27 @@ class TestExitCodes:
         _replace_command(monkeypatch, lambda: None)
         assert cli.main(["doctor"]) == 2
         capsys.readouterr()
+
+    def test_an_error_cannot_steer_the_terminal(self, monkeypatch, capsys) -> None:
+        def fail() -> Outcome:
+            raise GateError("the file has '\x1b[2J\udcff'\nsecond line")
+
+        _replace_command(monkeypatch, fail)
+        assert cli.main(["doctor"]) == 2
+        assert capsys.readouterr().err == "error: the file has '�[2J�'\nsecond line\n"
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+    @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+    def test_a_full_disk_behind_stdout(self, arguments: list[str]) -> None:
+        code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True,
+                check=False, timeout=120, env={**os.environ, "PYTHONUNBUFFERED": ""},
+            )  # fmt: skip
+        assert done.returncode == 2
+        assert "No space left" in done.stderr
+        assert "Traceback" not in done.stderr
 
     def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
         def fail() -> Outcome:
@@ -279,6 +307,20 @@ class TestCheck:
         decision = Decision.from_json(json.dumps(told["decision"]))
         assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
         assert "a library that prints" in seen.err
+
+    def test_json_stays_alone_beside_a_c_library_and_in_ascii(self, project: Path) -> None:
+        arguments = [*_replaced(("small_models:build", "small_models:talk_in_c")), "--json"]
+        code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
+        done = _run(code, cwd=project, **PLAIN)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["verdict"] == "PASS"
+        assert "a library in C" in done.stderr
+
+    def test_a_terminal_without_unicode(self, project: Path) -> None:
+        code = f"import sys; sys.argv[1:] = {['check', *GOOD]}; from gate.cli import run; run()"
+        done = _run(code, cwd=project, **PLAIN)
+        assert done.returncode == 0, done.stderr
+        assert "Passed" in done.stdout
 
     def test_a_changed_weight(self, project: Path, capsys) -> None:
         assert cli.main(_replaced(("good.onnx", "bad.onnx"))) == 1

@@ -107,12 +107,15 @@ _STATUS = {"PASS": Status.DONE, "FAIL": Status.REJECTED, "ERROR": Status.NOT_JUD
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
     from gate.report.terminal import print_decision
+    from gate.report.wording import printable
 
     policy = verdicted.policy
     given = question["policy"]
     origin = f"of {given}" if given else f"built in for {policy.task}, by the reference's outputs"
     subject = verdicted.evidence.subject
-    console.print(f"file    {question['model']}  {subject.sha256}  opset {subject.opset}")
+    console.print(
+        f"file    {printable(str(question['model']))}  {subject.sha256}  opset {subject.opset}"
+    )
     console.print(f"policy  {origin}; task {policy.task}, precision {policy.precision}")
     print_decision(verdicted.decision, verdicted.evidence, console, confidence=policy.confidence)
     if question["report"] is not None:

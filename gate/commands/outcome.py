@@ -63,13 +63,15 @@ def console(stream: TextIO) -> Console:
 
 
 def as_json(plain: Mapping[str, Any]) -> str:
-    """`plain` as indented JSON. NaN is refused: records write it as a word."""
-    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+    """`plain` as indented JSON in ASCII. NaN is refused: records write it as a word."""
+    return json.dumps(plain, indent=2, allow_nan=False)
 
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Send all that is printed meanwhile to stderr, that of C libraries too."""
+    import ctypes
+
     sys.stdout.flush()
     saved = os.dup(1)
     try:
@@ -77,5 +79,7 @@ def stdout_to_stderr() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        # What they printed may still be in their own buffer, which exit would empty into stdout.
+        ctypes.CDLL(None).fflush(None)
         os.dup2(saved, 1)
         os.close(saved)
