@@ -124,6 +124,7 @@ class TestExitCodes:
             (RecursionError("deep"), 2),
             (SystemExit(0), 2),
             (SystemExit(1), 2),
+            (click.exceptions.Exit(0), 2),
             (click.UsageError("wrong"), 2),
             (BaseException("such as a test framework's skip"), 2),
             (KeyboardInterrupt(), 130),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -37,13 +38,29 @@ class Outcome:
 
 
 def machine_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself."""
+    """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself.
+
+    Only an outcome ends the command well: click would take its own `Exit`, raised by foreign
+    code, for the exit code of a command that is done.
+    """
+    command = _without_exit(command)
     for name, help_text in (
         ("--debug", "Show the traceback of an unexpected error."),
         ("--json", "Print one JSON text on stdout, nothing else."),
     ):
         command = click.option(name, is_flag=True, expose_value=False, help=help_text)(command)
     return command
+
+
+def _without_exit(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    @functools.wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> Outcome:
+        try:
+            return command(*arguments, **options)
+        except click.exceptions.Exit as error:
+            raise SystemExit(error.exit_code) from error
+
+    return guarded
 
 
 def console(stream: TextIO) -> Console:
