@@ -6,7 +6,7 @@ import base64
 import html
 from collections.abc import Iterator, Mapping
 
-from gate.checks import CheckResult, Verdict
+from gate.checks import Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
 from gate.report import wording
@@ -23,10 +23,10 @@ _CAPTIONS = {
 def page(decision: Decision, evidence: Evidence, plots: Mapping[str, bytes]) -> str:
     """The whole page; `plots` are PNG bytes by name (`gate.report.plots.draw`)."""
     body = [
-        f'<h1><span class="{decision.verdict}">{decision.verdict}</span> {_subject(evidence)}</h1>',
+        f"<h1>{_verdict(decision.verdict)} {_subject(evidence)}</h1>",
         f"<p class=lead>{_text(wording.verdict_sentence(decision, evidence))}</p>",
-        *_problems("What went wrong", decision.problems),
-        *_problems("Waived by the policy", decision.waived),
+        *_problems(decision),
+        *_waivers(decision),
         "<h2>Checks</h2>",
         *_checks(decision),
         "<ul>",
@@ -61,16 +61,26 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def _problems(heading: str, checks: tuple[CheckResult, ...]) -> Iterator[str]:
-    if not checks:
+def _problems(decision: Decision) -> Iterator[str]:
+    if not decision.problems:
         return
-    yield f"<h2>{heading}</h2><dl>"
-    for check in checks:
-        yield f'<dt><span class="{check.verdict}">{check.verdict}</span> {_text(check.title)}</dt>'
+    yield "<h2>What went wrong</h2><dl>"
+    for check in decision.problems:
+        yield f"<dt>{_verdict(check.verdict)} {_text(check.title)}</dt>"
         yield f"<dd>{_text(check.explanation)}"
-        if check.remedy and check.verdict is not Verdict.WAIVED:
+        if check.remedy:
             yield f"<br><b>Try:</b> {_text(check.remedy)}"
         yield "</dd>"
+    yield "</dl>"
+
+
+def _waivers(decision: Decision) -> Iterator[str]:
+    if not decision.waived:
+        return
+    yield "<h2>Waived by the policy</h2><dl>"
+    for reason, titles in wording.waivers(decision).items():
+        yield f"<dt>{_verdict(Verdict.WAIVED)} {_text(', '.join(titles))}</dt>"
+        yield f"<dd>{_text(reason)}</dd>"
     yield "</dl>"
 
 
@@ -84,7 +94,7 @@ def _checks(decision: Decision) -> Iterator[str]:
             yield (
                 f"<tr><td>{_text(name)}<td class=n>{_text(wording.observed(check))}"
                 f"<td class=n>{_text(wording.allowed(check))}<td class=n>{samples}"
-                f'<td><span class="{check.verdict}">{check.verdict}</span></tr>'
+                f"<td>{_verdict(check.verdict)}</tr>"
             )
         yield "</tbody>"
     yield "</table>"
@@ -136,6 +146,10 @@ def _facts(facts: Iterator[tuple[str, str]]) -> Iterator[str]:
 
 def _subject(evidence: Evidence) -> str:
     return f"<code>{evidence.subject.sha256.short}</code>"
+
+
+def _verdict(verdict: Verdict) -> str:
+    return f'<span class="{verdict}">{verdict}</span>'
 
 
 def _text(text: str) -> str:

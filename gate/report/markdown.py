@@ -36,10 +36,12 @@ def describe(decision: Decision, evidence: Evidence, links: Mapping[str, str]) -
 
 
 def _problems(decision: Decision) -> Iterator[str]:
-    for check in (*decision.problems, *decision.waived):
+    for check in decision.problems:
         yield f"- **{check.verdict}** {_escape(check.title)}: {_escape(check.explanation)}"
-        if check.remedy and check.verdict is not Verdict.WAIVED:
+        if check.remedy:
             yield f"  Try: {_escape(check.remedy)}"
+    for reason, titles in wording.waivers(decision).items():
+        yield f"- **{Verdict.WAIVED}** {_escape(', '.join(titles))}: {_escape(reason)}"
     if decision.problems or decision.waived:
         yield ""
 

@@ -16,6 +16,7 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; vertical-align: top; }
 th[scope=rowgroup] { background: var(--soft); padding-top: .4rem; }
+thead th { white-space: nowrap; }
 .facts th { width: 8rem; font-weight: 600; }
 .n { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .PASS { color: var(--pass); } .FAIL { color: var(--fail); } .ERROR { color: var(--error); }

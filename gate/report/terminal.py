@@ -29,7 +29,7 @@ def print_decision(
     console.print(_table(decision))
     for sentence in wording.agreement_sentences(evidence, confidence=confidence):
         _say(console, sentence, "dim")
-    for reason, titles in _waived(decision).items():
+    for reason, titles in wording.waivers(decision).items():
         _say(console, f"waived  {', '.join(titles)}: {reason}", _STYLES[Verdict.WAIVED])
     told: set[str | None] = {None}
     for check in decision.problems:
@@ -73,15 +73,6 @@ def _table(decision: Decision) -> Table:
 
 def _check_name(check: CheckResult) -> str:
     return wording.printable(f"{check.output} / {check.name}" if check.output else check.name)
-
-
-def _waived(decision: Decision) -> dict[str, list[str]]:
-    """Reason to what is waived for it: a machine without CUDA has one reason for all of CUDA."""
-    reasons: dict[str, list[str]] = {}
-    for check in decision.waived:
-        reason = check.explanation.removeprefix(f"{check.runtime} ")
-        reasons.setdefault(wording.printable(reason), []).append(check.runtime or check.name)
-    return reasons
 
 
 def _told(check: CheckResult) -> str:

@@ -52,6 +52,15 @@ def groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
         yield runtime or "measurement", checks
 
 
+def waivers(decision: Decision) -> dict[str, list[str]]:
+    """Reason to what is waived for it: a machine without CUDA has one reason for all of CUDA."""
+    reasons: dict[str, list[str]] = {}
+    for check in decision.waived:
+        reason = check.explanation.removeprefix(f"{check.runtime} ")
+        reasons.setdefault(printable(reason), []).append(check.runtime or check.name)
+    return reasons
+
+
 def verdict_sentence(decision: Decision, evidence: Evidence) -> str:
     """One plain sentence without markup: what was decided, on how many samples, and why."""
     samples = f"{evidence.dataset.samples} samples"
