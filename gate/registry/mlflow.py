@@ -102,7 +102,10 @@ class MlflowRegistry:
                 raise DigestMismatch(f"{gone}: {error}. Promote the file anew.") from error
             path = _onnx_file(Path(model))
         if path is None:
-            raise DigestMismatch(f"{gone}: its files are missing. Promote the file anew.")
+            raise DigestMismatch(
+                f"{gone}: files are missing, or its MLmodel would serve another one. "
+                "Promote the file anew."
+            )
         return path
 
     def alias(self, name: str, alias: Alias) -> str | None:
@@ -153,13 +156,22 @@ def _version(seen: ModelVersion) -> Version:
 
 
 def _onnx_file(folder: Path) -> Path | None:
-    """The file that MLmodel names, if it is in the folder. MLmodel may have been edited too."""
+    """The file that MLmodel names, if it is in the folder and what every flavour serves.
+
+    MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
         described = YAML(typ="safe").load(folder / "MLmodel")
-        path = (folder / str(described["flavors"]["onnx"]["data"])).resolve()
-    except (OSError, ValueError, YAMLError, KeyError, TypeError):
+        flavors = described["flavors"]
+        served, loader = flavors["onnx"]["data"], flavors["python_function"]
+        if (loader["data"], loader["loader_module"]) != (served, "mlflow.onnx"):
+            return None
+        if any(flavor.get("code") for flavor in flavors.values()):
+            return None
+        path = (folder / str(served)).resolve()
+    except (OSError, ValueError, YAMLError, KeyError, TypeError, AttributeError):
         return None
     return path if path.is_relative_to(folder.resolve()) and path.is_file() else None

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import pytest
+from ruamel.yaml import YAML
 
 from gate.digest import Digest
 from gate.errors import (
@@ -231,6 +232,30 @@ def test_missing_artifacts_are_a_violation(
 ) -> None:
     place.promote(first, ledger)
     _delete(place, "1", gone)
+    outcome = place.promote(first, ledger)
+    assert (outcome.outcome, outcome.version) == ("promoted", "2")
+    assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [("data", "evil.onnx"), ("loader_module", "mlflow.sklearn"), ("code", "code"), (None, [])],
+)
+def test_an_mlmodel_that_would_serve_something_else_is_a_violation(
+    place: Place, ledger: Ledger, first: Release, tmp_path: Path, entry: str | None, value: object
+) -> None:
+    place.promote(first, ledger)
+    file = place.registry.download(place.name, "1", tmp_path).with_name("MLmodel")
+    described = YAML(typ="safe").load(file)
+    if entry:
+        described["flavors"]["python_function"][entry] = value
+    else:
+        described["flavors"] = value
+    YAML(typ="safe").dump(described, file)
+    with lent(place.uri):
+        client = place.client()
+        model_id = client.get_model_version(place.name, "1").source.removeprefix("models:/")
+        client.log_model_artifact(model_id, str(file))
     outcome = place.promote(first, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
     assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
