@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.digest import Digest
+from gate.errors import StorageError
 from gate.evidence import Subject
 
 
@@ -15,6 +16,19 @@ class Candidate:
 
     path: Path
     subject: Subject
+
+    def verified(self) -> bytes | str:
+        """What ONNX Runtime loads: the very bytes that have the digest, so that a file that is
+        exchanged for a moment is seen; with external data only the path. Raises DigestMismatch."""
+        if self.subject.external_data:
+            self.verify()
+            return str(self.path)
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
+        self.subject.sha256.verify(Digest.of_bytes(data), what=self.path.name)
+        return data
 
     def verify(self) -> None:
         """Hash the file (with external data: all its files) again. Raises DigestMismatch."""

@@ -48,7 +48,7 @@ class OnnxRunner:
         Raises EvidenceError where the provider doesn't load, OutputMismatch where the file's
         inputs or outputs are not the subject's, and whatever ONNX Runtime raises.
         """
-        self._path = str(candidate.path)
+        self._candidate = candidate
         self._subject = candidate.subject
         self._traits = traits
         self._binding = binding
@@ -95,6 +95,8 @@ class OnnxRunner:
         )
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _FATAL_ONLY
+        # Whatever its name or its first bytes look like.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         return options
 
     def _feed(self, batch: Batch) -> dict[str, Array]:
@@ -117,7 +119,8 @@ class OnnxRunner:
         return session
 
     def _load(self, options: Any) -> Any:
-        return onnxruntime.InferenceSession(self._path, options, providers=self._providers)
+        model = self._candidate.verified()
+        return onnxruntime.InferenceSession(model, options, providers=self._providers)
 
     def _load_cuda(self, options: Any) -> Any:
         """Asking for CUDA where it can't load only warns; here it is an error."""

@@ -258,6 +258,27 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
         assert all(output.max_abs_diff == 0.0 for output in runtime.outputs)
 
 
+def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
+    bad = tiny.edit(good, tmp_path / "model.onnx", swapped_head)
+    judged_bytes, calls = bad.path.read_bytes(), []
+
+    class Swapping(nn.Module):
+        """The right file is there only between the first and the second batch."""
+
+        def forward(self, input):
+            calls.append(len(input))
+            bad.path.write_bytes(good.path.read_bytes() if len(calls) == 1 else judged_bytes)
+            return model(input)
+
+        def __deepcopy__(self, memo):
+            return self
+
+    (runtime,) = measure(Swapping(), bad, tiny.samples(8), policy=tiny.policy()).runtimes
+    assert bad.path.read_bytes() == judged_bytes
+    assert "digest" in runtime.failure
+    assert runtime.outputs == ()
+
+
 class MeanAndSpread(nn.Module):
     def forward(self, input):
         return {"mean": input + 1, "spread": input * 2}
