@@ -47,7 +47,7 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
     if not release.decision.passed:
         return _refuse(desk, release, _why_not(release))
     if "DVC_EXP_NAME" in os.environ:
-        reason = "a DVC experiment decides and reports only; run `dvc repro` to promote"
+        reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)
     with desk.alone():
         return _promote(desk, release)
