@@ -1,5 +1,8 @@
 .DEFAULT_GOAL := help
-PYTHON ?= python3.11
+# The first of these that is Python 3.11 or newer; or say PYTHON=/path/to/python3.11
+IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(firstword $(foreach name,python3.11 python3 python,\
+	$(shell $(name) $(IS_NEW_ENOUGH) && echo $(name))))
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -13,9 +16,10 @@ help:  ## List the targets
 install: $(READY)  ## Create .venv and install the project with its pinned dependencies
 
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "parity-gate needs Python 3.11: install it, or set PYTHON=/path/to/python3.11"; exit 2; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "parity-gate needs Python 3.11: install it, or set PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@echo 'Installing torch, CUDA libraries and the rest into .venv: about 7 GB, a few minutes'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 repro: $(READY)  ## Data to promoted model: dvc repro, then what happened and where to look
