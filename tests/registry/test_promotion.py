@@ -273,7 +273,7 @@ def test_a_dvc_experiment_never_promotes(
     registry = Watched(Simulator())
     outcome = run(registry, first, ledger)
     assert outcome.outcome == "dry_run"
-    assert "dvc repro" in outcome.reason
+    assert "make repro" in outcome.reason
     assert registry.calls == []
     assert ledger.entries() == ()
     assert run(registry, failing_release(first.onnx_path), ledger).outcome == "refused"
