@@ -42,7 +42,8 @@ def self_check(
     if settings["dynamic_batch"]:
         sizes["max_abs_diff_other_batch"] = size + 1 + size % 2
     session = _session(exported.path)
-    reference = private_copy(model).eval()
+    reference = private_copy(model)
+    reference.eval()  # not chained: models that override `train` often forget to return themselves
     return {
         name: _difference(reference, session, bound.batch(size)) for name, size in sizes.items()
     }

@@ -33,6 +33,16 @@ def test_a_right_export_is_close_at_both_batches(tmp_path: Path, batch_size: int
     assert [module.training for module in model.modules()] == modes
 
 
+def test_a_train_that_forgets_to_return_the_model(tmp_path: Path) -> None:
+    class Frozen(nets.TwoOutputs):
+        def train(self, mode: bool = True) -> None:  # type: ignore[override]
+            super().train(mode)
+
+    model = seeded(Frozen)
+    exported = export(model, tmp_path, output_names=("logits", "features"))
+    assert max(self_check(model, exported, images()).values()) < 1e-5
+
+
 def test_a_fixed_batch_is_checked_at_its_own_size_only(tmp_path: Path) -> None:
     exported = export(seeded(), tmp_path, dynamic_batch=False)
     assert list(self_check(seeded(), exported, images())) == ["max_abs_diff_export_batch"]
