@@ -35,7 +35,8 @@ def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
     """The model with the checkpoint of the stage `train`, in eval mode; and that file's digest."""
     from gate.export.loading import load_checkpoint
 
-    model = build(params).eval()
+    model = build(params)
+    model.eval()  # not chained: a model's own train() may return nothing
     return model, load_checkpoint(model, paths.CHECKPOINT)
 
 

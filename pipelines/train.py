@@ -63,7 +63,8 @@ def main() -> int:
         page.params(_settings(params, model_params))
         page.note("Training for the gate; the run 'gate' says what became of it.")
         history = _fit(model, params, page) if params.epochs else []
-        digest = save_checkpoint(model.eval(), paths.CHECKPOINT)
+        model.eval()
+        digest = save_checkpoint(model, paths.CHECKPOINT)
         _write_reports(history)
         page.tags({"checkpoint.sha256": digest})
         for report in (paths.TRAIN_METRICS, paths.TRAIN_CURVES):
@@ -151,7 +152,8 @@ def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
 @torch.no_grad()
 def _check_outputs(model: nn.Module, *splits: Split) -> None:
     images, _ = splits[0].batch(torch.arange(1))
-    logits = model.eval()(images)
+    model.eval()
+    logits = model(images)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError(
             "training needs a model that returns logits (batch, classes). "

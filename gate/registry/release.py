@@ -46,6 +46,7 @@ class Release:
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
+        self._verify_description()
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
@@ -56,6 +57,19 @@ class Release:
                 f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
                 f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
                 "same ones. It was edited, or made by another version of the gate: decide again."
+            )
+
+    def _verify_description(self) -> None:
+        """What is uploaded follows the subject (its external data): it must be the file's own."""
+        from gate.export.onnx_file import read_subject
+
+        seen, told = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
+        other = sorted(field for field in seen if seen[field] != told[field])
+        if other:
+            raise EvidenceError(
+                f"the evidence describes {self.onnx_path} otherwise than it is: "
+                f"{', '.join(f'{field} {told[field]}, not {seen[field]}' for field in other)}. "
+                "It was edited, or made by another version of the gate: measure and decide again."
             )
 
     def draft(self) -> Draft:

@@ -192,6 +192,13 @@ def _other_subject(of: Release) -> Release:
     return release(of.onnx_path, evidence=other)
 
 
+def _other_external_data(of: Release) -> Release:
+    """Evidence that would make the upload take a file from elsewhere along."""
+    subject = of.evidence.subject.model_copy(update={"external_data": ("../secret",)})
+    other = of.evidence.model_copy(update={"subject": subject})
+    return release(of.onnx_path, evidence=other)
+
+
 def _dropped_checks(of: Release) -> Release:
     fewer = of.decision.model_copy(update={"checks": of.decision.checks[:1]})
     return dataclasses.replace(of, decision=fewer)
@@ -205,6 +212,7 @@ def _dropped_checks(of: Release) -> Release:
         (_other_subject, DigestMismatch),
         (_forged_evidence, DigestMismatch),
         (_other_policy, DigestMismatch),
+        (_other_external_data, EvidenceError),
         (_forged_verdict, EvidenceError),
         (_dropped_checks, EvidenceError),
     ],
