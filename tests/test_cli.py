@@ -222,6 +222,8 @@ class TestExitCodes:
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
             "import os, signal, sys, click\n"
+            # A parent that runs in the background may have left SIGINT ignored.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from gate import cli\n"
             "from gate.commands import doctor\n"
             "doctor.command = click.Command('doctor', callback=lambda:"
