@@ -27,6 +27,9 @@ from gate.runtime import CPU_PROVIDER, RuntimeTraits
 _FATAL_ONLY = 4
 """`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
 errors come as exceptions too."""
+_NO_SPINNING = ("session.intra_op.allow_spinning", "0")
+"""Threads that spin between two runs take the cores from the next runtime and from torch: with
+it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The numbers are the same."""
 _BOOLEANS = {"true": "1", "false": "0"}
 _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
@@ -77,6 +80,7 @@ class OnnxRunner:
             "graph_optimization_level": options.graph_optimization_level.name,
             "execution_mode": options.execution_mode.name,
             "intra_op_num_threads": str(options.intra_op_num_threads),
+            _NO_SPINNING[0]: options.get_session_config_entry(_NO_SPINNING[0]),
         }
         if self._traits.cuda:
             provider = self._session.get_provider_options().get(self._traits.provider, {})
@@ -94,6 +98,7 @@ class OnnxRunner:
             onnxruntime.GraphOptimizationLevel, str(self._traits.optimization)
         )
         options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry(*_NO_SPINNING)
         options.log_severity_level = _FATAL_ONLY
         # Whatever its name or its first bytes look like.
         options.add_session_config_entry("session.load_model_format", "ONNX")
