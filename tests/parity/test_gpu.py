@@ -1,0 +1,41 @@
+"""On a machine with a CUDA device: every runtime is measured, proven and passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.checks import Verdict
+from gate.decision import decide
+from gate.evidence import Evidence, Source
+from gate.parity.environment import cuda_absent_reason
+from gate.parity.measure import measure
+from gate.policy import Policy
+from gate.runtime import CUDA_PROVIDER, RUNTIMES
+from tests.parity import tiny
+
+ABSENT = cuda_absent_reason()
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))]
+
+
+def test_every_runtime_is_proven_and_passes(tmp_path):
+    model = tiny.net()
+    candidate = tiny.export(model, tmp_path / "model.onnx")
+    policy = Policy.default()
+    measurement = measure(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
+    evidence = Evidence(
+        subject=candidate.subject,
+        source=Source(factory="tests"),
+        dataset=measurement.dataset,
+        environment=measurement.environment,
+        runtimes=measurement.runtimes,
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
+    decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
+    assert decision.verdict is Verdict.PASS, [check.explanation for check in decision.problems]
+    assert decision.runtimes == tuple(RUNTIMES)
+    assert decision.waived == ()
+    on_device = evidence.runtime("ort-cuda")
+    assert on_device is not None
+    assert on_device.nodes_per_provider[CUDA_PROVIDER] > 0
+    assert evidence.environment.gpu
