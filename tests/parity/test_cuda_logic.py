@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gate.checks import Verdict
-from gate.evidence import Evidence, Source
 from gate.parity import environment, onnx_runner
 from gate.parity import measure as measuring
 from gate.parity.binding import bind
@@ -100,15 +99,8 @@ def pretended(monkeypatch, said_to_be_there):
 
 
 def checks(candidate, measurement, policy):
-    evidence = Evidence(
-        subject=candidate.subject,
-        source=Source(factory="tests"),
-        dataset=measurement.dataset,
-        environment=measurement.environment,
-        runtimes=measurement.runtimes,
-        measured_at="now",
-    )
-    return {check.name: check for check in all_checks(policy, evidence)}
+    found = all_checks(policy, tiny.evidence(candidate, measurement))
+    return {check.name: check for check in found}
 
 
 def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):

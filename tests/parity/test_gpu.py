@@ -6,7 +6,6 @@ import pytest
 
 from gate.checks import Verdict
 from gate.decision import decide
-from gate.evidence import Evidence, Source
 from gate.parity.environment import cuda_absent_reason
 from gate.parity.measure import measure
 from gate.policy import Policy
@@ -23,14 +22,7 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     candidate = tiny.export(model, tmp_path / "model.onnx")
     policy = Policy.default()
     measurement = measure(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
-    evidence = Evidence(
-        subject=candidate.subject,
-        source=Source(factory="tests"),
-        dataset=measurement.dataset,
-        environment=measurement.environment,
-        runtimes=measurement.runtimes,
-        measured_at="2026-01-01T00:00:00+00:00",
-    )
+    evidence = tiny.evidence(candidate, measurement)
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
     assert decision.verdict is Verdict.PASS, [check.explanation for check in decision.problems]
     assert decision.runtimes == tuple(RUNTIMES)

@@ -14,7 +14,6 @@ from gate.checks import Verdict
 from gate.decision import decide
 from gate.digest import Digest
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
-from gate.evidence import Evidence, Source
 from gate.parity.candidate import Candidate
 from gate.parity.measure import measure
 from gate.parity.samples import Samples
@@ -34,16 +33,7 @@ def good(model, tmp_path_factory):
 
 
 def judged(candidate, measurement, policy):
-    evidence = Evidence(
-        subject=candidate.subject,
-        source=Source(factory="tests"),
-        dataset=measurement.dataset,
-        environment=measurement.environment,
-        runtimes=measurement.runtimes,
-        reference_latency=measurement.reference_latency,
-        measured_at="2026-01-01T00:00:00+00:00",
-    )
-    return decide(policy, Evidence.from_json(evidence.to_json()), decided_at="now")
+    return decide(policy, tiny.evidence(candidate, measurement), decided_at="now")
 
 
 def test_a_correct_export_passes(model, good):

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from gate.digest import Digest
-from gate.evidence import Subject, TensorSpec
-from gate.parity.measure import Candidate
+from gate.evidence import Evidence, Source, Subject, TensorSpec
+from gate.parity.measure import Candidate, Measurement
 from gate.parity.samples import Samples
 from gate.policy import Bounds, Policy, RuntimePolicy
 from gate.runtime import RuntimeName
@@ -127,3 +127,17 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     return TensorSpec(name=value.name, dtype=dtype.name, shape=shape)
+
+
+def evidence(candidate: Candidate, measurement: Measurement) -> Evidence:
+    """What was measured, as it comes back from its file."""
+    made = Evidence(
+        subject=candidate.subject,
+        source=Source(factory="tests"),
+        dataset=measurement.dataset,
+        environment=measurement.environment,
+        runtimes=measurement.runtimes,
+        reference_latency=measurement.reference_latency,
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
+    return Evidence.from_json(made.to_json())
