@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
+from gate.parity.native_stderr import captured_stderr
 from gate.runtime import CPU_PROVIDER
 
 
@@ -40,21 +38,9 @@ def _tiny_model() -> bytes:
 
 def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
     """Call, and catch what C libraries say on stderr meanwhile."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        try:
-            os.dup2(said.fileno(), 2)
-            result = call()
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-        return result, _read(said)
-
-
-def _read(said: IO[bytes]) -> str:
-    said.seek(0)
-    return said.read().decode(errors="replace")
+    with captured_stderr() as said:
+        result = call()
+    return result, "\n".join(said)
 
 
 def reason_of(said: str) -> str:

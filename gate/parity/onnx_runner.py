@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import torch
 from gate.errors import EvidenceError, OutputMismatch
 from gate.parity.binding import Binding
 from gate.parity.candidate import Candidate
+from gate.parity.native_stderr import captured_stderr
 from gate.parity.placement import Placement, read_placement
 from gate.parity.runner import Batch, Proof
 from gate.parity.statistics import Array
@@ -129,7 +127,7 @@ class OnnxRunner:
 
     def _load_cuda(self, options: Any) -> Any:
         """Asking for CUDA where it can't load only warns; here it is an error."""
-        with _captured_stderr() as log, contextlib.redirect_stdout(None):
+        with captured_stderr() as log, contextlib.redirect_stdout(None):
             if hasattr(onnxruntime, "preload_dlls"):
                 onnxruntime.preload_dlls()
             session = self._load(options)
@@ -158,24 +156,6 @@ class OnnxRunner:
 def _normal(value: Any) -> str:
     text = str(value)
     return _BOOLEANS.get(text.lower(), text)
-
-
-@contextlib.contextmanager
-def _captured_stderr() -> Iterator[list[str]]:
-    """Collect what C++ code writes to file descriptor 2; the list is filled at the end."""
-    lines: list[str] = []
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        sys.stderr.flush()
-        saved = os.dup(2)
-        os.dup2(log.fileno(), 2)
-        try:
-            yield lines
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            log.seek(0)
-            lines += log.read().splitlines()
 
 
 def _logged_reason(lines: list[str]) -> str:

@@ -1,0 +1,27 @@
+"""What C++ code says on stderr, which Python's own redirection does not see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """Collect what is written to file descriptor 2; the list of lines is filled at the end."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            log.seek(0)
+            lines += log.read().splitlines()
