@@ -107,16 +107,10 @@ def check(
         labels=workload.labels,
         progress=progress,
     )
-    evidence = Evidence(
-        subject=subject,
-        source=reference.source.model_copy(update={"labels_sha256": workload.labels_sha256}),
-        dataset=measurement.dataset,
-        environment=measurement.environment,
-        runtimes=measurement.runtimes,
-        reference_latency=measurement.reference_latency,
-        measured_at=_now(),
-    )
-    return Verdicted(evidence, decide(policy, evidence, decided_at=_now()), policy)
+    source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
+    evidence = measurement.evidence(subject, source=source)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Verdicted(evidence, decide(policy, evidence, decided_at=now), policy)
 
 
 def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:
@@ -153,7 +147,3 @@ def _are_logits(output: NDArray[np.generic], batch: int) -> bool:
         and output.shape[0] == batch
         and output.shape[1] >= 2
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from datetime import UTC, datetime
 
 from gate import atomic
 from gate.evidence import Evidence, Subject
@@ -77,15 +76,10 @@ def _measure(policy: Policy, report: ExportReport) -> Evidence:
             labels=labels,
             progress=progress,
         )
-    return Evidence(
-        subject=subject,
+    return measured.evidence(
+        subject,
         source=report.source.model_copy(update={"checkpoint_sha256": checkpoint}),
-        dataset=measured.dataset,
         export=report.record if same else None,
-        environment=measured.environment,
-        runtimes=measured.runtimes,
-        reference_latency=measured.reference_latency,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 

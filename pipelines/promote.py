@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime
 
 from gate import atomic
 from gate.commands.outcome import console
 from gate.decision import Decision, decide
 from gate.evidence import Evidence
-from gate.registry.ledger import Ledger
+from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.report import html, markdown, plots
@@ -32,8 +31,7 @@ def main() -> int:
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)
     paths.PROMOTION.unlink(missing_ok=True)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    decision = decide(policy, evidence, decided_at=now)
+    decision = decide(policy, evidence, decided_at=now())
     decision.save(paths.DECISION)
     drawn = plots.draw(evidence, decision)
     atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn))

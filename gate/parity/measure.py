@@ -5,13 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import DataError, EvidenceError, GateError
-from gate.evidence import Dataset, Environment, Latency, RuntimeEvidence
+from gate.evidence import (
+    Dataset,
+    Environment,
+    Evidence,
+    ExportRecord,
+    Latency,
+    RuntimeEvidence,
+    Source,
+    Subject,
+)
 from gate.parity.binding import Binding, bind
 from gate.parity.candidate import Candidate
 from gate.parity.determinism import deterministic
@@ -31,12 +41,27 @@ __all__ = ["Candidate", "Measurement", "measure"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What `measure` saw; the caller adds source, export and time to make an `Evidence`."""
+    """What `measure` saw; `evidence` adds where the file and the model come from."""
 
     runtimes: tuple[RuntimeEvidence, ...]
     environment: Environment
     dataset: Dataset
     reference_latency: Latency
+
+    def evidence(
+        self, subject: Subject, *, source: Source, export: ExportRecord | None = None
+    ) -> Evidence:
+        """The whole evidence, measured now (UTC)."""
+        return Evidence(
+            subject=subject,
+            source=source,
+            dataset=self.dataset,
+            export=export,
+            environment=self.environment,
+            runtimes=self.runtimes,
+            reference_latency=self.reference_latency,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 def measure(  # noqa: PLR0913

@@ -131,13 +131,5 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 def evidence(candidate: Candidate, measurement: Measurement) -> Evidence:
     """What was measured, as it comes back from its file."""
-    made = Evidence(
-        subject=candidate.subject,
-        source=Source(factory="tests"),
-        dataset=measurement.dataset,
-        environment=measurement.environment,
-        runtimes=measurement.runtimes,
-        reference_latency=measurement.reference_latency,
-        measured_at="2026-01-01T00:00:00+00:00",
-    )
+    made = measurement.evidence(candidate.subject, source=Source(factory="tests"))
     return Evidence.from_json(made.to_json())
