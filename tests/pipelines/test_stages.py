@@ -50,6 +50,9 @@ def spoil_weight() -> None:
 
 def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
     assert promote.main() == DONE
+    evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
+    assert evidence.export == report.record
+    assert evidence.source == report.source
     digest = Digest.of_file(paths.ONNX)
     version, run = champion(), page()
     folder = client().download_artifacts(version.run_id, "")  # the run's artifacts are readable
