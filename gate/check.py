@@ -20,7 +20,7 @@ from torch import nn
 from gate.decision import Decision, decide
 from gate.digest import Digest
 from gate.errors import GateError, ModelError
-from gate.evidence import Evidence, Source, Subject
+from gate.evidence import Evidence, ExportRecord, Source, Subject
 from gate.export.loading import build_model, load_checkpoint
 from gate.export.onnx_file import read_subject
 from gate.parity.binding import bind
@@ -40,6 +40,8 @@ class Reference:
 
     model: nn.Module
     source: Source
+    export: ExportRecord | None = None
+    """How the file was asked for, where that is known."""
 
     @classmethod
     def load(cls, factory: str, *, checkpoint: Path | None = None) -> Reference:
@@ -108,7 +110,7 @@ def check(
         progress=progress,
     )
     source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
-    evidence = measurement.evidence(subject, source=source)
+    evidence = measurement.evidence(subject, source=source, export=reference.export)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Verdicted(evidence, decide(policy, evidence, decided_at=now), policy)
 

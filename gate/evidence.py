@@ -10,7 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gate.record import Measured, Record, Sha256
+from gate.instruments import (
+    GraphReport,
+    NoiseParity,
+    ProbeParity,
+    StabilityParity,
+    TraceSearch,
+)
+from gate.record import Measured, Record, Sha256, later
 from gate.runtime import RuntimeName
 
 Count = Annotated[int, Field(ge=0)]
@@ -73,6 +80,9 @@ class Determinism(Record):
     grad: bool
     seed: int
     threads: Count
+    """Of PyTorch, and of each session of ONNX Runtime."""
+    algorithms: bool = later(False)
+    """`torch.use_deterministic_algorithms`."""
 
 
 class Environment(Record):
@@ -171,6 +181,9 @@ class OutputParity(Record):
     l2_mean: Measured
     l2_max: Measured
     classification: ClassParity | None = None
+    noise: NoiseParity | None = later(None)
+    """None: not measured, for the reason `Evidence.noise_unmeasured`, or no floats."""
+    stability: StabilityParity | None = later(None)
 
 
 class Latency(Record):
@@ -200,6 +213,7 @@ class RuntimeEvidence(Record):
     session_options: dict[str, str] = Field(default_factory=dict)
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None
+    probes: tuple[ProbeParity, ...] = later(())
     absent_reason: str | None = None
     failure: str | None = None
 
@@ -215,6 +229,10 @@ class Evidence(Record):
     environment: Environment
     runtimes: tuple[RuntimeEvidence, ...]
     reference_latency: Latency | None = None
+    graph: GraphReport | None = later(None)
+    trace_search: TraceSearch | None = later(None)
+    noise_unmeasured: str | None = later(None)
+    """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
     measured_at: str
     """UTC, ISO 8601."""
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gate.record import Record
+from gate.instruments import GraphCode
+from gate.record import Record, later
 from gate.runtime import RUNTIMES, RuntimeName
 from gate.settings import load_section
 
@@ -47,6 +48,12 @@ class Bounds(_PolicyRecord):
     top1_lower_bound: Share | None = None
     top5_agreement: Share | None = None
     accuracy_drop: Bound | None = None
+    noise_ratio: Bound | None = later(None)
+    noise_peak: Bound | None = later(None)
+    repeatability: Bound | None = later(None)
+    repeatability_ratio: Bound | None = later(None)
+    batch_invariance: Bound | None = later(None)
+    batch_invariance_ratio: Bound | None = later(None)
 
     @property
     def empty(self) -> bool:
@@ -74,6 +81,48 @@ class DeterminismPolicy(_PolicyRecord):
     cudnn_deterministic: bool = True
     cudnn_benchmark: bool = False
     seed: int = 0
+    threads: Annotated[int, Field(ge=1)] | None = later(None)
+    """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""
+    algorithms: bool = later(False)
+    """`torch.use_deterministic_algorithms(True)`: operators without a deterministic one raise."""
+
+
+class Instruments(_PolicyRecord):
+    """What is measured beside the samples, and what the probes and the graph must hold.
+
+    All of it is on by default: a policy that says nothing gets every instrument.
+    """
+
+    noise_samples: Annotated[int, Field(ge=0)] = 32
+    """Samples on which the float64 twin runs; 0: no noise floor."""
+    stability_samples: Annotated[int, Field(ge=0)] = 8
+    """Samples for repeatability and batch invariance; 0: not measured."""
+    probes: bool = False
+    """Inputs that unmask baked-in behaviour."""
+    probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
+    """Where the batch axis is dynamic: one, the export's batch, an odd one."""
+    probe_noise_ratio: Bound = 64.0
+    """Bound for probes: they look for other answers, not for lost bits, and have few elements."""
+    probe_relative_diff: Bound = 1e-3
+    """Bound where no float64 twin runs, and where the precision is not exact."""
+    search_inputs: Annotated[int, Field(ge=0)] = 64
+    """Inputs on which the traced and the eager module are compared; 0: no search."""
+    graph: bool = False
+    """Read the ONNX graph."""
+    graph_forbid: tuple[GraphCode, ...] = (
+        "training_mode",
+        "fixed_batch",
+        "zero_initializer",
+        "nonfinite_initializer",
+        "float16",
+        "external_data",
+    )
+    """Findings that refuse the file; the others are shown only."""
+
+    @classmethod
+    def none(cls) -> Self:
+        """Nothing beside the samples."""
+        return cls(noise_samples=0, stability_samples=0, probes=False, search_inputs=0, graph=False)
 
 
 class CudaProviderPolicy(_PolicyRecord):
@@ -108,6 +157,10 @@ class Policy(_PolicyRecord):
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     determinism: DeterminismPolicy = DeterminismPolicy()
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+    instruments: Instruments = later(Instruments())
+    waive: tuple[Literal["noise_ratio", "noise_peak"], ...] = later(())
+    """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
+    WAIVED then, and shown. A measured number is never waived."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -129,8 +182,16 @@ class Policy(_PolicyRecord):
         return self
 
     def _check_bounds(self, name: str, bounds: Bounds) -> None:
-        if self.precision == "exact" and bounds.max_abs_diff is None and bounds.scaled_diff is None:
-            raise ValueError(f"{name}: precision 'exact' needs a bound max_abs_diff or scaled_diff")
+        exact = [bounds.max_abs_diff, bounds.scaled_diff]
+        if "noise_ratio" not in self.waive:
+            exact.append(bounds.noise_ratio)
+        if self.precision == "exact" and all(bound is None for bound in exact):
+            raise ValueError(
+                f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
+                "or scaled_diff"
+            )
+        if self.instruments.noise_samples == 0 and (bounds.noise_ratio or bounds.noise_peak):
+            raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
         if self.task == "classification" and bounds.top1_agreement is None:
             raise ValueError(f"{name}: task 'classification' needs a bound top1_agreement")
         logit_bounds = {
@@ -151,13 +212,23 @@ class Policy(_PolicyRecord):
 
     @classmethod
     def default(cls, *, task: Task = "classification") -> Self:
-        """The built-in policy: exact float32, CPU always, CUDA when present.
+        """The built-in policy: exact float32, CPU always, CUDA when present, every instrument on.
 
-        `scaled_diff` is bounded because it does not depend on the scale of the logits.
+        All bounds are free of the model's scale. Where they come from: docs/adr/0008.
         """
         agreement = 1.0 if task == "classification" else None
-        cpu = Bounds(scaled_diff=1e-4, top1_agreement=agreement)
-        cuda = Bounds(scaled_diff=1e-3, top1_agreement=agreement)
+        cpu = Bounds(
+            scaled_diff=1e-3,
+            top1_agreement=agreement,
+            noise_ratio=3.0,
+            noise_peak=6.0,
+        )
+        cuda = Bounds(
+            scaled_diff=1e-3,
+            top1_agreement=agreement,
+            noise_ratio=32.0,
+            noise_peak=64.0,
+        )
         return cls(
             task=task,
             runtimes={

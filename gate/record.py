@@ -27,6 +27,14 @@ Measured = Annotated[float, Field(strict=False)]
 """A measured float64: may be NaN or infinite, because that is evidence too."""
 
 
+def later(default: Any) -> Any:
+    """The default of a field that came after version 1 of its record.
+
+    At its default it is not written, so old records keep their text and their digest.
+    """
+    return Field(default=default, exclude_if=lambda value: value == default)
+
+
 class Record(BaseModel):
     """A frozen pydantic model: unknown fields are refused, JSON keeps NaN and ±inf as words."""
 

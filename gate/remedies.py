@@ -38,6 +38,40 @@ REMEDIES: dict[str, str] = {
     "top1_lower_bound": "Too few samples, or too many disagreements, for this bound: without any "
     "disagreement 0.99 needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
     "top5_agreement": "Look at the ranks behind the first: check precision and class order.",
+    "noise_ratio": "The runtime's error is larger than float32 rounding: run gate locate to see "
+    "the first layer that diverges; check that the weights are the same, eval mode, TF32, fp16.",
+    "noise_peak": "A few elements are off by more than float32 rounding: look at the sample of "
+    "max_abs_diff and run gate locate; a single weight or class may be wrong.",
+    "repeatability": "Two identical runs differ: look for dropout or random operators that are "
+    "still active (training mode), or atomics on CUDA.",
+    "repeatability_ratio": "Two identical runs differ: look for dropout or random operators that "
+    "are still active (training mode), or atomics on CUDA.",
+    "batch_invariance": "A sample's answer depends on its batch: look for BatchNorm in training "
+    "mode, or a batch size that was baked into the graph.",
+    "batch_invariance_ratio": "A sample's answer depends on its batch: look for BatchNorm in "
+    "training mode, or a batch size that was baked into the graph.",
+    "probes": "Give samples that the model can compute; without any probe the file may have "
+    "baked in what the samples do not show.",
+    "probe_batch": "A batch size was baked in: use x.shape[0] as it is instead of len(x) or "
+    "int(x.shape[0]), and export with dynamic_batch: true.",
+    "probe_value": "A branch or a constant was baked in by the trace: replace Python conditions "
+    "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
+    "probe_size": "A height or width was baked in: compute sizes from x.shape in forward, and "
+    "name the axis dynamic; or fix it in the file's inputs.",
+    "probe_search": "The trace took another branch than the model does: replace Python conditions "
+    "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
+    "graph": "Measure again with this version: it reads the graph of the file.",
+    "graph_training_mode": "Export in eval mode (model.eval(), training=TrainingMode.EVAL).",
+    "graph_fixed_batch": "Export with dynamic_batch: true, or ask for a fixed batch.",
+    "graph_zero_initializer": "Load the checkpoint before the export: a weight of the file is all "
+    "zero, that of the model is not.",
+    "graph_nonfinite_initializer": "Export again from a checkpoint whose weights are finite.",
+    "graph_float64": "Keep numpy scalars and Python floats out of forward, or cast to float32.",
+    "graph_float16": "Export the float32 model, or say precision: reduced in the policy.",
+    "graph_external_data": "Copy the external data again together with its model file.",
+    "graph_unused_output": "Export only what is used.",
+    "graph_domain": "Export with standard operators only, or ship the runtime that has them.",
+    "graph_opset": "Export with an opset that the deployed runtime supports.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

@@ -24,7 +24,7 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
     ("fields", "message"),
     [
         ({"runtimes": {}}, "at least 1"),
-        ({"runtimes": {"ort-cpu": runtime(top1_agreement=1.0)}}, "needs a bound max_abs_diff"),
+        ({"runtimes": {"ort-cpu": runtime(top1_agreement=1.0)}}, "needs a bound noise_ratio"),
         ({"runtimes": {"ort-cpu": runtime(max_abs_diff=1.0)}}, "needs a bound top1_agreement"),
         (
             {"task": "tensors", "runtimes": {"ort-cpu": runtime(max_abs_diff=1.0, top5_agreement=1.0)}},

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gate.errors import OutputMismatch
 from gate.evidence import OutputParity
+from gate.parity.noise import NoiseStatistics
 from gate.parity.statistics import Array, OutputStatistics, Span
 
 
@@ -16,6 +17,7 @@ class Comparison:
         self._runtime = runtime
         self._names = tuple(names)
         self._outputs: list[OutputStatistics] = []
+        self._noise: dict[str, NoiseStatistics] = {}
 
     def check(self, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
         """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
@@ -52,9 +54,31 @@ class Comparison:
         for statistics, r, c in zip(self._outputs, reference, candidate, strict=True):
             statistics.update(r, c, span)
 
+    def update_noise(
+        self,
+        truth: Sequence[Array],
+        reference: Sequence[Array],
+        candidate: Sequence[Array],
+        *,
+        samples: int,
+    ) -> None:
+        """Add one checked batch of outputs against those of the float64 twin, floats only.
+
+        An output that the twin returns in another shape has no noise floor.
+        """
+        for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
+            if r.dtype.kind == "f" and r64.shape == r.shape:
+                statistics = self._noise.setdefault(name, NoiseStatistics())
+                statistics.update(r64, r, c, samples=samples)
+
     def result(self) -> tuple[OutputParity, ...]:
         """One record an output, in the file's order."""
-        return tuple(statistics.result() for statistics in self._outputs)
+        return tuple(self._of(statistics) for statistics in self._outputs)
+
+    def _of(self, statistics: OutputStatistics) -> OutputParity:
+        noise = self._noise.get(statistics.name)
+        parity = statistics.result()
+        return parity if noise is None else parity.model_copy(update={"noise": noise.result()})
 
     def _check_output(self, name: str, r: Array, c: Array) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:

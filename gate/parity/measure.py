@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.errors import DataError, EvidenceError, GateError
+from gate.errors import DataError, EvidenceError
 from gate.evidence import (
     Dataset,
     Environment,
@@ -26,13 +25,13 @@ from gate.parity.binding import Binding, bind
 from gate.parity.candidate import Candidate
 from gate.parity.determinism import deterministic
 from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
-from gate.parity.latency import Stopwatch
 from gate.parity.onnx_runner import OnnxRunner
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
+from gate.parity.stand import Reference, Truth, length
 from gate.parity.statistics import Array, Span
 from gate.parity.torch_runner import TorchRunner, private_copy
-from gate.parity.track import Track, describe_failure
+from gate.parity.track import Track
 from gate.policy import Policy
 from gate.runtime import RUNTIMES
 
@@ -46,7 +45,8 @@ class Measurement:
     runtimes: tuple[RuntimeEvidence, ...]
     environment: Environment
     dataset: Dataset
-    reference_latency: Latency
+    reference_latency: Latency | None
+    noise_unmeasured: str | None
 
     def evidence(
         self, subject: Subject, *, source: Source, export: ExportRecord | None = None
@@ -60,6 +60,7 @@ class Measurement:
             environment=self.environment,
             runtimes=self.runtimes,
             reference_latency=self.reference_latency,
+            noise_unmeasured=self.noise_unmeasured,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -98,7 +99,8 @@ def measure(  # noqa: PLR0913
     ]
     with deterministic(policy.determinism) as switches:
         own = private_copy(model, device="cpu")
-        reference = _Reference(TorchRunner(own, binding, device="cpu"))
+        reference = Reference(own, binding)
+        truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
         expected = reference.run(example)
         for track in tracks:
@@ -106,12 +108,13 @@ def measure(  # noqa: PLR0913
             track.probe(example, expected, reference.keys)
         done = 0
         for batch in samples.batches(binding.batch_size):
-            count = _length(batch)
+            count = length(batch)
             span = Span(done, count, None if labels is None else labels[done : done + count])
             expected = reference.timed_run(batch)
             _check_classes(expected, names, span, policy=policy)
+            true = truth.of_first(batch)
             for track in tracks:
-                track.step(batch, expected, span)
+                track.step(batch, expected, span, truth=true)
             done += count
             if progress is not None:
                 progress(done, len(samples))
@@ -123,42 +126,8 @@ def measure(  # noqa: PLR0913
         environment=environment,
         dataset=Dataset(sha256=samples.digest(), samples=len(samples), labelled=labels is not None),
         reference_latency=reference.latency(),
+        noise_unmeasured=truth.unmeasured,
     )
-
-
-class _Reference:
-    """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
-
-    def __init__(self, runner: TorchRunner) -> None:
-        self._runner = runner
-        self._stopwatch = Stopwatch()
-
-    @property
-    def keys(self) -> tuple[str | None, ...]:
-        return self._runner.keys
-
-    def run(self, batch: Batch) -> list[Array]:
-        try:
-            return self._runner.run(batch)
-        except GateError:
-            raise
-        except Exception as error:
-            shapes = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
-            raise EvidenceError(
-                f"the reference model can't compute {shapes}: {describe_failure(error)}. "
-                "Check that the model is the one that was exported and takes these inputs."
-            ) from error
-
-    def timed_run(self, batch: Batch) -> list[Array]:
-        start = time.perf_counter()
-        outputs = self.run(batch)
-        self._stopwatch.add(time.perf_counter() - start, batch_size=_length(batch))
-        return outputs
-
-    def latency(self) -> Latency:
-        latency = self._stopwatch.result()
-        assert latency is not None, "samples are never empty"
-        return latency
 
 
 def _example_size(binding: Binding) -> int:
@@ -166,10 +135,6 @@ def _example_size(binding: Binding) -> int:
     if binding.fixed:
         return binding.batch_size
     return 1 if binding.batch_size > 1 else 2
-
-
-def _length(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _open(

@@ -38,9 +38,17 @@ def private_copy(model: nn.Module, *, device: str) -> nn.Module:
 class TorchRunner:
     """Runs a module on one device; the module is the runner's own from then on."""
 
-    def __init__(self, model: nn.Module, binding: Binding, *, device: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        binding: Binding,
+        *,
+        device: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._model = model
         self._device = torch.device(device)
+        self._dtype = dtype
         self._names = tuple(sample for _, sample in binding.pairs)
         self._keywords = keywords(model, binding)
         self._seen: set[str] = set()
@@ -48,7 +56,7 @@ class TorchRunner:
         """Under which name the last run returned each output; None or missing: under none."""
 
     def run(self, batch: Batch) -> list[Array]:
-        """Forward a copy of the batch; floats go in as float32. None among outputs is dropped."""
+        """Forward a copy of the batch; floats go in as `dtype`. None among outputs is dropped."""
         tensors = [self._tensor(batch[name]) for name in self._names]
         if self._keywords is None:
             returned = self._model(*tensors)
@@ -64,13 +72,17 @@ class TorchRunner:
         names = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}
         return Proof(
             providers_active=tuple(names.get(seen, seen) for seen in sorted(self._seen)),
-            session_options={"device": str(self._device), "dtype": "float32", "mode": "eval"},
+            session_options={
+                "device": str(self._device),
+                "dtype": str(self._dtype).removeprefix("torch."),
+                "mode": "eval",
+            },
         )
 
     def _tensor(self, array: Array) -> torch.Tensor:
         # The copy keeps in-place models from changing what the other runtimes get.
         tensor = torch.from_numpy(array.copy())
-        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
         return tensor.to(device=self._device, dtype=dtype)
 
 

@@ -25,8 +25,18 @@ class Track:
         self._comparison = Comparison(name, outputs)
         self._stopwatch = Stopwatch()
 
-    def step(self, batch: Batch, reference: Sequence[Array], span: Span) -> None:
-        """Compute the batch and compare it, unless the runtime is absent or has failed."""
+    def step(
+        self,
+        batch: Batch,
+        reference: Sequence[Array],
+        span: Span,
+        *,
+        truth: Sequence[Array] | None = None,
+    ) -> None:
+        """Compute the batch and compare it, unless the runtime is absent or has failed.
+
+        `truth`: the outputs of the float64 twin, where it ran on this batch.
+        """
         if self.runner is None:
             return
         try:
@@ -34,6 +44,8 @@ class Track:
             outputs = self.runner.run(batch)
             self._stopwatch.add(time.perf_counter() - start, batch_size=span.count)
             self._comparison.update(reference, outputs, span)
+            if truth is not None:
+                self._comparison.update_noise(truth, reference, outputs, samples=span.count)
         except Exception as error:
             self.fail(error)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gate.checks import CheckResult
+from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence
 from gate.policy import Policy, RuntimePolicy
-from gate.rules import comparisons, statements
+from gate.rules import comparisons, instruments, statements
 from gate.runtime import RuntimeName
 
 
@@ -16,6 +16,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.samples(policy, evidence)
     yield statements.determinism(policy, evidence)
     yield statements.measured_once(evidence)
+    yield from instruments.graph(policy, evidence)
     for name, runtime_policy in policy.runtimes.items():
         if runtime_policy.required != "never":
             yield from _of_runtime(policy, runtime_policy, evidence, name)
@@ -38,7 +39,10 @@ def _of_runtime(
         logits = statements.logits_of(policy, output)
         if logits is not None:
             compared += comparisons.classification(policy, runtime_policy.bounds, output, logits)
-        bounded = [comparison for comparison in compared if comparison.bound is not None]
-        if not bounded:
+        checks = [comparisons.check(c, runtime, output) for c in compared if c.bound is not None]
+        checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
+        if all(check.verdict is Verdict.WAIVED for check in checks):
             yield statements.unbounded(runtime, output)
-        yield from (comparisons.check(comparison, runtime, output) for comparison in bounded)
+        yield from checks
+        yield from instruments.stability(runtime_policy.bounds, runtime, output)
+    yield from instruments.probes(policy, runtime)

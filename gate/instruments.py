@@ -1,0 +1,138 @@
+"""What the instruments saw beside the plain differences: noise floor, stability, probes, graph.
+
+Notation (DESIGN 4): `r32` is the PyTorch model in float32 on CPU (the reference), `r64` the same
+weights and inputs in float64, `c` the runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gate.record import Measured, Record
+
+Count = Annotated[int, Field(ge=0)]
+Side = Literal["reference", "candidate", "neither"]
+
+ProbeKind = Literal["batch", "value", "size", "search"]
+GraphCode = Literal[
+    "training_mode",
+    "fixed_batch",
+    "zero_initializer",
+    "nonfinite_initializer",
+    "float64",
+    "float16",
+    "external_data",
+    "unused_output",
+    "domain",
+    "opset",
+]
+
+
+class NoiseParity(Record):
+    """One output against the float64 twin, over `samples` samples.
+
+    Only finite elements count; where `r64` is finite and `c` is not, the ratios are infinite.
+    """
+
+    samples: Count
+    elements: Count
+    truth_rms: Measured
+    """rms(r64)."""
+    reference_rms: Measured
+    """rms(r32 - r64): the rounding error that PyTorch itself makes."""
+    candidate_rms: Measured
+    """rms(c - r64): the runtime's error."""
+    ratio: Measured
+    """`noise_ratio`: rms(c - r64) / max(rms(r32 - r64), 2^-24 rms(r64)); the largest of these over
+    the whole output and over its smaller elements alone, so that huge constants hide nothing."""
+    peak: Measured
+    """max|c - r64| / max(max|r32 - r64|, 2^-24 max|r64|)."""
+    closer: Side
+    """Which of r32 and c is closer to r64 (rms)."""
+
+
+class StabilityParity(Record):
+    """One output of one runtime, computed repeatedly on the same `samples` samples."""
+
+    samples: Count
+    batch_sizes: tuple[Count, ...]
+    """The batch sizes in which the same samples were computed."""
+    repeatability: Measured
+    """max abs diff of two identical runs."""
+    batch_invariance: Measured
+    """max abs diff of a sample between the batch sizes."""
+    unit: Measured
+    """What one of the ratios is: the largest of the reference's own batch variance, of its
+    rounding error max|r32 - r64| where that is known, and of 2^-24 max|r32|."""
+    repeatability_ratio: Measured
+    """repeatability / unit."""
+    batch_invariance_ratio: Measured
+    """batch_invariance / unit."""
+
+
+class ProbeParity(Record):
+    """One probe on one runtime: an input that should unmask what the samples do not show.
+
+    Either `inapplicable` (the reference itself can't compute the input), or `failure` (the runtime
+    can't, or returns other shapes), or numbers: the worst over the outputs.
+    """
+
+    name: str
+    kind: ProbeKind
+    batch_size: Count
+    noise_ratio: Measured | None = None
+    """As in `NoiseParity`, on the probe alone; None without a float64 twin."""
+    relative_diff: Measured | None = None
+    """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
+    failure: str | None = None
+    inapplicable: str | None = None
+
+
+class TraceSearch(Record):
+    """The search for inputs on which the traced module and the eager module disagree.
+
+    It needs no ONNX. What it found became probes of kind `search`.
+    """
+
+    tried: Count
+    """Inputs that were tried."""
+    found: tuple[str, ...] = ()
+    """Names of the inputs on which they disagree."""
+    reason: str | None = None
+    """Why nothing could be tried."""
+
+
+class GraphFinding(Record):
+    """Something in the ONNX file that a reviewer should know, at `place` (a node, a tensor)."""
+
+    code: GraphCode
+    place: str
+    detail: str
+
+
+class GraphReport(Record):
+    """The ONNX graph, read without running it."""
+
+    nodes: Count
+    initializers: Count
+    operators: dict[str, Count]
+    """`domain::op_type` (`op_type` in the standard domain) to number of nodes."""
+    external_data: dict[str, str] = Field(default_factory=dict)
+    """File name to `sha256:<hex>`."""
+    findings: tuple[GraphFinding, ...] = ()
+
+
+__all__ = [
+    "Count",
+    "GraphCode",
+    "GraphFinding",
+    "GraphReport",
+    "NoiseParity",
+    "ProbeKind",
+    "ProbeParity",
+    "Side",
+    "StabilityParity",
+    "TraceSearch",
+]

@@ -1,0 +1,109 @@
+"""The test stand: the reference, its float64 twin and the samples, for all instruments to share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import nn
+
+from gate.errors import EvidenceError, GateError, ModelError
+from gate.evidence import Latency
+from gate.parity.binding import Binding
+from gate.parity.latency import Stopwatch
+from gate.parity.runner import Batch
+from gate.parity.samples import Samples
+from gate.parity.statistics import Array
+from gate.parity.torch_runner import TorchRunner
+from gate.parity.track import describe_failure
+from gate.parity.twin import DoubleTwin
+from gate.policy import Policy
+
+
+class Reference:
+    """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
+
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        self._runner = TorchRunner(model, binding, device="cpu")
+        self._stopwatch = Stopwatch()
+
+    @property
+    def keys(self) -> tuple[str | None, ...]:
+        """Under which name the last run returned each output."""
+        return self._runner.keys
+
+    def run(self, batch: Batch) -> list[Array]:
+        """All outputs. Raises EvidenceError."""
+        try:
+            return self._runner.run(batch)
+        except GateError:
+            raise
+        except Exception as error:
+            shapes = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
+            raise EvidenceError(
+                f"the reference model can't compute {shapes}: {describe_failure(error)}. "
+                "Check that the model is the one that was exported and takes these inputs."
+            ) from error
+
+    def timed_run(self, batch: Batch) -> list[Array]:
+        """The same, on the clock."""
+        start = time.perf_counter()
+        outputs = self.run(batch)
+        self._stopwatch.add(time.perf_counter() - start, batch_size=length(batch))
+        return outputs
+
+    def latency(self) -> Latency | None:
+        """None before the first timed run."""
+        return self._stopwatch.result()
+
+
+class Truth:
+    """The float64 twin as far as it goes: `unmeasured` says why it stopped, if it did."""
+
+    def __init__(self, model: nn.Module, binding: Binding, *, samples: int) -> None:
+        """`samples`: how many of the first samples `of_first` computes; 0 for no twin at all."""
+        self._left = samples
+        self._twin: DoubleTwin | None = None
+        self.unmeasured: str | None = None
+        if not samples:
+            self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
+            return
+        try:
+            self._twin = DoubleTwin(model, binding)
+        except ModelError as error:
+            self.unmeasured = str(error)
+
+    def of(self, batch: Batch) -> list[Array] | None:
+        """All outputs in float64, None where the model can't run in float64."""
+        if self._twin is None:
+            return None
+        try:
+            return self._twin.run(batch)
+        except ModelError as error:
+            self._twin, self.unmeasured = None, str(error)
+            return None
+
+    def of_first(self, batch: Batch) -> list[Array] | None:
+        """The same, in whole batches until the first `samples` are computed; then None."""
+        if self._left <= 0:
+            return None
+        self._left -= length(batch)
+        return self.of(batch)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What the instruments work with, inside `deterministic`."""
+
+    model: nn.Module
+    """Our own copy of the reference: float32, CPU, eval. Never changed."""
+    reference: Reference
+    truth: Truth
+    binding: Binding
+    samples: Samples
+    policy: Policy
+
+
+def length(batch: Batch) -> int:
+    """The number of samples in a batch."""
+    return len(next(iter(batch.values())))

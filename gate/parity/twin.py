@@ -1,0 +1,86 @@
+"""The float64 twin of the reference: the same weights and inputs, computed in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gate.errors import ModelError
+from gate.parity.binding import Binding
+from gate.parity.runner import Batch
+from gate.parity.statistics import Array
+from gate.parity.torch_runner import TorchRunner, private_copy
+
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+class DoubleTwin:
+    """Computes batches in float64. The model it is made of stays as it is."""
+
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        """Raises ModelError if `model` can't be copied."""
+        self.model = double_copy(model)
+        self._runner = TorchRunner(self.model, binding, device="cpu", dtype=torch.float64)
+
+    def run(self, batch: Batch) -> list[Array]:
+        """All outputs, those of floats in float64.
+
+        Raises ModelError, with the reason, where the model can't run in float64.
+        """
+        try:
+            with in_double():
+                outputs = self._runner.run(batch)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or ["no message"])[0]
+            raise ModelError(
+                f"the model can't run in float64: {type(error).__name__}: {first}. Keep fixed "
+                "dtypes out of forward, or waive noise_ratio in the policy by name."
+            ) from error
+        narrow = sorted({o.dtype.name for o in outputs if o.dtype.kind == "f"} - {"float64"})
+        if narrow:
+            raise ModelError(
+                f"the model returns {', '.join(narrow)} even when it runs in float64. Keep fixed "
+                "dtypes out of forward, or waive noise_ratio in the policy by name."
+            )
+        return outputs
+
+
+def double_copy(model: nn.Module) -> nn.Module:
+    """A deep copy on the CPU, in eval mode and float64. Raises ModelError."""
+    duplicate = private_copy(model, device="cpu")
+    duplicate.double()
+    return duplicate
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Inside, new tensors are float64, and what `forward` casts to float32 stays float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks for float64 wherever float32 is asked for."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        dtype = kwargs.get("dtype")
+        if isinstance(dtype, torch.dtype):
+            kwargs["dtype"] = _WIDER.get(dtype, dtype)
+        return func(*args, **kwargs)
