@@ -79,8 +79,11 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        dtype = kwargs.get("dtype")
-        if isinstance(dtype, torch.dtype):
-            kwargs["dtype"] = _WIDER.get(dtype, dtype)
-        return func(*args, **kwargs)
+        if func is torch.ops.aten.to.device:  # names the dtype that the tensor has already
+            return func(*args, **(kwargs or {}))
+        wide = {key: _wider(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_wider, args), **wide)
+
+
+def _wider(value: Any) -> Any:
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value

@@ -1,0 +1,163 @@
+"""The noise ratio: its formula, its laws, and what it must not be blind to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gate.instruments import NoiseParity
+from gate.parity.noise import NoiseStatistics
+from tests.parity.close import assert_close
+
+NAN, INF = math.nan, math.inf
+EPSILON = 2.0**-24
+
+
+def noise(truth, reference, candidate) -> NoiseParity:
+    statistics = NoiseStatistics()
+    statistics.update(truth, reference, candidate, samples=len(truth))
+    return statistics.result()
+
+
+def rms(values) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def logits(seed: int = 0, *, scale: float = 1.0):
+    """Truth, reference and a correct candidate, shape (32, 10)."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(32, 10)) * scale
+    reference, candidate = (truth + rng.normal(size=truth.shape) * 1e-6 * scale for _ in range(2))
+    return truth, reference, candidate
+
+
+def test_the_formula():
+    truth, reference, candidate = logits()
+    result = noise(truth, reference, candidate)
+    assert result.samples == 32
+    assert result.elements == 320
+    assert result.truth_rms == pytest.approx(rms(truth))
+    assert result.reference_rms == pytest.approx(rms(reference - truth))
+    assert result.candidate_rms == pytest.approx(rms(candidate - truth))
+    assert result.ratio == pytest.approx(rms(candidate - truth) / rms(reference - truth))
+    assert result.peak == pytest.approx(
+        np.abs(candidate - truth).max() / np.abs(reference - truth).max()
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-14, 1e-3, 1.0, 1e12])
+def test_the_scale_of_the_logits_does_not_matter(scale):
+    assert noise(*logits(scale=scale)).ratio == pytest.approx(noise(*logits()).ratio, rel=1e-6)
+
+
+def test_a_reference_without_any_error_counts_as_half_a_unit_of_float32():
+    truth = np.linspace(1.0, 2.0, 320).reshape(32, 10)
+    candidate = truth + 2 * EPSILON * rms(truth)
+    result = noise(truth, truth, candidate)
+    assert result.ratio == pytest.approx(2.0)
+    assert result.closer == "reference"
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "closer"),
+    [(1, 2, "reference"), (2, 1, "candidate"), (1, 1, "neither")],
+)
+def test_which_side_is_closer(reference, candidate, closer):
+    truth = np.ones((4, 3))
+    assert noise(truth, truth + reference / 8, truth - candidate / 8).closer == closer
+
+
+@pytest.mark.parametrize("mask", [-1e9, -1e4, -float(np.finfo(np.float32).max)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
+def test_huge_constants_hide_nothing(mask, share):
+    """A masked output: the constants are exact on all sides, the rest is off by 1 per mille."""
+    truth, reference, _ = logits()
+    wrong = truth * 1.001
+    masked = np.random.default_rng(1).random(truth.shape) < share
+    for array in (truth, reference, wrong):
+        array[masked] = mask
+    result = noise(truth, reference, wrong)
+    assert result.ratio > 300
+    assert result.peak > 300
+    assert noise(truth, reference, reference).ratio == pytest.approx(1.0)
+
+
+def test_zeros_that_differ_by_rounding_are_no_scale_of_their_own():
+    """After a ReLU most elements are exactly zero, and rounding decides which."""
+    truth, reference, candidate = (np.maximum(array, 0.0) for array in logits())
+    truth[truth < 0.3] = 0.0
+    assert noise(truth, reference, candidate).ratio < 3.0
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_candidate_that_is_not_finite_where_the_truth_is(value):
+    truth, reference, candidate = logits()
+    candidate[3, 3] = value
+    result = noise(truth, reference, candidate)
+    assert result.ratio == result.peak == INF
+
+
+@pytest.mark.parametrize("side", ["truth", "reference"])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_elements_without_a_finite_truth_are_left_out(side, value):
+    """The check `finite` judges them."""
+    truth, reference, candidate = logits()
+    (truth if side == "truth" else reference)[3, 3] = value
+    result = noise(truth, reference, candidate)
+    assert result.elements == 319
+    assert math.isfinite(result.ratio)
+
+
+def test_without_elements_every_number_is_nan():
+    for result in (
+        NoiseStatistics().result(),
+        noise(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3))),
+        noise(np.full((2, 3), NAN), np.zeros((2, 3)), np.zeros((2, 3))),
+    ):
+        assert all(math.isnan(x) for x in (result.ratio, result.peak, result.candidate_rms))
+
+
+def test_no_error_at_all_is_zero_and_an_error_on_zeros_is_infinite():
+    zeros = np.zeros((4, 3))
+    assert noise(zeros, zeros, zeros).ratio == 0.0
+    assert noise(zeros, zeros, zeros + 1e-30).ratio == INF
+
+
+ARRAYS = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.just(3)),
+    elements=st.floats(-1e6, 1e6) | st.sampled_from([0.0, NAN, INF, 1e-310]),
+)
+
+
+@given(ARRAYS, st.data())
+def test_merging_any_split_is_one_pass(truth, data):
+    reference, candidate = (
+        data.draw(hnp.arrays(np.float64, truth.shape, elements=st.floats(-1e6, 1e6)))
+        for _ in range(2)
+    )
+    cut = data.draw(st.integers(0, len(truth)))
+    parts = []
+    for rows in (slice(0, cut), slice(cut, None)):
+        part = NoiseStatistics()
+        part.update(truth[rows], reference[rows], candidate[rows], samples=len(truth[rows]))
+        parts.append(part)
+    whole = noise(truth, reference, candidate).model_dump()
+    assert_close(parts[0].merge(parts[1]).result().model_dump(), whole)
+    assert_close(parts[1].merge(parts[0]).result().model_dump(), whole)
+    assert_close(NoiseStatistics().merge(parts[0]).merge(parts[1]).result().model_dump(), whole)
+
+
+@given(st.integers(0, 319), st.floats(1e-5, 1e6))
+def test_one_wrong_element_never_lowers_the_peak(place, amount):
+    truth, reference, candidate = logits()
+    before = noise(truth, reference, candidate)
+    candidate.flat[place] += math.copysign(amount, candidate.flat[place] - truth.flat[place])
+    after = noise(truth, reference, candidate)
+    assert after.peak >= before.peak
+    assert after.ratio >= before.ratio
