@@ -79,11 +79,13 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.aten.to.device:  # names the dtype that the tensor has already
-            return func(*args, **(kwargs or {}))
-        wide = {key: _wider(value) for key, value in (kwargs or {}).items()}
-        return func(*map(_wider, args), **wide)
+        narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
+        wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
+        return func(*(_wider(value, narrow) for value in args), **wide)
 
 
-def _wider(value: Any) -> Any:
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+def _wider(value: Any, narrow: torch.dtype | None) -> Any:
+    """The dtype to ask for. What is `narrow` already is moved, not cast, and stays as it is."""
+    if not isinstance(value, torch.dtype) or value == narrow:
+        return value
+    return _WIDER.get(value, value)
