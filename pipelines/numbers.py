@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gate.evidence import ClassParity, Evidence, OutputParity
+from gate.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
 
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
@@ -15,6 +15,7 @@ _HEADLINES = frozenset(
     {
         "max_abs_diff",
         "scaled_diff",
+        "noise_ratio",
         "top1_agreement",
         "confidence_diff_max",
         "accuracy_candidate",
@@ -38,15 +39,38 @@ def of_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
         for name in _ELEMENTWISE:
             yield f"{place}/{name}", getattr(output, name)
         yield f"{place}/nonfinite_mismatched", float(output.nonfinite_mismatched)
+        for name, value in _of_instruments(output):
+            yield f"{place}/{name}", value
         if output.classification is not None:
             for name, value in _of_classes(output.classification):
                 yield f"{place}/{name}", value
+    for runtime in evidence.runtimes:
+        for name, value in _of_probes(runtime):
+            yield f"{runtime.runtime}/{name}", value
     latencies = [("reference", evidence.reference_latency)]
     latencies += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
     for name, latency in latencies:
         if latency is not None:
             yield f"{name}/latency_median_ms", latency.median_ms
             yield f"{name}/latency_p95_ms", latency.p95_ms
+
+
+def _of_instruments(output: OutputParity) -> Iterator[tuple[str, float]]:
+    if output.noise is not None:
+        yield "noise_ratio", output.noise.ratio
+        yield "noise_peak", output.noise.peak
+    if output.stability is not None:
+        for name in ("repeatability", "batch_invariance"):
+            yield name, getattr(output.stability, name)
+
+
+def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
+    """What the probes gave, by name; a probe that failed has no number."""
+    for probe in runtime.probes:
+        if probe.noise_ratio is not None:
+            yield f"probes/{probe.name}/noise_ratio", probe.noise_ratio
+        elif probe.relative_diff is not None:
+            yield f"probes/{probe.name}/relative_diff", probe.relative_diff
 
 
 def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
@@ -67,7 +91,7 @@ def headlines(evidence: Evidence) -> dict[str, float]:
     return {
         name: value
         for name, value in of_evidence(evidence)
-        if name.rpartition("/")[2] in _HEADLINES
+        if name.rpartition("/")[2] in _HEADLINES and "/probes/" not in name
     }
 
 

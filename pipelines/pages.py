@@ -103,6 +103,7 @@ def switches(policy: Policy) -> dict[str, object]:
     sections: dict[str, Record] = {
         "determinism": policy.determinism,
         "cuda_provider": policy.cuda_provider,
+        "instruments": policy.instruments,
     }
     flat: dict[str, object] = {
         f"gate.{name}.{key}": value

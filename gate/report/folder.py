@@ -29,10 +29,10 @@ def write(
     }
     contents = {name: text.encode() for name, text in texts.items()}
     contents |= {f"plots/{name}.png": png for name, png in drawn.items()}
+    for name, content in contents.items():
+        atomic.write_bytes(folder / name, content)
     for name in plots.NAMES:
         if name not in drawn:
             # Of an earlier report in this folder: nobody should take it for this one's.
             (folder / "plots" / f"{name}.png").unlink(missing_ok=True)
-    for name, content in contents.items():
-        atomic.write_bytes(folder / name, content)
     return tuple(folder / name for name in contents)

@@ -6,7 +6,7 @@ import base64
 import html
 from collections.abc import Iterator, Mapping
 
-from gate.checks import Verdict
+from gate.checks import CheckResult, Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
 from gate.report import wording
@@ -14,6 +14,7 @@ from gate.report.style import CSS
 
 _CAPTIONS = {
     "differences": "Every bounded difference to the PyTorch model",
+    "noise": "Errors in units of the rounding error that PyTorch itself makes",
     "confidence_bands": "By how much the confidence of the samples moved",
     "confidence_by_class": "Confidence difference per class",
     "latency": "Latency per batch",
@@ -28,7 +29,8 @@ def page(decision: Decision, evidence: Evidence, plots: Mapping[str, bytes]) -> 
         *_problems(decision),
         *_waivers(decision),
         "<h2>Checks</h2>",
-        *_checks(decision),
+        *_checks(wording.folded_groups(decision)),
+        *_all_checks(decision),
         "<ul>",
         *(
             f"<li>{_text(sentence)}"
@@ -84,9 +86,18 @@ def _waivers(decision: Decision) -> Iterator[str]:
     yield "</dl>"
 
 
-def _checks(decision: Decision) -> Iterator[str]:
+def _all_checks(decision: Decision) -> Iterator[str]:
+    shown = sum(len(checks) for _, checks in wording.folded_groups(decision))
+    if shown == len(decision.checks):
+        return
+    yield f"<details><summary>All {len(decision.checks)} checks</summary>"
+    yield from _checks(wording.groups(decision))
+    yield "</details>"
+
+
+def _checks(groups: Iterator[tuple[str, tuple[CheckResult, ...]]]) -> Iterator[str]:
     yield "<table><thead><tr><th>check<th>observed<th>allowed<th>n<th>verdict</tr></thead>"
-    for runtime, checks in wording.groups(decision):
+    for runtime, checks in groups:
         yield f"<tbody><tr><th colspan=5 scope=rowgroup>{_text(runtime)}</th></tr>"
         for check in checks:
             name = f"{check.output} / {check.name}" if check.output else check.name

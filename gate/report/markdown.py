@@ -47,7 +47,7 @@ def _problems(decision: Decision) -> Iterator[str]:
 
 
 def _rows(decision: Decision) -> Iterator[str]:
-    for runtime, checks in wording.groups(decision):
+    for runtime, checks in wording.folded_groups(decision):
         for check in checks:
             cells = (
                 runtime,

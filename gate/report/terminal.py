@@ -55,7 +55,7 @@ def _table(decision: Decision) -> Table:
         ("verdict", "left"),
     ):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for runtime, checks in wording.groups(decision):
+    for runtime, checks in wording.folded_groups(decision):
         label = runtime
         for check in checks:
             table.add_row(

@@ -5,6 +5,7 @@ Names of inputs and outputs come from the judged file, so every text goes throug
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
@@ -50,6 +51,46 @@ def groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
     for runtime in dict.fromkeys(check.runtime for check in decision.checks):
         checks = tuple(check for check in decision.checks if check.runtime == runtime)
         yield runtime or "measurement", checks
+
+
+def folded_groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
+    """The same with one line for all probes that passed, and one for the graph: the worst of them.
+
+    Nothing that is not PASS is ever folded.
+    """
+    for runtime, checks in groups(decision):
+        shown = []
+        for family, members in itertools.groupby(checks, key=_family):
+            together = list(members)
+            passed = [check for check in together if check.verdict is Verdict.PASS]
+            if family is not None and len(passed) > 1:
+                shown.append(_folded(family, passed))
+                together = [check for check in together if check.verdict is not Verdict.PASS]
+            shown += together
+        yield runtime, tuple(shown)
+
+
+def _family(check: CheckResult) -> str | None:
+    """What the check is folded with."""
+    return next((name for name in ("probe", "graph") if check.name.startswith(f"{name}_")), None)
+
+
+def _folded(family: str, checks: list[CheckResult]) -> CheckResult:
+    """One line for checks that passed: the one that came closest to its bound."""
+    worst = max(checks, key=_strain)
+    return worst.model_copy(
+        update={
+            "name": f"{family}: {len(checks)} passed, the worst {worst.name.partition('_')[2]}",
+            "samples": None,
+        }
+    )
+
+
+def _strain(check: CheckResult) -> float:
+    """How much of its bound a check that passed has used."""
+    if not (isinstance(check.observed, float) and isinstance(check.bound, float) and check.bound):
+        return 0.0
+    return check.observed / check.bound
 
 
 def waivers(decision: Decision) -> dict[str, list[str]]:

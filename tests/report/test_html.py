@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+from gate.checks import Verdict
 from gate.report.html import page
 from tests.report.samples import HOSTILE, failed, passed
 
@@ -48,3 +49,20 @@ def test_it_follows_the_reader_and_paper() -> None:
     text = page(*passed(), {})
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
+
+
+def test_folded_checks_are_all_in_the_details() -> None:
+    decision, evidence = passed()
+    probes = tuple(
+        decision.checks[-1].model_copy(
+            update={"name": f"probe_{name}", "runtime": "ort-cpu", "verdict": Verdict.PASS}
+        )
+        for name in ("zeros", "ones")
+    )
+    more = decision.model_copy(update={"checks": (*decision.checks, *probes)})
+    text = page(more, evidence, {})
+    head, _, details = text.partition(f"All {len(more.checks)} checks")
+    assert "2 passed, the worst" in head
+    assert "probe_zeros" not in head
+    assert all(f"probe_{name}" in details for name in ("zeros", "ones"))
+    assert "<details>" not in page(decision, evidence, {})

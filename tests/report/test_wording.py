@@ -94,3 +94,28 @@ def test_checks_are_grouped_by_runtime_and_none_is_lost() -> None:
     assert sorted(c.title for _, checks in grouped for c in checks) == sorted(
         c.title for c in decision.checks
     )
+
+
+def _probe(name: str, *, observed: float = 1.0, verdict: Verdict = Verdict.PASS) -> CheckResult:
+    return CheckResult(
+        name=f"probe_{name}",
+        runtime="ort-cpu",
+        observed=observed,
+        bound=64.0,
+        relation="<=",
+        verdict=verdict,
+        explanation="",
+    )
+
+
+def test_probes_that_passed_are_one_line_and_the_others_stay():
+    good = _decision()
+    probes = (
+        _probe("zeros", observed=0.5),
+        _probe("ones", observed=3.0),
+        _probe("noise", observed=math.nan, verdict=Verdict.FAIL),
+    )
+    decision = good.model_copy(update={"checks": (*good.checks[:4], *probes)})
+    shown = [check for _, checks in wording.folded_groups(decision) for check in checks]
+    assert [check.name for check in shown[4:]] == ["probe: 2 passed, the worst ones", "probe_noise"]
+    assert [check.observed for check in shown[4:5]] == [3.0]
