@@ -49,6 +49,9 @@ class NoiseParity(Record):
     the whole output and over its smaller elements alone, so that huge constants hide nothing."""
     peak: Measured
     """max|c - r64| / max(max|r32 - r64|, 2^-24 max|r64|)."""
+    diff: Measured
+    """`noise_diff`: max|c - r32| over *all* samples / max(max|r32 - r64|, 2^-24 max|r64|), the
+    latter over the samples here: what only a late sample shows is told in the same units."""
     closer: Side
     """Which of r32 and c is closer to r64 (rms)."""
 

@@ -50,6 +50,7 @@ class Bounds(_PolicyRecord):
     accuracy_drop: Bound | None = None
     noise_ratio: Bound | None = later(None)
     noise_peak: Bound | None = later(None)
+    noise_diff: Bound | None = later(None)
     repeatability: Bound | None = later(None)
     repeatability_ratio: Bound | None = later(None)
     batch_invariance: Bound | None = later(None)
@@ -158,7 +159,7 @@ class Policy(_PolicyRecord):
     determinism: DeterminismPolicy = DeterminismPolicy()
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     instruments: Instruments = later(Instruments())
-    waive: tuple[Literal["noise_ratio", "noise_peak"], ...] = later(())
+    waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
@@ -190,7 +191,10 @@ class Policy(_PolicyRecord):
                 f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
                 "or scaled_diff"
             )
-        if self.instruments.noise_samples == 0 and (bounds.noise_ratio or bounds.noise_peak):
+        if self.instruments.noise_samples == 0 and any(
+            bound is not None
+            for bound in (bounds.noise_ratio, bounds.noise_peak, bounds.noise_diff)
+        ):
             raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
         if self.task == "classification" and bounds.top1_agreement is None:
             raise ValueError(f"{name}: task 'classification' needs a bound top1_agreement")
@@ -222,12 +226,14 @@ class Policy(_PolicyRecord):
             top1_agreement=agreement,
             noise_ratio=3.0,
             noise_peak=6.0,
+            noise_diff=32.0,
         )
         cuda = Bounds(
             scaled_diff=1e-3,
             top1_agreement=agreement,
             noise_ratio=32.0,
             noise_peak=64.0,
+            noise_diff=320.0,
         )
         return cls(
             task=task,

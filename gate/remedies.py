@@ -42,6 +42,8 @@ REMEDIES: dict[str, str] = {
     "the first layer that diverges; check that the weights are the same, eval mode, TF32, fp16.",
     "noise_peak": "A few elements are off by more than float32 rounding: look at the sample of "
     "max_abs_diff and run gate locate; a single weight or class may be wrong.",
+    "noise_diff": "A sample is off by more than float32 rounding: look at the sample of "
+    "max_abs_diff and run gate locate on it; a branch of the model may be baked in.",
     "repeatability": "Two identical runs differ: look for dropout or random operators that are "
     "still active (training mode), or atomics on CUDA.",
     "repeatability_ratio": "Two identical runs differ: look for dropout or random operators that "

@@ -78,7 +78,9 @@ class Comparison:
     def _of(self, statistics: OutputStatistics) -> OutputParity:
         noise = self._noise.get(statistics.name)
         parity = statistics.result()
-        return parity if noise is None else parity.model_copy(update={"noise": noise.result()})
+        if noise is None:
+            return parity
+        return parity.model_copy(update={"noise": noise.result(max_abs_diff=parity.max_abs_diff)})
 
     def _check_output(self, name: str, r: Array, c: Array) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:

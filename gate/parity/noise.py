@@ -67,8 +67,12 @@ class NoiseStatistics:
         merged._broken = self._broken or other._broken
         return merged
 
-    def result(self) -> NoiseParity:
-        """The record. Without elements every number is NaN, which no bound lets pass."""
+    def result(self, *, max_abs_diff: float = math.nan) -> NoiseParity:
+        """The record. Without elements every number is NaN, which no bound lets pass.
+
+        `max_abs_diff`: max|c - r32| over all samples, those without a truth too; where it is not
+        known, `diff` is NaN.
+        """
         elements = int(self._counts.sum())
         truth, reference, candidate = (
             np.sqrt(self._sums.sum(axis=1) / elements) if elements else np.full(3, math.nan)
@@ -82,12 +86,9 @@ class NoiseStatistics:
             candidate_rms=float(candidate),
             ratio=self._worst([np.sqrt(self._sums[:, group].sum(axis=1)) for group in groups]),
             peak=self._worst([self._peaks[:, group].max(axis=1) for group in groups]),
+            diff=self._worst([np.array([*self._peaks[:2].max(axis=1), max_abs_diff])]),
             closer=_closer(float(reference), float(candidate)),
         )
-
-    def unit(self) -> float:
-        """max|r32 - r64| over all elements: the largest error that rounding makes here."""
-        return float(self._peaks[1].max())
 
     def _ordinary(self) -> int:
         """One past the last binade of ordinary elements."""
@@ -102,7 +103,8 @@ class NoiseStatistics:
             return math.nan
         if self._broken:
             return math.inf
-        return max(_in_units(*group) for group in groups)
+        ratios = [_in_units(*group) for group in groups]
+        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
 
 
 def _binades(values: NDArray[np.float64]) -> NDArray[np.int64]:

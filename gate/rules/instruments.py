@@ -22,7 +22,7 @@ _CLOSER = {
 def noise(
     policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
 ) -> Iterator[CheckResult]:
-    """`noise_ratio` and `noise_peak` of an output of floats."""
+    """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
     runtime, output = place
     if not output.dtype.startswith("float"):
         return
@@ -30,6 +30,7 @@ def noise(
     for name, observed, bound in (
         ("noise_ratio", seen.ratio if seen else None, bounds.noise_ratio),
         ("noise_peak", seen.peak if seen else None, bounds.noise_peak),
+        ("noise_diff", seen.diff if seen else None, bounds.noise_diff),
     ):
         if bound is None:
             continue
@@ -38,7 +39,7 @@ def noise(
             enough = seen.samples > 0 and seen.elements > 0
             verdict = result.verdict if enough else Verdict.ERROR
             told = (
-                f"{name} is {seen.ratio if name == 'noise_ratio' else seen.peak:.6g}, allowed <= "
+                f"{name} is {observed:.6g}, allowed <= "
                 f"{bound:.6g} (n = {seen.samples}). {_CLOSER[seen.closer]}"
             )
         else:

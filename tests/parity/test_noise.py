@@ -21,7 +21,7 @@ EPSILON = 2.0**-24
 def noise(truth, reference, candidate) -> NoiseParity:
     statistics = NoiseStatistics()
     statistics.update(truth, reference, candidate, samples=len(truth))
-    return statistics.result()
+    return statistics.result(max_abs_diff=float(np.abs(candidate - reference).max(initial=0.0)))
 
 
 def rms(values) -> float:
@@ -48,6 +48,15 @@ def test_the_formula():
     assert result.peak == pytest.approx(
         np.abs(candidate - truth).max() / np.abs(reference - truth).max()
     )
+
+
+@pytest.mark.parametrize("late", [1.0, math.nan, math.inf])
+def test_a_late_sample_is_told_in_the_units_of_the_first(late):
+    statistics = NoiseStatistics()
+    truth, reference, candidate = logits()
+    statistics.update(truth, reference, candidate, samples=32)
+    unit = np.abs(reference - truth).max()
+    assert statistics.result(max_abs_diff=late).diff == pytest.approx(late / unit, nan_ok=True)
 
 
 @pytest.mark.parametrize("scale", [1e-14, 1e-3, 1.0, 1e12])
@@ -115,7 +124,7 @@ def test_elements_without_a_finite_truth_are_left_out(side, value):
 
 def test_without_elements_every_number_is_nan():
     for result in (
-        NoiseStatistics().result(),
+        NoiseStatistics().result(max_abs_diff=0.0),
         noise(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3))),
         noise(np.full((2, 3), NAN), np.zeros((2, 3)), np.zeros((2, 3))),
     ):
@@ -147,10 +156,15 @@ def test_merging_any_split_is_one_pass(truth, data):
         part = NoiseStatistics()
         part.update(truth[rows], reference[rows], candidate[rows], samples=len(truth[rows]))
         parts.append(part)
-    whole = noise(truth, reference, candidate).model_dump()
-    assert_close(parts[0].merge(parts[1]).result().model_dump(), whole)
-    assert_close(parts[1].merge(parts[0]).result().model_dump(), whole)
-    assert_close(NoiseStatistics().merge(parts[0]).merge(parts[1]).result().model_dump(), whole)
+    whole = NoiseStatistics()
+    whole.update(truth, reference, candidate, samples=len(truth))
+    whole = whole.result(max_abs_diff=0.5).model_dump()
+    assert_close(parts[0].merge(parts[1]).result(max_abs_diff=0.5).model_dump(), whole)
+    assert_close(parts[1].merge(parts[0]).result(max_abs_diff=0.5).model_dump(), whole)
+    assert_close(
+        NoiseStatistics().merge(parts[0]).merge(parts[1]).result(max_abs_diff=0.5).model_dump(),
+        whole,
+    )
 
 
 @given(st.integers(0, 319), st.floats(1e-5, 1e6))
