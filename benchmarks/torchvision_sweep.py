@@ -1,0 +1,206 @@
+"""Does a correct export of every torchvision classification architecture pass the default policy?
+
+    .venv/bin/python -m benchmarks.torchvision_sweep [--only 'resnet*'] [--json FILE]
+
+All below 100 million parameters, with the weights of `benchmarks.torchvision_models` and eight
+images: exported by the first opset of 13, 14, 17 and 18 that works, by the rung that the gate's
+own ladder takes, then judged by `gate.check.check` without any policy of ours. Each runs in a
+process of its own. FILE is written after every row; rows in it that passed are not measured
+again, so a run that was broken off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from fnmatch import fnmatch
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gate import atomic
+
+Row = dict[str, Any]
+
+PARAMETERS = 100_000_000
+OPSETS = (13, 14, 17, 18)
+SAMPLES, BATCH_SIZE = 8, 4
+_SAMPLE_SEED = 2
+_SLOWEST_S = 1800
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.child:
+        print(json.dumps(trial(arguments.child)))
+        return
+    rows = sweep(arguments.only, arguments.json)
+    Console(width=None if sys.stdout.isatty() else 140).print(table(rows))
+    passed = sum(row["verdict"] == "PASS" for row in rows)
+    print(f"{passed} of {len(rows)} pass the default policy")
+    sys.exit(passed < len(rows) or not rows)
+
+
+def sweep(only: str, file: Path | None) -> list[Row]:
+    """A row for each architecture whose name matches; `file` keeps the others of its rows too."""
+    from benchmarks.torchvision_models import architectures
+
+    kept = json.loads(file.read_text())["rows"] if file and file.exists() else []
+    rows = {row["name"]: row for row in kept}
+    names = [name for name in architectures(below=PARAMETERS) if fnmatch(name, only)]
+    for place, name in enumerate(names, start=1):
+        if rows.get(name, {}).get("verdict") != "PASS":
+            rows[name] = in_own_process(name)
+        print(f"{place}/{len(names)} {name}: {rows[name]['verdict']}", file=sys.stderr, flush=True)
+        if file:
+            versions = {p: version(p) for p in ("torch", "torchvision", "onnxruntime-gpu")}
+            told = {"samples": SAMPLES, "versions": versions, "rows": list(rows.values())}
+            atomic.write_text(file, json.dumps(told, indent=1) + "\n")
+    return [rows[name] for name in names]
+
+
+def in_own_process(name: str) -> Row:
+    """Its memory goes with it; what kills it, such as too little memory, becomes a row."""
+    command = [sys.executable, "-m", "benchmarks.torchvision_sweep", "--child", name]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=_SLOWEST_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"name": name, "verdict": "ERROR", "problems": [f"more than {_SLOWEST_S} s"]}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        problems = [f"exit status {done.returncode}: {last}"]
+        return {"name": name, "verdict": "ERROR", "problems": problems}
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def trial(name: str) -> Row:
+    """Build, export, check."""
+    from benchmarks.torchvision_models import build, images
+    from gate.check import Reference, Workload, check
+    from gate.errors import GateError
+    from gate.evidence import Source
+    from gate.parity.samples import Samples
+
+    model = build(name)
+    row: Row = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
+    samples = images(SAMPLES, name, seed=_SAMPLE_SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        start = time.perf_counter()
+        try:
+            exported = export_first(model, samples[:BATCH_SIZE], file)
+            row["export_s"] = round(time.perf_counter() - start, 1)
+            row |= {"rung": exported.record.strategy, "opset": exported.subject.opset}
+            start = time.perf_counter()
+            verdicted = check(
+                file,
+                reference=Reference(model, Source(factory=f"torchvision:{name}"), exported.record),
+                workload=Workload(Samples.of({"input": samples}), batch_size=BATCH_SIZE),
+            )
+        except GateError as error:
+            return row | {"verdict": "ERROR", "problems": [f"{type(error).__name__}: {error}"]}
+    row["check_s"] = round(time.perf_counter() - start, 1)
+    return row | told(verdicted)
+
+
+def export_first(model: Any, example: Any, file: Path) -> Any:
+    """Exported by the lowest opset that works. Raises the last ExportError."""
+    from gate.errors import ExportError
+    from gate.export.settings import ExportSettings
+    from gate.export.traced import export_traced
+
+    for opset in OPSETS:
+        settings = ExportSettings(opset=opset, batch_size=BATCH_SIZE)
+        try:
+            return export_traced(model, {"input": example}, settings=settings, output=file)
+        except ExportError:
+            if opset == OPSETS[-1]:
+                raise
+    raise AssertionError("OPSETS is not empty")
+
+
+def told(verdicted: Any) -> Row:
+    """The numbers of the evidence that the table shows: the worst of both CPU runtimes."""
+    measured = [r for r in verdicted.evidence.runtimes if r.outputs]
+    outputs = [output for runtime in measured for output in runtime.outputs]
+    noises = {r.runtime: r.outputs[0].noise for r in measured}
+    ratios = {
+        f"{runtime.runtime}/{probe.name}": probe.noise_ratio
+        for runtime in measured
+        for probe in runtime.probes
+        if probe.noise_ratio is not None
+    }
+    worst = max(ratios, key=ratios.__getitem__, default=None)
+    return {
+        "verdict": str(verdicted.decision.verdict),
+        "problems": [
+            f"{c.runtime or ''} {c.name}: {c.explanation}" for c in verdicted.decision.problems
+        ],
+        "classes": min((o.classification.predicted_classes for o in outputs), default=0),
+        "noise_ratio": {name: noise and noise.ratio for name, noise in noises.items()},
+        "noise_peak": max((n.peak for n in noises.values() if n), default=None),
+        "scaled_diff": max((o.scaled_diff for o in outputs), default=None),
+        "stability_ratio": max(
+            (
+                max(o.stability.repeatability_ratio, o.stability.batch_invariance_ratio)
+                for o in outputs
+                if o.stability
+            ),
+            default=None,
+        ),
+        "probes": len({p.name for r in measured for p in r.probes}),
+        "probe_ratio": ratios.get(worst),
+        "probe_worst": worst,
+    }
+
+
+def table(rows: list[Row]) -> Table:
+    shown = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
+    for heading in ("architecture", "rung", "opset", "ratio off", "ratio on", "peak", "scaled_diff",
+                    "stability", "worst probe", "of", "seconds", "verdict"):  # fmt: skip
+        shown.add_column(
+            heading, justify="left" if heading in ("architecture", "rung") else "right"
+        )
+    for row in rows:
+        ratios = row.get("noise_ratio", {})
+        shown.add_row(
+            row["name"],
+            row.get("rung", "–"),
+            str(row.get("opset", "–")),
+            _number(ratios.get("ort-cpu")),
+            _number(ratios.get("ort-cpu-optimized")),
+            _number(row.get("noise_peak")),
+            _number(row.get("scaled_diff"), "{:.1e}"),
+            _number(row.get("stability_ratio")),
+            _number(row.get("probe_ratio")),
+            str(row.get("probes", "–")),
+            _number(row.get("export_s", 0.0) + row.get("check_s", 0.0), "{:.0f}"),
+            row["verdict"],
+        )
+    return shown
+
+
+def _number(value: float | None, shape: str = "{:.2f}") -> str:
+    return "–" if value is None else shape.format(value)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="*", help="names, as a pattern of the shell")
+    parser.add_argument("--json", type=Path, help="rows to keep, and where they go")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import torchvision_models, torchvision_sweep
+from benchmarks.torchvision_models import architectures, build, images
+from benchmarks.torchvision_sweep import OPSETS, PARAMETERS, sweep, table, trial
+from gate.errors import ExportError
+
+
+def test_all_below_the_limit_and_no_others() -> None:
+    chosen = architectures(below=PARAMETERS)
+    assert len(chosen) > 60
+    assert list(chosen.values()) == sorted(chosen.values())
+    assert {"resnet18", "vit_b_32", "maxvit_t", "swin_v2_b", "inception_v3"} < set(chosen)
+    assert not any(fnmatch(name, "*quantized*") for name in chosen)
+    assert "vgg11" not in chosen
+    assert "vit_l_16" not in chosen
+
+
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "squeezenet1_1"])
+def test_a_correct_export_passes_the_default_policy(name: str) -> None:
+    row = trial(name)
+    assert row["verdict"] == "PASS", row["problems"]
+    assert (row["rung"], row["opset"]) == ("traced", 13)
+    assert row["classes"] >= 4
+    assert 0.0 < row["noise_ratio"]["ort-cpu"] < 3.0
+    assert 0.0 < row["noise_ratio"]["ort-cpu-optimized"] < 3.0
+    assert row["parameters"] > 1_000_000
+
+
+def test_a_changed_weight_is_a_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    export = torchvision_sweep.export_first
+
+    def spoilt(model: nn.Module, example: np.ndarray, file: Path) -> object:
+        exported = export(model, example, file)
+        with torch.no_grad():
+            next(model.parameters())[0, 0, 0, 0] += 0.01
+        return exported
+
+    monkeypatch.setattr(torchvision_sweep, "export_first", spoilt)
+    row = trial("shufflenet_v2_x0_5")
+    assert row["verdict"] == "FAIL"
+    assert any("noise_ratio" in problem for problem in row["problems"])
+
+
+def test_what_no_opset_can_write_is_a_row_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Unexportable(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.svd(super().forward(input)[:, None]).S
+
+    monkeypatch.setattr(torchvision_models, "build", lambda name: Unexportable(nn.Flatten()))
+    monkeypatch.setattr(torchvision_sweep, "OPSETS", OPSETS[:1])
+    row = trial("squeezenet1_1")
+    assert row["verdict"] == "ERROR"
+    assert ExportError.__name__ in row["problems"][0]
+    assert table([row]).row_count == 1
+
+
+def test_a_run_goes_on_where_it_was_broken_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured: list[str] = []
+
+    def in_own_process(name: str) -> torchvision_sweep.Row:
+        measured.append(name)
+        verdict = "FAIL" if name == "mnasnet0_75" else "PASS"
+        return {"name": name, "verdict": verdict, "problems": []}
+
+    monkeypatch.setattr(torchvision_sweep, "in_own_process", in_own_process)
+    file = tmp_path / "rows.json"
+    sweep("mnasnet0_*", file)
+    assert measured == ["mnasnet0_5", "mnasnet0_75"]
+    rows = sweep("mnasnet*", file)
+    assert measured[2:] == ["mnasnet0_75", "mnasnet1_0", "mnasnet1_3"]
+    assert [row["name"] for row in rows] == ["mnasnet0_5", *measured[2:]]
+    assert [row["name"] for row in json.loads(file.read_text())["rows"]] == measured[:2] + measured[
+        3:
+    ]
+
+
+def test_building_is_repeatable_and_leaves_the_random_state() -> None:
+    before = torch.random.get_rng_state()
+    first, second = build("squeezenet1_1"), build("squeezenet1_1")
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not first.training
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_images_are_varied_and_of_the_size_of_the_architecture() -> None:
+    seen = images(3, "inception_v3", seed=0)
+    assert seen.shape == (3, 3, 299, 299)
+    assert seen.dtype == np.float32
+    assert 0.9 < seen.std() < 1.1
+    assert not np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen, images(3, "inception_v3", seed=1))
