@@ -149,6 +149,7 @@ def told(verdicted: Any) -> Row:
         "classes": min((o.classification.predicted_classes for o in outputs), default=0),
         "noise_ratio": {name: noise and noise.ratio for name, noise in noises.items()},
         "noise_peak": max((n.peak for n in noises.values() if n), default=None),
+        "noise_diff": max((n.diff for n in noises.values() if n), default=None),
         "scaled_diff": max((o.scaled_diff for o in outputs), default=None),
         "stability_ratio": max(
             (
@@ -166,24 +167,25 @@ def told(verdicted: Any) -> Row:
 
 def table(rows: list[Row]) -> Table:
     shown = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
-    for heading in ("architecture", "rung", "opset", "ratio off", "ratio on", "peak", "scaled_diff",
-                    "stability", "worst probe", "of", "seconds", "verdict"):  # fmt: skip
-        shown.add_column(
-            heading, justify="left" if heading in ("architecture", "rung") else "right"
-        )
+    for heading in ("architecture", "rung"):
+        shown.add_column(heading)
+    for heading in ("opset", "ratio off", "ratio on", "peak", "diff", "scaled_diff", "stability",
+                    "worst probe", "of", "seconds", "verdict"):  # fmt: skip
+        shown.add_column(heading, justify="right")
     for row in rows:
         ratios = row.get("noise_ratio", {})
         shown.add_row(
             row["name"],
-            row.get("rung", "–"),
-            str(row.get("opset", "–")),
+            row.get("rung", "-"),
+            str(row.get("opset", "-")),
             _number(ratios.get("ort-cpu")),
             _number(ratios.get("ort-cpu-optimized")),
             _number(row.get("noise_peak")),
+            _number(row.get("noise_diff")),
             _number(row.get("scaled_diff"), "{:.1e}"),
             _number(row.get("stability_ratio")),
             _number(row.get("probe_ratio")),
-            str(row.get("probes", "–")),
+            str(row.get("probes", "-")),
             _number(row.get("export_s", 0.0) + row.get("check_s", 0.0), "{:.0f}"),
             row["verdict"],
         )
@@ -191,7 +193,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def _number(value: float | None, shape: str = "{:.2f}") -> str:
-    return "–" if value is None else shape.format(value)
+    return "-" if value is None else shape.format(value)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,0 +1,94 @@
+"""The command: who costs how much, and with --corpus who lets which faults pass."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gate import atomic
+
+NEEDED = ("polygraphy", "onnx_ir", "onnxscript")
+DISTRIBUTIONS = ("torch", "onnxruntime-gpu", "polygraphy", "onnxscript", "onnx-ir", "numpy")
+THREADS = 2
+
+
+def main() -> None:
+    arguments = _arguments()
+    require_extra()
+    torch.set_num_threads(THREADS)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    told: dict[str, Any] = {"conditions": conditions()}
+    console.print(told["conditions"])
+    if arguments.rounds:
+        told["race"] = raced(arguments.rounds, console)
+    if arguments.corpus:
+        told["corpus"] = judged(console)
+    if arguments.json:
+        atomic.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
+
+
+def require_extra() -> None:
+    """Leave with the command that helps, where the extra is not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"benchmarks.peers compares with other tools, and {', '.join(missing)} is not "
+            "installed. Install the extra: pip install -c constraints.txt -e '.[peers]'"
+        )
+
+
+def conditions() -> dict[str, Any]:
+    """What the numbers depend on beside the code."""
+    return {
+        "versions": {name: version(name) for name in DISTRIBUTIONS},
+        "threads": torch.get_num_threads(),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
+    }
+
+
+def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
+    from benchmarks.peers import race
+
+    standings = race.run(rounds=rounds)
+    table = Table(
+        title=f"{race.ARCHITECTURE}, {race.IMAGES} images in batches of {race.BATCH_SIZE}, "
+        f"{rounds} rounds after one that warms up"
+    )
+    for heading in ("by", "seconds", "ratio to the loop", "least", "most"):
+        table.add_column(heading, justify="left" if heading == "by" else "right")
+    for one in standings:
+        numbers = (one.seconds, one.ratio, one.least, one.most)
+        table.add_row(one.name, *(f"{number:.2f}" for number in numbers))
+    console.print(table)
+    return [asdict(one) for one in standings]
+
+
+def judged(console: Console) -> dict[str, Any]:
+    from benchmarks.peers import escapes
+
+    seen = escapes.run()
+    console.print(escapes.rates(seen), escapes.by_kind(seen))
+    return escapes.told(seen)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="of the race; 0: none")
+    parser.add_argument("--corpus", action="store_true", help="judge the corpus too")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The same job by all: resnet18 at 224 px, 64 images in batches of 8, on two threads."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers import comparator, loop, ours, verification
+from benchmarks.peers.case import Case
+from benchmarks.torchvision_models import build, images
+from benchmarks.torchvision_sweep import export_first
+
+ARCHITECTURE = "resnet18"
+IMAGES, BATCH_SIZE = 64, 8
+BASELINE = "loop by hand, unoptimised"
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of one contestant, over all rounds but the first."""
+
+    name: str
+    seconds: float
+    """Median."""
+    ratio: float
+    """Median of the ratios to the loop in the same round."""
+    least: float
+    most: float
+
+
+def run(*, rounds: int) -> list[Standing]:
+    """Each round every contestant has its turn, in an order that rotates; sessions are built in
+    the turn. The first round warms up and is left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build(ARCHITECTURE)
+        samples = images(IMAGES, ARCHITECTURE, seed=2)
+        file = Path(folder) / "model.onnx"
+        export_first(model, samples[:4], file)
+        case = Case(model, file, {"input": samples}, batch_size=BATCH_SIZE)
+        contestants = entered(case)
+        seconds = [turns(contestants, shift=number) for number in range(rounds + 1)][1:]
+    return [_standing(name, seconds) for name in contestants]
+
+
+def entered(case: Case) -> dict[str, Work]:
+    """What each does with all batches of the case."""
+    program = verification.exported(case)
+    batches = IMAGES // BATCH_SIZE
+    return {
+        BASELINE: lambda: loop.largest_difference(case, optimised=False),
+        "loop by hand": lambda: loop.largest_difference(case, optimised=True),
+        "Polygraphy, unoptimised": lambda: comparator.judge(case, optimised=False),
+        "Polygraphy": lambda: comparator.judge(case),
+        "verify_onnx_program": lambda: verification.verify(case, program, batches=batches),
+        "the same with torch.export": lambda: verification.verify(
+            case, verification.exported(case), batches=batches
+        ),
+        "gate, samples only": lambda: ours.measured(case),
+        "gate, default policy": lambda: ours.judge(case),
+    }
+
+
+def turns(contestants: dict[str, Work], *, shift: int) -> dict[str, float]:
+    """Seconds of each."""
+    names = list(contestants)
+    first = shift % len(names)
+    seconds = {}
+    for name in names[first:] + names[:first]:
+        start = time.perf_counter()
+        contestants[name]()
+        seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def _standing(name: str, rounds: list[dict[str, float]]) -> Standing:
+    ratios = [turn[name] / turn[BASELINE] for turn in rounds]
+    return Standing(
+        name,
+        statistics.median(turn[name] for turn in rounds),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )

@@ -1,0 +1,51 @@
+"""`torch.onnx.verification.verify_onnx_program`, on a file that was loaded again.
+
+It returns numbers without a verdict; the bounds are those of `torch.onnx.export(verify=True)`,
+the only place where torch judges them (there they become warnings).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import onnx_ir
+import torch
+from torch.onnx.verification import VerificationInfo, verify_onnx_program
+
+from benchmarks.peers.case import CannotJudge, Case, session, tensors
+
+_MAX_ABS_DIFF, _MAX_REL_DIFF = 5e-3, 1e-1
+
+
+def judge(case: Case) -> bool:
+    """The first batch, as by default, where it takes the example of the export."""
+    return not any(map(_worth_a_warning, verify(case, exported(case), batches=1)))
+
+
+def exported(case: Case) -> torch.export.ExportedProgram:
+    """The reference as it needs it. Raises CannotJudge where torch.export can't take the model."""
+    example = tensors(next(case.batches()))
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(case.model, example)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        raise CannotJudge(f"torch.export: {type(error).__name__}: {first[:120]}") from error
+
+
+def verify(
+    case: Case, program: torch.export.ExportedProgram, *, batches: int
+) -> list[VerificationInfo]:
+    """Of the first `batches` batches, in a session on the CPU alone (its own asks for CUDA)."""
+    verified = torch.onnx.ONNXProgram(onnx_ir.load(case.file), program)
+    verified.initialize_inference_session(session)
+    infos = []
+    with torch.no_grad():
+        for batch, _ in zip(case.batches(), range(batches), strict=False):
+            infos += verify_onnx_program(verified, tensors(batch))
+    return infos
+
+
+def _worth_a_warning(info: VerificationInfo) -> bool:
+    return info.max_abs_diff >= _MAX_ABS_DIFF or info.max_rel_diff >= _MAX_REL_DIFF

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.peers import comparator, loop, ours, race, verification
+from benchmarks.peers.__main__ import require_extra
+from benchmarks.peers.case import CannotJudge, Case, Judge
+from gate.export.settings import ExportSettings
+from gate.export.traced import export_traced
+
+JUDGES: dict[str, Judge] = {
+    "allclose": loop.allclose,
+    "top1": loop.top1,
+    "polygraphy": comparator.judge,
+    "verify": verification.judge,
+    "ours": ours.judge,
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    file = tmp_path_factory.mktemp("peers") / "model.onnx"
+    samples = np.random.default_rng(0).normal(size=(16, 3, 8, 8)).astype(np.float32)
+    reference = model()
+    export_traced(reference, {"input": samples[:4]}, settings=ExportSettings(), output=file)
+    return Case(reference, file, {"input": samples})
+
+
+Spoil = Callable[[onnx.ModelProto], None]
+
+
+def spoilt(case: Case, spoil: Spoil, folder: Path) -> Case:
+    proto = onnx.load(case.file)
+    spoil(proto)
+    file = folder / "spoilt.onnx"
+    onnx.save(proto, file)
+    return replace(case, file=file)
+
+
+def appended(name: str, value: np.ndarray | float) -> Spoil:
+    """`logits` go through one more operator."""
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        graph = proto.graph
+        graph.node[-1].output[0] = "before"
+        graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), "extra"))
+        graph.node.append(onnx.helper.make_node(name, ["before", "extra"], ["logits"]))
+
+    return spoil
+
+
+def extra_output(proto: onnx.ModelProto) -> None:
+    graph = proto.graph
+    graph.node.append(onnx.helper.make_node("Identity", ["logits"], ["surplus"]))
+    surplus = onnx.ValueInfoProto()
+    surplus.CopyFrom(graph.output[0])
+    surplus.name = "surplus"
+    graph.output.append(surplus)
+
+
+def judgement(judge: Judge, case: Case) -> bool:
+    """What a run in CI would say: an exception is no pass."""
+    try:
+        return judge(case)
+    except (AssertionError, ValueError):
+        return False
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_right_file_passes_everywhere(right: Case, name: str) -> None:
+    assert JUDGES[name](right) is True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "passing"),
+    [
+        pytest.param(appended("Mul", -1.0), set(), id="negated"),
+        pytest.param(appended("Mul", 1.001), {"top1", "allclose", "verify"}, id="0.1 % larger"),
+        pytest.param(appended("Mul", 1.0 + 2e-6), {"top1", "allclose", "verify", "polygraphy"}, id="2e-6 larger"),
+        pytest.param(appended("Add", [np.nan] * 5), {"verify"}, id="NaN"),
+        pytest.param(extra_output, {"verify", "polygraphy"}, id="one more output"),
+    ],
+)  # fmt: skip
+def test_what_each_says_of_a_wrong_file(
+    right: Case, tmp_path: Path, spoil: Spoil, passing: set[str]
+) -> None:
+    case = spoilt(right, spoil, tmp_path)
+    assert {name for name, judge in JUDGES.items() if judgement(judge, case)} == passing
+
+
+class Branching(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input.mean((2, 3)) if bool(input.max() > 0) else input.amax((2, 3))
+
+
+class Images(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input * 2
+
+
+@pytest.mark.parametrize(
+    ("judge", "made", "reason"),
+    [(verification.judge, Branching, "torch.export"), (loop.top1, Images, "class scores")],
+)
+def test_what_a_peer_cannot_take_is_no_judgement(
+    tmp_path: Path, judge: Judge, made: type[nn.Module], reason: str
+) -> None:
+    samples = np.random.default_rng(0).normal(size=(8, 3, 4, 4)).astype(np.float32)
+    file = tmp_path / "model.onnx"
+    export_traced(made(), {"input": samples[:4]}, settings=ExportSettings(), output=file)
+    with pytest.raises(CannotJudge, match=reason):
+        judge(Case(made(), file, {"input": samples}))
+
+
+def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "IMAGES", 16)
+    contestants = race.entered(right)
+    assert race.BASELINE in contestants
+    seconds = race.turns(contestants, shift=3)
+    assert set(seconds) == set(contestants)
+    assert next(iter(seconds)) == list(contestants)[3]
+    assert all(value > 0.0 for value in seconds.values())
+    assert loop.largest_difference(right, optimised=False) == ours.measured(right)
+
+
+def test_a_standing_is_a_median_of_ratios_within_rounds() -> None:
+    rounds = [{race.BASELINE: base, "x": x} for base, x in ((1.0, 2.0), (10.0, 40.0), (2.0, 2.0))]
+    standing = race._standing("x", rounds)
+    assert (standing.seconds, standing.ratio) == (2.0, 2.0)
+    assert (standing.least, standing.most) == (1.0, 4.0)
+
+
+def test_a_missing_extra_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.peers.__main__.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install -c constraints\.txt -e '\.\[peers\]'"):
+        require_extra()
+
+
+def test_the_help_needs_no_extra() -> None:
+    command = [sys.executable, "-m", "benchmarks.peers", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "--corpus" in done.stdout
