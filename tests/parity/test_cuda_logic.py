@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gate.checks import Verdict
-from gate.parity import environment, onnx_runner
+from gate.parity import environment
 from gate.parity import measure as measuring
 from gate.parity.binding import bind
 from gate.parity.measure import measure
@@ -95,7 +95,7 @@ class SaysCuda:
 @pytest.fixture
 def pretended(monkeypatch, said_to_be_there):
     monkeypatch.setattr(SaysCuda, "options", {})
-    monkeypatch.setattr(onnx_runner.onnxruntime, "InferenceSession", SaysCuda)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", SaysCuda)
 
 
 def checks(candidate, measurement, policy):
