@@ -1,0 +1,1 @@
+"""The ONNX graph, read without running it: what a reviewer should know before any number."""

@@ -1,0 +1,145 @@
+"""What the tensors of a file hold: read one at a time, so that big weights are in memory once.
+
+`condense` leaves every tensor's name, dtype and shape in the model, and the values of small ones;
+the values of the others are dropped once they are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from gate.errors import OnnxFileError
+
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SMALL = 1024
+"""Elements of a tensor whose values stay: shapes, flags and scalars are all smaller."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """How many elements a tensor of floats has, and how many of them are zero or not finite."""
+
+    elements: int
+    zeros: int = 0
+    nans: int = 0
+    infinities: int = 0
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Contents:
+        """Count in pieces, so that the masks stay small beside the array."""
+        flat = array.reshape(-1)
+        zeros = nans = infinities = 0
+        for start in range(0, flat.size, _CHUNK):
+            part = flat[start : start + _CHUNK]
+            zeros += part.size - int(np.count_nonzero(part))
+            if not np.isfinite(part).all():
+                nans += int(np.isnan(part).sum())
+                infinities += int(np.isinf(part).sum())
+        return cls(flat.size, zeros, nans, infinities)
+
+    @classmethod
+    def of_tensor(cls, tensor: TensorProto, values: NDArray[Any]) -> Contents:
+        """The same for the values of `tensor`; of other than floats only the number."""
+        return cls.of(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
+
+
+class Ledger:
+    """What was counted of the tensors whose values were dropped."""
+
+    def __init__(self) -> None:
+        self._counted: list[Contents] = []
+
+    def contents(self, tensor: TensorProto) -> Contents:
+        """What the tensor holds or, if its values were dropped, held."""
+        if _is_dropped(tensor):
+            return self._counted[int(tensor.external_data[0].value)]
+        return Contents.of_tensor(tensor, numpy_helper.to_array(tensor))
+
+    def drop(self, tensor: TensorProto, contents: Contents) -> None:
+        """Drop the values of a tensor and leave the place of their count as its data file."""
+        self._counted.append(contents)
+        _clear(tensor)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=str(len(self._counted) - 1))
+
+
+def condense(model: onnx.ModelProto, folder: Path, files: tuple[str, ...]) -> Ledger:
+    """Drop the values of the big tensors of `model`, and take in those of small external ones.
+
+    Data is read from `files` in `folder` only. Raises OnnxFileError for any other.
+    """
+    ledger = Ledger()
+    for tensor in tensors_of(model):
+        external = tensor.data_location == TensorProto.EXTERNAL
+        if external:
+            _check_location(tensor, files)
+        elements = math.prod(tensor.dims)
+        if elements > _SMALL and tensor.data_type not in FLOATS:
+            ledger.drop(tensor, Contents(elements))
+        elif elements > _SMALL:
+            values = numpy_helper.to_array(tensor, str(folder))
+            ledger.drop(tensor, Contents.of_tensor(tensor, values))
+        elif external:
+            values = numpy_helper.to_array(tensor, str(folder))
+            _clear(tensor)
+            tensor.raw_data = numpy_helper.from_array(values).raw_data
+    return ledger
+
+
+def small_values(tensor: TensorProto) -> NDArray[Any] | None:
+    """The values of a tensor of a condensed model, None if they were dropped."""
+    return None if _is_dropped(tensor) else numpy_helper.to_array(tensor)
+
+
+def tensors_of(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All dense tensors: initializers and constants, in subgraphs and functions too."""
+    yield from _of_graph(model.graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Any) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _of_graph(graph)
+
+
+def _check_location(tensor: TensorProto, files: tuple[str, ...]) -> None:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", "").replace("\\", "/")).as_posix()
+    if location not in files:
+        raise OnnxFileError(
+            f"the tensor {tensor.name} reads its data from {location!r}, expected one of the "
+            f"data files that were hashed, {list(files)}. Read the subject of the file again."
+        )
+
+
+def _is_dropped(tensor: TensorProto) -> bool:
+    # `condense` leaves no other tensor with external data.
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _clear(tensor: TensorProto) -> None:
+    """Drop the values, keep name, dtype and shape."""
+    for field, _ in tensor.ListFields():
+        if field.name not in ("name", "data_type", "dims"):
+            tensor.ClearField(field.name)

@@ -1,0 +1,86 @@
+"""External data: whether the tensors read from it what they should."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+from onnx import TensorProto, helper
+
+from gate.instruments import GraphFinding
+from gate.parity.graph.contents import tensors_of
+
+_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
+
+
+class _Region(NamedTuple):
+    """Bytes of a data file that a tensor reads."""
+
+    start: int
+    end: int
+    tensor: str
+
+
+def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding]:
+    """Tensors that state another length than they have, that read half of another tensor's bytes,
+    or whose data file has not the checksum that the model states.
+
+    Equal regions are tied weights, a region inside another is a slice; bytes that no tensor
+    reads may be padding, or belong to another model that shares the file.
+    """
+    regions: dict[str, list[_Region]] = defaultdict(list)
+    checksums: dict[str, set[str]] = defaultdict(set)
+    for tensor in tensors_of(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file, start = entries.get("location", ""), int(entries.get("offset") or 0)
+        needed = _bytes(tensor)
+        stated = int(entries.get("length") or needed)
+        if stated != needed:
+            detail = f"states {stated} bytes in {file}, its shape needs {needed}"
+            yield _finding(tensor.name, detail)
+        if needed:
+            regions[file].append(_Region(start, start + needed, tensor.name))
+        if entries.get("checksum"):
+            checksums[file].add(entries["checksum"].lower())
+    for file, parts in regions.items():
+        yield from _overlaps(file, sorted(parts))
+    for file, stated_sums in checksums.items():
+        yield from _changed(folder / file, file, stated_sums)
+
+
+def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
+    far = parts[0]
+    for part in parts[1:]:
+        if far.start < part.start < far.end < part.end:
+            detail = f"reads {far.end - part.start} bytes of {far.tensor} in {file}"
+            yield _finding(part.tensor, detail)
+        if part.end > far.end:
+            far = part
+
+
+def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
+    """The format's own checksum is SHA-1; it guards against accidents only."""
+    with path.open("rb") as stream:
+        seen = hashlib.file_digest(stream, "sha1").hexdigest()
+    if stated != {seen}:
+        yield _finding(file, f"its SHA-1 is {seen}, the model states {', '.join(sorted(stated))}")
+
+
+def _bytes(tensor: TensorProto) -> int:
+    """Size of the tensor's data; types of less than a byte are packed."""
+    elements: int = math.prod(tensor.dims)
+    bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
+    if bits is not None:
+        return math.ceil(elements * bits / 8)
+    return elements * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _finding(place: str, detail: str) -> GraphFinding:
+    return GraphFinding(code="external_data", place=place, detail=detail)

@@ -1,0 +1,98 @@
+"""The reference as a witness: what it does itself is no fault of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gate.parity.runner import Batch
+from gate.parity.statistics import Array
+
+_SWITCHES = ("train", "training")
+
+
+@dataclass
+class Witness:
+    """Answers about the reference. It is run at most once, and only for a file that gives reason.
+
+    `run` computes `batch` with `model`.
+    """
+
+    model: nn.Module
+    run: Callable[[Batch], list[Array]]
+    batch: Batch
+
+    @property
+    def samples(self) -> int:
+        """In the batch that was run."""
+        return len(next(iter(self.batch.values())))
+
+    @cached_property
+    def rows(self) -> tuple[int | None, ...]:
+        """The first axis of each output for that batch; None: it has no axis."""
+        return tuple(output.shape[0] if output.ndim else None for output in self._watched[1])
+
+    @cached_property
+    def conduct(self) -> Conduct:
+        """What the operators of the reference did."""
+        return self._watched[0]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and value of all parameters, buffers and plain attributes that hold floats."""
+        for path, module in self.model.named_modules():
+            own = {
+                **vars(module),
+                **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
+                **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
+            }
+            for name, value in own.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    yield f"{path}.{name}" if path else name, value
+
+    @cached_property
+    def _watched(self) -> tuple[Conduct, list[Array]]:
+        with Conduct() as conduct:
+            outputs = self.run(self.batch)
+        return conduct, outputs
+
+
+class Conduct(TorchDispatchMode):
+    """Watches the operators of PyTorch that run inside it.
+
+    Without gradients these are the ones that forward calls, such as `batch_norm` and `linear`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+        """Of all tensors that operators returned."""
+        self.draws = False
+        """True if one drew random numbers."""
+        self.batch_statistics = False
+        """True if one normalised by the statistics of the batch."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, torch.Tensor):
+                self.dtypes.add(one.dtype)
+        told = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        training = [bool(told[name]) for name in _SWITCHES if name in told]
+        if torch.Tag.nondeterministic_seeded in func.tags and told.get("dropout_p") != 0.0:
+            self.draws = self.draws or all(training)
+        if "batch_norm" in func.name():
+            self.batch_statistics = self.batch_statistics or any(training)
+        return result
