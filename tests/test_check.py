@@ -56,7 +56,8 @@ def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
     assert evidence.source.checkpoint_sha256 == Digest.of_file(project / "weights.safetensors")
     assert evidence.source.labels_sha256 == Digest.of_file(project / "labels.npy")
     assert evidence.dataset.labelled
-    assert seen[-1] == (SAMPLES, SAMPLES)
+    done, total = seen[-1]
+    assert done == total > SAMPLES
 
 
 def test_a_changed_weight_is_rejected(project: Path) -> None:

@@ -21,14 +21,16 @@ from gate.evidence import (
     Source,
     Subject,
 )
+from gate.instruments import TraceSearch
 from gate.parity.binding import Binding, bind
 from gate.parity.candidate import Candidate
 from gate.parity.determinism import deterministic
 from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
+from gate.parity.examination import Examination
 from gate.parity.onnx_runner import OnnxRunner
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
-from gate.parity.stand import Reference, Truth, length
+from gate.parity.stand import Reference, Stand, Truth, length
 from gate.parity.statistics import Array, Span
 from gate.parity.torch_runner import TorchRunner, private_copy
 from gate.parity.track import Track
@@ -47,6 +49,7 @@ class Measurement:
     dataset: Dataset
     reference_latency: Latency | None
     noise_unmeasured: str | None
+    trace_search: TraceSearch | None = None
 
     def evidence(
         self, subject: Subject, *, source: Source, export: ExportRecord | None = None
@@ -61,6 +64,7 @@ class Measurement:
             runtimes=self.runtimes,
             reference_latency=self.reference_latency,
             noise_unmeasured=self.noise_unmeasured,
+            trace_search=self.trace_search,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -79,7 +83,8 @@ def measure(  # noqa: PLR0913
 
     The reference is a copy of `model` in float32 on the CPU, in eval mode; `model` and all
     global switches are afterwards as they were. A file with a fixed batch axis is measured
-    with that batch size. `progress` is called with (samples done, samples in all).
+    with that batch size. `progress` is called with (samples done, samples in all), those that
+    stability and probes compute after the dataset's included.
 
     A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
     and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
@@ -106,6 +111,9 @@ def measure(  # noqa: PLR0913
         for track in tracks:
             _open(track, own, candidate, policy=policy, start=(binding, example))
             track.probe(example, expected, reference.keys)
+        stand = Stand(own, reference, truth, binding, samples, policy)
+        examination = Examination(stand, candidate.subject.inputs)
+        advance = _Advance(progress, len(samples) + examination.samples)
         done = 0
         for batch in samples.batches(binding.batch_size):
             count = length(batch)
@@ -116,8 +124,8 @@ def measure(  # noqa: PLR0913
             for track in tracks:
                 track.step(batch, expected, span, truth=true)
             done += count
-            if progress is not None:
-                progress(done, len(samples))
+            advance(count)
+        search = examination.run(tracks, advance)
         runtimes = tuple(track.evidence() for track in tracks)
         environment = describe_environment(switches)
     candidate.verify()
@@ -127,7 +135,22 @@ def measure(  # noqa: PLR0913
         dataset=Dataset(sha256=samples.digest(), samples=len(samples), labelled=labels is not None),
         reference_latency=reference.latency(),
         noise_unmeasured=truth.unmeasured,
+        trace_search=search,
     )
+
+
+class _Advance:
+    """Adds up the samples that are done, for a progress callback."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def __call__(self, samples: int) -> None:
+        self._done += samples
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
 
 def _example_size(binding: Binding) -> int:

@@ -83,6 +83,15 @@ class Truth:
             self._twin, self.unmeasured = None, str(error)
             return None
 
+    def aside(self, batch: Batch) -> list[Array] | None:
+        """The same for inputs beside the samples: what fails there is no reason for the samples."""
+        if self._twin is None:
+            return None
+        try:
+            return self._twin.run(batch)
+        except ModelError:
+            return None
+
     def of_first(self, batch: Batch) -> list[Array] | None:
         """The same, in whole batches until the first `samples` are computed; then None."""
         if self._left <= 0:

@@ -62,7 +62,7 @@ class TorchRunner:
             returned = self._model(*tensors)
         else:
             returned = self._model(**dict(zip(self._keywords, tensors, strict=True)))
-        outputs = list(_flatten(returned))
+        outputs = list(flatten(returned))
         self.keys = tuple(_keys(returned))
         self._seen |= {output.device.type for output in outputs}
         return [_to_numpy(output) for output in outputs]
@@ -86,16 +86,16 @@ class TorchRunner:
         return tensor.to(device=self._device, dtype=dtype)
 
 
-def _flatten(returned: Any) -> Iterator[torch.Tensor]:
+def flatten(returned: Any) -> Iterator[torch.Tensor]:
     """Tensors in a tensor, tuple, list or mapping, in order, as the exporter flattens them."""
     if isinstance(returned, torch.Tensor):
         yield returned
     elif isinstance(returned, Mapping):
         for value in returned.values():
-            yield from _flatten(value)
+            yield from flatten(value)
     elif isinstance(returned, tuple | list):
         for value in returned:
-            yield from _flatten(value)
+            yield from flatten(value)
     elif returned is not None:
         raise ModelError(
             f"the model's forward returned {type(returned).__name__} among its outputs. "
@@ -110,7 +110,7 @@ def _keys(returned: Any) -> Iterator[str | None]:
     if isinstance(returned, Mapping):
         for key, value in returned.items():
             direct = isinstance(value, torch.Tensor)
-            yield from (str(key) if direct else None for _ in _flatten(value))
+            yield from (str(key) if direct else None for _ in flatten(value))
 
 
 def _to_numpy(output: torch.Tensor) -> Array:

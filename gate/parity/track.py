@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gate.errors import GateError
-from gate.evidence import RuntimeEvidence
+from gate.errors import EvidenceError, GateError
+from gate.evidence import OutputParity, RuntimeEvidence
+from gate.instruments import ProbeParity, StabilityParity
 from gate.parity.comparison import Comparison
 from gate.parity.latency import Stopwatch
 from gate.parity.runner import Batch, Runner
@@ -22,6 +23,9 @@ class Track:
         self.absent_reason: str | None = None
         self.failure: str | None = None
         self.runner: Runner | None = None
+        self.stability: tuple[StabilityParity, ...] = ()
+        """One an output, in the file's order; empty: not measured."""
+        self.probes: list[ProbeParity] = []
         self._comparison = Comparison(name, outputs)
         self._stopwatch = Stopwatch()
 
@@ -61,9 +65,21 @@ class Track:
             return
         try:
             self._comparison.check_keys(keys)
-            self._comparison.check(reference, self.runner.run(batch))
+            self.compute(batch, reference)
         except Exception as error:
             self.fail(error)
+
+    def compute(self, batch: Batch, reference: Sequence[Array]) -> list[Array]:
+        """The outputs for a batch beside the samples, in number, dtypes and shapes as those of
+        the reference. Raises EvidenceError, OutputMismatch, and whatever the runtime raises."""
+        if self.runner is None:
+            raise EvidenceError(
+                f"{self.name} has no runner: {self.failure or self.absent_reason}. "
+                "Measure it where it can run."
+            )
+        outputs = self.runner.run(batch)
+        self._comparison.check(reference, outputs)
+        return outputs
 
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""
@@ -88,8 +104,18 @@ class Track:
             nodes_per_provider=proof.nodes_per_provider,
             fallback_nodes=proof.fallback_nodes,
             session_options=proof.session_options,
-            outputs=self._comparison.result(),
+            outputs=self._outputs(),
             latency=self._stopwatch.result(),
+            probes=tuple(self.probes),
+        )
+
+    def _outputs(self) -> tuple[OutputParity, ...]:
+        outputs = self._comparison.result()
+        if not self.stability:
+            return outputs
+        return tuple(
+            output.model_copy(update={"stability": stability})
+            for output, stability in zip(outputs, self.stability, strict=True)
         )
 
 

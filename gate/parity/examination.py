@@ -1,0 +1,50 @@
+"""What is measured beside the samples, once they are done: stability and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gate.evidence import TensorSpec
+from gate.instruments import TraceSearch
+from gate.parity.probes.prober import Prober
+from gate.parity.stability import Stability
+from gate.parity.stand import Stand
+from gate.parity.track import Track
+
+
+class Examination:
+    """Every runtime that is still alive gets its `stability` and `probes`."""
+
+    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec]) -> None:
+        """`inputs`: the file's."""
+        self._stand = stand
+        instruments = stand.policy.instruments
+        self._prober = Prober(stand, inputs) if instruments.probes else None
+        self._stability = Stability.cost(stand) if instruments.stability_samples else 0
+        probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
+        self.samples = self._stability + probed
+        """How many samples are computed, for a progress bar."""
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
+        """Examine the tracks. `advance` gets the numbers of samples as they are done.
+
+        Returns what the search for more probes saw; None without it, or without a runtime.
+        """
+        search = None
+        if self._prober is not None and any(track.runner for track in tracks):
+            search = self._prober.run(tracks, advance)
+        if self._stability and any(track.runner for track in tracks):
+            self._repeat(tracks)
+        advance(self._stability)
+        return search
+
+    def _repeat(self, tracks: Sequence[Track]) -> None:
+        """A runtime that can't compute another batch size has failed: it would serve no other."""
+        stability = Stability(self._stand)
+        for track in tracks:
+            if track.runner is None:
+                continue
+            try:
+                track.stability = stability.of(track.compute)
+            except Exception as error:
+                track.fail(error)

@@ -1,0 +1,1 @@
+"""Inputs beside the samples, chosen to unmask what an export baked in."""

@@ -1,0 +1,66 @@
+"""All probes, one after the other: the reference once, then every runtime that is alive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from gate.evidence import TensorSpec
+from gate.instruments import TraceSearch
+from gate.parity.probes.expected import Expected
+from gate.parity.probes.observed import Observed, Probe
+from gate.parity.probes.search import Search
+from gate.parity.probes.sizes import batch_probes, size_probes
+from gate.parity.probes.values import value_probes
+from gate.parity.runner import Batch
+from gate.parity.stand import Stand
+from gate.parity.track import Track
+
+
+class Prober:
+    """The probes that the stand's samples and the file's inputs give."""
+
+    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec]) -> None:
+        """`inputs`: the file's."""
+        self._stand = stand
+        self._observed = Observed.of(stand)
+        self._seen: set[bytes] = set()
+        self.probes = [
+            *batch_probes(stand, self._observed),
+            *value_probes(self._observed),
+            *size_probes(stand, self._observed, inputs),
+        ]
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
+        """Judge every track that has a runner; `advance` gets the samples of each probe.
+
+        Returns what the search for more probes saw, None where the policy asks for none.
+        """
+        for probe in self.probes:
+            self._judge(probe, tracks)
+            advance(probe.size)
+        if not self._stand.policy.instruments.search_inputs:
+            return None
+        search, more = Search(self._stand, self._observed, self.probes).run()
+        for probe in more:
+            self._judge(probe, tracks)
+        return search
+
+    def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
+        """An input that another probe had already is not computed again."""
+        digest = _digest(probe.batch)
+        if digest in self._seen:
+            return
+        self._seen.add(digest)
+        expected = Expected(self._stand, probe)
+        for track in tracks:
+            if track.runner is not None:
+                track.probes.append(expected.parity(track.compute))
+
+
+def _digest(batch: Batch) -> bytes:
+    sha256 = hashlib.sha256()
+    for name, array in batch.items():
+        sha256.update(f"{name} {array.dtype} {array.shape}".encode())
+        sha256.update(array.tobytes())
+    return sha256.digest()

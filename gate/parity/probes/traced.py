@@ -1,0 +1,119 @@
+"""The reference as `torch.jit.trace` sees it: every Python branch as the example took it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.parity.binding import Binding, keywords
+from gate.parity.probes.watch import Watch
+from gate.parity.runner import Batch
+from gate.parity.stand import Stand
+from gate.parity.statistics import Array
+from gate.parity.torch_runner import flatten
+from gate.parity.track import describe_failure
+
+_TORCH = Path(torch.__file__).parent
+_TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
+_DIFFERS = 1e-4
+"""Relative difference that is more than rounding: trace and model run the same operators."""
+
+
+class Traced:
+    """The traced module; it shares its weights with the reference."""
+
+    def __init__(self, stand: Stand, batch: Batch) -> None:
+        """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
+        self._names = tuple(sample for _, sample in stand.binding.pairs)
+        self._flat = _Flat(stand.model, stand.binding)
+        with _quiet() as seen:
+            try:
+                self._module: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                    self._flat, self._tensors(batch), check_trace=False, strict=False
+                )
+            except Exception as error:
+                raise ModelError(
+                    f"the model can't be traced: {describe_failure(error)} "
+                    "Export it by another strategy."
+                ) from error
+        self.warned = any(map(_tells, seen))
+        """True if the tracer warned that the model's own code takes values out of tensors."""
+
+    def watched(self, batch: Batch) -> tuple[Watch, bool]:
+        """What the model itself reads from its tensors, and whether it computes the batch."""
+        tensors = self._tensors(batch)
+        with _quiet(), Watch() as watch:
+            try:
+                self._flat(*tensors)
+            except Exception:  # what the model refuses is no input of it
+                return watch, False
+        return watch, True
+
+    def run(self, batch: Batch) -> list[Array]:
+        """All outputs. May raise anything."""
+        with _quiet(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            outputs = self._module(*self._tensors(batch))
+        return [output.detach().numpy() for output in outputs]
+
+    def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        tensors = (torch.from_numpy(batch[name].copy()) for name in self._names)
+        return tuple(t.float() if t.is_floating_point() else t for t in tensors)
+
+
+class _Flat(nn.Module):
+    """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
+
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        super().__init__()
+        self.model = model
+        self._keywords = keywords(model, binding)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._keywords is None:
+            return tuple(flatten(self.model(*tensors)))
+        return tuple(flatten(self.model(**dict(zip(self._keywords, tensors, strict=True)))))
+
+
+def disagree(eager: list[Array], traced: list[Array]) -> bool:
+    """True if the outputs differ in number, shape, dtype, NaN or infinities, or by more than
+    rounding."""
+    if len(eager) != len(traced):
+        return True
+    return any(_differs(one, other) for one, other in zip(eager, traced, strict=True))
+
+
+def _differs(eager: Array, traced: Array) -> bool:
+    if eager.shape != traced.shape or eager.dtype != traced.dtype:
+        return True
+    if eager.dtype.kind != "f":
+        return not np.array_equal(eager, traced)
+    finite = np.isfinite(eager)
+    if not np.array_equal(eager[~finite], traced[~finite], equal_nan=True):
+        return True
+    one, other = eager[finite].astype(np.float64), traced[finite].astype(np.float64)
+    scale = float(np.abs(one).max(initial=0.0))
+    return not float(np.abs(other - one).max(initial=0.0)) <= _DIFFERS * scale
+
+
+def _tells(warning: warnings.WarningMessage) -> bool:
+    """torch's own library says the same of itself: it is written to be traced."""
+    return (
+        issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        and str(warning.message).startswith(_TELLING)
+        and not Path(warning.filename).is_relative_to(_TORCH)
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield seen

@@ -1,0 +1,146 @@
+"""Value probes: what else could be in the samples.
+
+Floats may take any value. Integers stay within the range of the samples, because they may be
+indices; bools are all false, all true, turned round or random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.parity.probes.observed import Observed, Probe
+from gate.parity.runner import Batch
+from gate.parity.statistics import Array
+
+_ALONE = ("zeros", "max", "negated", "scaled_10")
+"""Probes that are also made of one input alone where there are several, so that a branch on one
+of them flips."""
+_REVERSED = 4
+"""Samples in the probe of another order."""
+
+
+class Values(NamedTuple):
+    """What is known of an input's values."""
+
+    low: Array
+    high: Array
+    random: np.random.Generator
+
+
+Change = Callable[[Array, Values], Array]
+"""From an input's array to another one of its shape and dtype."""
+
+
+def value_probes(observed: Observed) -> Iterator[Probe]:
+    """All of them, cheapest and most telling first; each leaves no input of its kind as it is."""
+    names = list(observed.rows)
+    for title in _CHANGES:
+        if any(_applies(title, observed.rows[name]) for name in names):
+            yield Probe(
+                title, "value", observed.small, partial(_changed, observed, title, tuple(names))
+            )
+    if len(names) > 1:
+        for name in names:
+            for title in _ALONE:
+                if _applies(title, observed.rows[name]):
+                    build = partial(_changed, observed, title, (name,))
+                    yield Probe(f"{title}_{name}", "value", observed.small, build)
+    size = observed.small if observed.fixed else min(_REVERSED, _length(observed))
+    if size > 1:
+        yield Probe("reversed", "value", size, partial(_reversed, observed, size))
+
+
+def within(values: NDArray[np.float64], like: Array) -> Array:
+    """`values` in the float dtype of `like`, cut off at its largest finite numbers."""
+    limits: Any = np.finfo(like.dtype)
+    with np.errstate(over="ignore"):
+        return np.clip(values, float(limits.min), float(limits.max)).astype(like.dtype)
+
+
+def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
+    batch = observed.batch(observed.small)
+    for name, array in batch.items():
+        if name in names and _applies(title, array):
+            values = Values(
+                observed.low[name], observed.high[name], observed.random(f"{title} {name}")
+            )
+            batch[name] = _CHANGES[title][array.dtype.kind](array, values)
+    return batch
+
+
+def _reversed(observed: Observed, size: int) -> Batch:
+    return {name: np.ascontiguousarray(array[::-1]) for name, array in observed.batch(size).items()}
+
+
+def _applies(title: str, array: Array) -> bool:
+    return array.dtype.kind in _CHANGES[title] and (title != "mirrored" or array.ndim > 1)
+
+
+def _length(observed: Observed) -> int:
+    return len(next(iter(observed.rows.values())))
+
+
+def _filled(value: float) -> Change:
+    return lambda array, _: np.full_like(array, value)
+
+
+def _lowest(array: Array, values: Values) -> Array:
+    return np.full_like(array, values.low)
+
+
+def _highest(array: Array, values: Values) -> Array:
+    return np.full_like(array, values.high)
+
+
+def _uniform(array: Array, values: Values) -> Array:
+    drawn = values.random.uniform(0.0, 1.0, array.shape)
+    return within(float(values.low) * (1.0 - drawn) + float(values.high) * drawn, array)
+
+
+def _drawn(array: Array, values: Values) -> Array:
+    low, high = int(values.low), int(values.high)
+    return values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
+
+
+def _tossed(array: Array, values: Values) -> Array:
+    return values.random.random(array.shape) < 0.5
+
+
+def _mirrored(array: Array, _: Values) -> Array:
+    return np.ascontiguousarray(np.flip(array, axis=-1))
+
+
+def _scaled(factor: float) -> Change:
+    return lambda array, _: within(array.astype(np.float64) * factor, array)
+
+
+def _turned(array: Array, _: Values) -> Array:
+    return np.logical_not(array)
+
+
+def _bright(array: Array, values: Values) -> Array:
+    """One element of each sample ten times the largest magnitude."""
+    peak = max(abs(float(values.low)), abs(float(values.high))) or 1.0
+    changed = array.astype(np.float64).reshape(len(array), -1)
+    changed[:, changed.shape[1] // 2] = 10.0 * peak
+    return within(changed.reshape(array.shape), array)
+
+
+_CHANGES: dict[str, dict[str, Change]] = {
+    "zeros": {"f": _filled(0.0), "b": _filled(0.0)},
+    "ones": {"f": _filled(1.0), "b": _filled(1.0)},
+    "min": {"f": _lowest, "i": _lowest, "u": _lowest},
+    "max": {"f": _highest, "i": _highest, "u": _highest},
+    "noise": {"f": _uniform, "i": _drawn, "u": _drawn, "b": _tossed},
+    "negated": {"f": _scaled(-1.0), "b": _turned},
+    "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
+    "scaled_10": {"f": _scaled(10.0)},
+    "scaled_0.1": {"f": _scaled(0.1)},
+    "bright": {"f": _bright},
+}
+"""By name of the probe, then by kind of dtype; a kind that is missing stays as it is."""
