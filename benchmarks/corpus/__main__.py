@@ -1,0 +1,61 @@
+"""Judge the corpus and print what was caught.
+
+Exit code 0 only if nothing escaped, nothing correct was blocked, every fault has its file, and
+every layer that was named is the right one; 1 otherwise; 2 if no entry has such a name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.corpus.distribution import print_distribution
+from benchmarks.corpus.judge import Gate, parity_gate
+from benchmarks.corpus.outcome import Rates
+from benchmarks.corpus.registry import chosen
+from benchmarks.corpus.run import run
+from benchmarks.corpus.table import report, sentence
+from gate import atomic
+from gate.commands.progress import bar
+
+_WIDTH = 140
+"""Columns where the output is no terminal."""
+
+
+def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int:
+    """Judge, print, and return the exit code."""
+    asked = _parser().parse_args(arguments)
+    entries = chosen(asked.only)
+    if not entries:
+        print(f"no entry matches {asked.only!r}; names look like fault/sign/*", file=sys.stderr)
+        return 2
+    with bar("corpus") as advance:
+        outcomes = run(entries, gate=gate, advance=advance)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    if asked.distribution:
+        print_distribution(outcomes, console)
+    report(outcomes, console)
+    rates = Rates.of(outcomes)
+    if asked.json:
+        told = {"sentence": sentence(rates), "outcomes": [one.plain() for one in outcomes]}
+        atomic.write_text(asked.json, json.dumps(told, indent=1) + "\n")
+    return 0 if rates.green else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser("python -m benchmarks.corpus", description=description)
+    parser.add_argument("--only", metavar="GLOB", help="entries by name, such as 'fault/sign/*'")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every outcome with its numbers")
+    parser.add_argument(
+        "--distribution", action="store_true", help="both sides of every bound, and the nearest"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

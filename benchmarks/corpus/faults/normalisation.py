@@ -1,0 +1,135 @@
+"""Normalisation by other numbers than the model's."""
+
+from __future__ import annotations
+
+import onnx
+import torch
+from torch import nn
+
+from benchmarks.corpus import graph
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.entry import in_graph, in_layer, in_model
+from benchmarks.corpus.exporters import (
+    DIRECT_13,
+    DIRECT_17,
+    DYNAMO_18,
+    PRESERVED_17,
+    SCRIPTED_17,
+    TRACED_13,
+    TRACED_17,
+)
+from benchmarks.corpus.trained import calibrate, tensors
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+@in_model("norm epsilon", ("resnet", TRACED_13), ("detector", DYNAMO_18))
+def epsilon_of_tensorflow(model: nn.Module, _: Architecture) -> None:
+    """Every BatchNorm has epsilon 1e-3, the model has 1e-5."""
+    for module in model.modules():
+        if isinstance(module, _BATCH_NORMS):
+            module.eps = 1e-3
+
+
+@in_layer("norm epsilon", ("mobilenet", "block1.norm1", DIRECT_17), ("vit", "norm", DIRECT_17))
+def epsilon_of_pytorch(layer: nn.Module, _: Architecture) -> None:
+    """The norm has PyTorch's default epsilon of 1e-5; the model was trained with another."""
+    layer.eps = 1e-5
+
+
+@in_layer("norm epsilon", ("generator", "group", TRACED_17), ("tokens", "norm2", DYNAMO_18))
+def epsilon_of_keras(layer: nn.Module, _: Architecture) -> None:
+    """The norm has Keras's default epsilon of 1e-3."""
+    layer.eps = 1e-3
+
+
+@in_layer(
+    "running mean", ("resnet18", "layer1.0.bn1", DIRECT_17), ("pyramid", "body.norm", SCRIPTED_17)
+)
+def running_mean_lost(layer: nn.Module, _: Architecture) -> None:
+    """The running mean is zero."""
+    layer.running_mean.zero_()
+
+
+@in_layer(
+    "running variance", ("segmenter", "first.norm", DIRECT_13), ("two-inputs", "norm", DYNAMO_18)
+)
+def running_variance_lost(layer: nn.Module, _: Architecture) -> None:
+    """The running variance is one."""
+    layer.running_var.fill_(1.0)
+
+
+@in_layer("running variance", ("camera", "backbone.two.norm", TRACED_13))
+def biased_variance(layer: nn.Module, _: Architecture) -> None:
+    """Another framework keeps the biased variance: smaller by one part in a thousand."""
+    layer.running_var.mul_(1.0 - 1e-3)
+
+
+@in_model("stale statistics", ("pyramid", DIRECT_17), ("resnet", DIRECT_17))
+def one_batch_more(model: nn.Module, architecture: Architecture) -> None:
+    """A forward pass in training mode moved the running statistics after the checkpoint."""
+    for module in model.modules():
+        if isinstance(module, _BATCH_NORMS):
+            module.train()
+    model(*tensors(architecture.draw(16, 3000), 0, 16))
+    model.eval()
+
+
+@in_model("stale statistics", ("mobilenet", DYNAMO_18))
+def other_calibration(model: nn.Module, architecture: Architecture) -> None:
+    """The running statistics were taken on other samples of the same data."""
+    calibrate(model, architecture.draw(64, 4000))
+
+
+@in_layer(
+    "training mode", ("resnet", "stage2.bn1", PRESERVED_17), ("two-inputs", "norm", PRESERVED_17)
+)
+def norm_in_training(layer: nn.Module, _: Architecture) -> None:
+    """One BatchNorm was left in training mode: it normalises by the batch that it sees."""
+    layer.train()
+
+
+@in_layer(
+    "training mode", ("pooling", "dropout", PRESERVED_17), ("mobilenet", "dropout", PRESERVED_17)
+)
+def dropout_in_training(layer: nn.Module, _: Architecture) -> None:
+    """Dropout is active in the file: two runs give two answers."""
+    layer.train()
+
+
+@in_model("training mode", ("pyramid", PRESERVED_17))
+def everything_in_training(model: nn.Module, _: Architecture) -> None:
+    """The whole model was exported in training mode."""
+    model.train()
+
+
+@in_layer("norm layout", ("generator", "group", DIRECT_17))
+def other_groups(layer: nn.Module, _: Architecture) -> None:
+    """GroupNorm over six groups, the model has four."""
+    layer.num_groups = 6
+
+
+@in_layer("norm layout", ("generator", "instance", DYNAMO_18))
+def instance_as_layer(layer: nn.Module, _: Architecture) -> nn.Module:
+    """The channels are normalised together, the model normalises each by itself."""
+    group = nn.GroupNorm(1, layer.num_features, eps=layer.eps)
+    group.load_state_dict(layer.state_dict())
+    return group
+
+
+@in_layer("norm layout", ("recurrent", "norm", DIRECT_17), ("vit", "block1.norm2", DIRECT_17))
+def affine_lost(layer: nn.Module, _: Architecture) -> nn.Module:
+    """LayerNorm without its learned scale and shift."""
+    return nn.LayerNorm(layer.normalized_shape, eps=layer.eps, elementwise_affine=False)
+
+
+@in_graph("norm epsilon", ("resnet", PRESERVED_17), layer="stage3.bn2")
+def folded_without_epsilon(model: onnx.ModelProto) -> None:
+    """A fusing tool folds BatchNorm with variance alone, without epsilon."""
+    graph.set_attribute(graph.node(model, "/stage3/bn2/BatchNormalization"), "epsilon", 0.0)
+
+
+@in_layer("running mean", ("difference", "backbone.one.norm", DIRECT_17))
+def neighbours_mean(layer: nn.Module, _: Architecture) -> None:
+    """The running means are shifted by one channel."""
+    layer.running_mean.copy_(torch.roll(layer.running_mean, 1))

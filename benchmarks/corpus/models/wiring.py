@@ -1,0 +1,124 @@
+"""Models that are hard by their wiring: branches, two inputs, several outputs, preprocessing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.corpus.models.spatial import Pair
+
+
+class Backbone(nn.Module):
+    """Three strided stages; 32 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Pair(3, 12, 2)
+        self.two = Pair(12, 24, 2)
+        self.three = Pair(24, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.three(self.two(self.one(x)))
+
+
+class Branching(nn.Module):
+    """Takes images in 0..1 or in 0..255 and looks at the data to tell which they are."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.fc = nn.Linear(32, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.max() > 2.0):
+            x = x / 255.0
+        return self.fc(self.backbone(x).mean((2, 3)))
+
+
+class Conditional(Branching):
+    """The same with `torch.cond`: what one rewrites it to before the dynamo exporter takes it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cond(x.max() > 2.0, lambda y: y / 255.0, lambda y: y.clone(), (x,))
+        return self.fc(self.backbone(x).mean((2, 3)))
+
+
+class TwoInputs(nn.Module):
+    """An image and a row of measurements."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.dense = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.act = nn.Sigmoid()
+        self.fc = nn.Linear(48, classes)
+
+    def forward(self, image: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        seen = self.backbone(image).mean((2, 3))
+        known = self.act(self.norm(self.dense(numbers)))
+        return self.fc(torch.cat([seen, known], dim=1))
+
+
+class Difference(nn.Module):
+    """Two images of one shape: what changed from the first to the second."""
+
+    def __init__(self, classes: int = 6) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.dense = nn.Linear(64, 32)
+        self.relu = nn.ReLU()
+        self.fc = nn.Linear(32, classes)
+
+    def forward(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        one = self.backbone(before).mean((2, 3))
+        two = self.backbone(after).mean((2, 3))
+        return self.fc(self.relu(self.dense(torch.cat([one, two - one], dim=1))))
+
+
+class Detections(NamedTuple):
+    """What a detector returns, by name."""
+
+    scores: torch.Tensor
+    boxes: torch.Tensor
+    embedding: torch.Tensor
+    label: torch.Tensor
+
+
+class Detector(nn.Module):
+    """Class scores, a box, an embedding of unit length, and the winning class."""
+
+    def __init__(self, classes: int = 8) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.fc = nn.Linear(32, classes)
+        self.box = nn.Linear(32, 4)
+        self.scale = nn.Softplus()
+        self.embed = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> Detections:
+        seen = self.backbone(x).mean((2, 3))
+        scores = self.fc(seen)
+        unit = functional.normalize(self.embed(seen), dim=1)
+        return Detections(scores, self.scale(self.box(seen)), unit, scores.argmax(1))
+
+
+class Camera(nn.Module):
+    """Takes a camera's bytes, shape (batch, height, width, 3) in RGB, and does the preprocessing
+    itself: scale, layout, resize, mean and deviation."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
+        self.backbone = Backbone()
+        self.fc = nn.Linear(32, classes)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = image.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0
+        x = functional.interpolate(x, size=(32, 32), mode="bilinear", align_corners=False)
+        x = (x - self.mean) / self.std
+        return self.fc(self.backbone(x).mean((2, 3)))

@@ -1,0 +1,18 @@
+"""The whole corpus: the correct pairs, then the faults."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+from benchmarks.corpus import faults
+from benchmarks.corpus.correct import CORRECT_PAIRS
+from benchmarks.corpus.entry import FAULTS, Entry
+
+assert faults.__all__  # reading them fills FAULTS
+
+ENTRIES: list[Entry] = [*CORRECT_PAIRS, *FAULTS]
+
+
+def chosen(glob: str | None) -> list[Entry]:
+    """The entries whose name matches, in order; all of them without a glob."""
+    return [entry for entry in ENTRIES if glob is None or fnmatch(entry.name, glob)]

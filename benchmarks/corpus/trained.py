@@ -1,0 +1,98 @@
+"""Random weights with the statistics of trained ones, in a second and without training.
+
+Training would make the same kinds of numbers, slower: BatchNorm statistics that fit the data, no
+two channels alike, scores that differ from sample to sample.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.samples import Arrays
+
+_CALIBRATION, _BATCH = 64, 16
+_SPREAD = 2.0
+"""Standard deviation of the scores over samples and classes."""
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
+
+
+def trained(architecture: Architecture, *, seed: int = 0) -> nn.Module:
+    """The model in eval mode: same seed, same weights. Torch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = architecture.make().eval()
+        for module in model.modules():
+            _vary(module)
+        arrays = architecture.draw(_CALIBRATION, 1000 + seed)
+        calibrate(model, arrays)
+        _centre(model, model.get_submodule(architecture.head), arrays)
+    return model
+
+
+def calibrate(model: nn.Module, arrays: Arrays) -> None:
+    """Set the running statistics of each BatchNorm to the mean over batches of `arrays`."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    count = len(next(iter(arrays.values())))
+    with torch.no_grad():
+        for start in range(0, count, _BATCH):
+            model(*tensors(arrays, start, start + _BATCH))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+def later_checkpoint(model: nn.Module, arrays: Arrays, *, steps: int) -> nn.Module:
+    """A copy after `steps` more steps of SGD (rate 0.01) towards random classes, and in eval mode:
+    what the next checkpoint of the same training would be."""
+    copied = copy.deepcopy(model).train()
+    optimiser = torch.optim.SGD(copied.parameters(), lr=0.01, momentum=0.9)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for step in range(steps):
+            scores = copied(*tensors(arrays, step * 4, step * 4 + 8))
+            labels = torch.randint(0, scores.shape[1], (8,))
+            loss = functional.cross_entropy(scores, labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return copied.eval()
+
+
+def tensors(arrays: Arrays, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+    """Some of the samples, in order of the inputs."""
+    return tuple(torch.from_numpy(array[start:stop].copy()) for array in arrays.values())
+
+
+def _vary(module: nn.Module) -> None:
+    """Norms with a scale and shift of their own for each channel, biases that are not zero."""
+    if isinstance(module, _NORMS) and module.weight is not None:
+        nn.init.uniform_(module.weight, 0.6, 1.4)
+        nn.init.normal_(module.bias, 0.0, 0.2)
+    elif isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.normal_(module.bias, 0.0, 0.1)
+
+
+def _centre(model: nn.Module, head: nn.Module, arrays: Arrays) -> None:
+    """Give each class the mean 0 and all of them the deviation `_SPREAD`."""
+    seen: list[torch.Tensor] = []
+    handle = head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    model(*tensors(arrays, 0, _CALIBRATION))
+    handle.remove()
+    channels = 1 if seen[0].ndim == 4 else -1
+    scores = seen[0].movedim(channels, -1).flatten(0, -2)
+    mean = scores.mean(0)
+    scale = _SPREAD / (scores - mean).std()
+    head.weight.mul_(scale)
+    head.bias.sub_(mean).mul_(scale)

@@ -1,0 +1,213 @@
+"""The corpus is whole, its faults are real, its runner can fail, and the gate holds on a part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from benchmarks.corpus.__main__ import main
+from benchmarks.corpus.architecture import ARCHITECTURES
+from benchmarks.corpus.bench import SAMPLES, Bench, Pair
+from benchmarks.corpus.correct import CORRECT_PAIRS, RECIPES
+from benchmarks.corpus.entry import FAULTS, Entry
+from benchmarks.corpus.exporters import Recipe
+from benchmarks.corpus.outcome import Outcome, Rates, Ruling
+from benchmarks.corpus.registry import ENTRIES, chosen
+from benchmarks.corpus.run import run
+from benchmarks.corpus.table import family_of, sentence
+from benchmarks.corpus.trained import tensors, trained
+
+UNREADABLE = {"truncated file", "no model", "swapped external data", "stale digest", "input dtype"}
+"""Classes of which some files are refused before anything is computed."""
+REFUSED_UNREAD = {"OnnxFileError", "InputMismatch", "DigestMismatch"}
+
+
+def _part() -> list[Entry]:
+    """The first fault of each class that needs no dynamo export (that takes seconds), else the
+    first; the first recipe of each architecture that exports, and one file by dynamo."""
+    faults: dict[str, Entry] = {}
+    for fault in FAULTS:
+        kept = faults.setdefault(fault.kind, fault)
+        if _slow(kept) and not _slow(fault):
+            faults[fault.kind] = fault
+    recipes = (Recipe("direct", 17), Recipe("scripted", 17))
+    correct = [
+        one
+        for one in CORRECT_PAIRS
+        if one.recipe in recipes or (one.title, one.recipe) == ("tokens", Recipe("dynamo", 18))
+    ]
+    return [*correct, *faults.values()]
+
+
+def _slow(entry: Entry) -> bool:
+    return entry.recipe.exporter.startswith("dynamo") or entry.architecture.name == "resnet18"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return run(_part())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_corpus_is_as_large_as_it_says() -> None:
+    assert len(FAULTS) >= 60
+    assert len({fault.kind for fault in FAULTS}) >= 20
+    assert len(ARCHITECTURES) >= 8
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+    assert all(len(entry.story) > 20 and entry.story.endswith(".") for entry in ENTRIES)
+    assert sum(fault.layer is not None for fault in FAULTS) >= 60
+    exporters = {recipe.exporter for recipe in RECIPES}
+    assert {fault.recipe.exporter for fault in FAULTS} == exporters
+    assert {fault.architecture.name for fault in FAULTS} >= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, again = trained(architecture), trained(architecture)
+    assert not model.training
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    samples = architecture.draw(SAMPLES, 0)
+    for key, array in architecture.draw(SAMPLES, 0).items():
+        assert np.array_equal(array, samples[key])
+    with torch.no_grad():
+        returned = model(*tensors(samples, 0, SAMPLES))
+    first = returned if isinstance(returned, torch.Tensor) else returned[0]
+    assert len(first.argmax(1).unique()) >= 3
+    assert 0.5 < float(first.std()) < 5.0
+
+
+@pytest.mark.parametrize(
+    "layered", [fault for fault in FAULTS if fault.layer], ids=lambda f: f.name
+)
+def test_layers_are_modules_of_their_architecture(layered: Entry) -> None:
+    assert layered.layer in dict(layered.architecture.make().named_modules())
+
+
+def test_the_gate_is_right_on_a_part_of_the_corpus(outcomes: list[Outcome]) -> None:
+    rates = Rates.of(outcomes)
+    assert [one.name for one in outcomes if one.escaped] == []
+    assert [one.name for one in outcomes if one.blocked] == []
+    assert [one.name for one in outcomes if one.located_right is False] == []
+    assert rates.green, sentence(rates)
+    assert rates.faults >= 60
+    assert rates.correct >= 20
+    assert rates.lost == 0
+
+
+def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
+    """A graph that was edited into an invalid one would be caught for the wrong reason."""
+    for one in outcomes:
+        if one.faulty and one.kind not in UNREADABLE:
+            assert one.ruling is not None
+            assert not REFUSED_UNREAD & set(one.ruling.caught_by), (one.name, one.ruling.told)
+
+
+def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> None:
+    """Measured in float64 on the two PyTorch models: no ONNX, no gate. A fault that no sample shows
+    must be named here, because only other inputs can show it."""
+    unseen = {
+        one.name.split("/")[2] for one in outcomes if one.effect is not None and one.effect < 1.0
+    }
+    assert unseen <= {"divided-by-zero-standardised", "logarithm-of-zero-logarithmic",
+                      "softmax-without-maximum-sharp"}  # fmt: skip
+    assert sum(one.effect is not None for one in outcomes) >= 25
+
+
+def test_agreement_of_classes_alone_lets_many_faults_pass(outcomes: list[Outcome]) -> None:
+    assert Rates.of(outcomes).top1_passes >= 20
+
+
+def _always(passed: bool) -> Callable[[Pair], Ruling]:
+    return lambda pair: Ruling(passed, () if passed else ("planted",))
+
+
+@pytest.mark.parametrize(
+    ("only", "passed", "code"),
+    [
+        ("fault/sign/all-negated-*", True, 1),
+        ("fault/sign/all-negated-*", False, 0),
+        ("correct/pooling/direct-13", True, 0),
+        ("correct/pooling/direct-13", False, 1),
+        ("correct/vit/traced-13", True, 1),
+        ("nothing/*", True, 2),
+    ],
+    ids=["escape", "caught", "right", "false block", "nothing exported", "no entry"],
+)
+def test_the_runner_itself_can_fail(
+    only: str, passed: bool, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--only", only], gate=_always(passed)) == code
+    capsys.readouterr()
+
+
+def test_the_command_writes_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "outcomes.json"
+    arguments = ["--only", "*points/direct-1[37]", "--json", str(file), "--distribution"]
+    assert main(arguments) == 0
+    told = json.loads(file.read_text())
+    by_name = {one["name"]: one for one in told["outcomes"]}
+    fault = by_name["fault/duplicate-indices/points/direct-13"]
+    assert not fault["ruling"]["passed"]
+    assert "noise_ratio" in fault["ruling"]["caught_by"]
+    assert fault["ruling"]["numbers"]["noise_ratio"] > 1e3
+    assert by_name["correct/points/direct-17"]["ruling"]["passed"]
+    printed = capsys.readouterr().out
+    assert "Escaped: 0 of 1 faulty files" in printed
+    assert "noise_ratio, faulty beyond: " in printed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "green"),
+    [
+        ({}, True),
+        ({"escaped": 1}, False),
+        ({"blocked": 1}, False),
+        ({"located": 4}, False),
+        ({"lost": 1}, False),
+        ({"faults": 0, "correct": 0}, False),
+    ],
+)
+def test_rates_are_green_only_if_nothing_is_wrong(wrong: dict[str, int], green: bool) -> None:
+    counts = {"faults": 9, "escaped": 0, "correct": 9, "blocked": 0, "refused": 1, "lost": 0,
+              "top1_passes": 4, "layers": 5, "located": 5} | wrong  # fmt: skip
+    assert Rates(**counts).green is green
+
+
+def test_checks_are_shown_by_family() -> None:
+    assert family_of("probe_zeros") == "probes"
+    assert family_of("noise_peak") == "noise floor"
+    assert family_of("OnnxFileError") == "OnnxFileError"
+
+
+def test_a_name_chooses_entries() -> None:
+    assert chosen(None) == ENTRIES
+    assert {entry.kind for entry in chosen("fault/sign/*")} == {"sign"}
+
+
+def test_a_missing_shape_is_not_what_makes_a_graph_fault(bench: Bench) -> None:
+    """Edited graphs are valid for onnx's checker, those by dynamo too."""
+    edited = [f for f in FAULTS if f.kind in {"output order", "extra output", "random"}]
+    for fault in edited:
+        folder = bench.folder / "one"
+        folder.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pair = fault.make(bench, folder / "model.onnx")
+        onnx.checker.check_model(str(pair.path))
+        shutil.rmtree(folder)
