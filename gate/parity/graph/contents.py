@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
 
@@ -23,6 +23,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProt
 _SMALL = 1024
 """Elements of a tensor whose values stay: shapes, flags and scalars are all smaller."""
 _CHUNK = 1 << 20
+_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,15 @@ def condense(model: onnx.ModelProto, folder: Path, files: tuple[str, ...]) -> Le
     """
     ledger = Ledger()
     for tensor in tensors_of(model):
-        external = tensor.data_location == TensorProto.EXTERNAL
-        if external:
-            _check_location(tensor, files)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            data = _external_bytes(tensor, folder, files)
+            _clear(tensor)
+            tensor.raw_data = data
         elements = math.prod(tensor.dims)
         if elements > _SMALL and tensor.data_type not in FLOATS:
             ledger.drop(tensor, Contents(elements))
         elif elements > _SMALL:
-            values = numpy_helper.to_array(tensor, str(folder))
-            ledger.drop(tensor, Contents.of_tensor(tensor, values))
-        elif external:
-            values = numpy_helper.to_array(tensor, str(folder))
-            _clear(tensor)
-            tensor.raw_data = numpy_helper.from_array(values).raw_data
+            ledger.drop(tensor, Contents.of_tensor(tensor, numpy_helper.to_array(tensor)))
     return ledger
 
 
@@ -123,7 +120,16 @@ def _of_nodes(nodes: Any) -> Iterator[TensorProto]:
                 yield from _of_graph(graph)
 
 
-def _check_location(tensor: TensorProto, files: tuple[str, ...]) -> None:
+def size_of(tensor: TensorProto) -> int:
+    """Bytes of the tensor's data; types of less than a byte are packed."""
+    elements: int = math.prod(tensor.dims)
+    bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
+    if bits is not None:
+        return math.ceil(elements * bits / 8)
+    return elements * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/")).as_posix()
     if location not in files:
@@ -131,6 +137,9 @@ def _check_location(tensor: TensorProto, files: tuple[str, ...]) -> None:
             f"the tensor {tensor.name} reads its data from {location!r}, expected one of the "
             f"data files that were hashed, {list(files)}. Read the subject of the file again."
         )
+    with (folder / location).open("rb") as stream:
+        stream.seek(int(entries.get("offset") or 0))
+        return stream.read(size_of(tensor))
 
 
 def _is_dropped(tensor: TensorProto) -> bool:

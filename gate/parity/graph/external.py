@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from gate.instruments import GraphFinding
-from gate.parity.graph.contents import tensors_of
-
-_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
+from gate.parity.graph.contents import size_of, tensors_of
 
 
 class _Region(NamedTuple):
@@ -40,7 +37,7 @@ def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
         file, start = entries.get("location", ""), int(entries.get("offset") or 0)
-        needed = _bytes(tensor)
+        needed = size_of(tensor)
         stated = int(entries.get("length") or needed)
         if stated != needed:
             detail = f"states {stated} bytes in {file}, its shape needs {needed}"
@@ -71,15 +68,6 @@ def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
         seen = hashlib.file_digest(stream, "sha1").hexdigest()
     if stated != {seen}:
         yield _finding(file, f"its SHA-1 is {seen}, the model states {', '.join(sorted(stated))}")
-
-
-def _bytes(tensor: TensorProto) -> int:
-    """Size of the tensor's data; types of less than a byte are packed."""
-    elements: int = math.prod(tensor.dims)
-    bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
-    if bits is not None:
-        return math.ceil(elements * bits / 8)
-    return elements * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def _finding(place: str, detail: str) -> GraphFinding:

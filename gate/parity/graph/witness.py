@@ -89,10 +89,17 @@ class Conduct(TorchDispatchMode):
         for one in result if isinstance(result, tuple | list) else (result,):
             if isinstance(one, torch.Tensor):
                 self.dtypes.add(one.dtype)
-        told = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        told = _arguments(func, args) | kwargs
         training = [bool(told[name]) for name in _SWITCHES if name in told]
         if torch.Tag.nondeterministic_seeded in func.tags and told.get("dropout_p") != 0.0:
             self.draws = self.draws or all(training)
         if "batch_norm" in func.name():
             self.batch_statistics = self.batch_statistics or any(training)
         return result
+
+
+def _arguments(func: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The positional arguments and the defaults, by name."""
+    arguments = func._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in arguments), args, strict=False))

@@ -1,0 +1,88 @@
+"""Small ONNX graphs by hand, and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.export.onnx_file import read_subject
+from gate.instruments import GraphReport
+from gate.parity.candidate import Candidate
+from gate.parity.graph.report import read_graph
+from gate.parity.graph.witness import Witness
+from gate.parity.torch_runner import private_copy
+
+DOUBLE, HALF, FLOAT = TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT
+node = helper.make_node
+
+
+def value(name: str, shape: Sequence[Any] = ("batch", 4), kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model(
+    nodes: list[NodeProto],
+    weights: dict[str, np.ndarray] | None = None,
+    *,
+    opset: int = 17,
+    domains: Sequence[str] = (),
+    inputs: Sequence[onnx.ValueInfoProto] = (),
+    outputs: Sequence[onnx.ValueInfoProto] = (),
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    """`nodes` between x and y, both (batch, 4) unless told otherwise."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        list(inputs) or [value("x")],
+        list(outputs) or [value("y")],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(
+        graph,
+        functions=list(functions),
+        ir_version=10,
+        opset_imports=[
+            helper.make_opsetid("", opset),
+            *(helper.make_opsetid(domain, 1) for domain in domains),
+        ],
+    )
+
+
+def report(
+    made: onnx.ModelProto | Path,
+    folder: Path,
+    reference: nn.Module | None = None,
+    *,
+    batch: dict[str, np.ndarray] | None = None,
+) -> GraphReport:
+    """The report on the model, against `reference` run on three samples."""
+    path = made if isinstance(made, Path) else folder / "model.onnx"
+    if not isinstance(made, Path):
+        onnx.save(made, path)
+    return read_graph(Candidate(path, read_subject(path)), witness(reference, batch))
+
+
+def witness(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
+    """The reference is computed as `measure` does."""
+    own = private_copy(reference or nn.Identity(), device="cpu")
+
+    def run(arrays):
+        with torch.inference_mode():
+            returned = own(*(torch.from_numpy(array.copy()) for array in arrays.values()))
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        return [output.numpy() for output in outputs]
+
+    return Witness(own, run, batch or {"x": np.ones((3, 4), np.float32)})
+
+
+def found(seen: GraphReport, code: str) -> list[str]:
+    """The places of the findings of one kind."""
+    return [finding.place for finding in seen.findings if finding.code == code]
