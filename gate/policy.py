@@ -98,7 +98,7 @@ class Instruments(_PolicyRecord):
     """Samples on which the float64 twin runs; 0: no noise floor."""
     stability_samples: Annotated[int, Field(ge=0)] = 8
     """Samples for repeatability and batch invariance; 0: not measured."""
-    probes: bool = False
+    probes: bool = True
     """Inputs that unmask baked-in behaviour."""
     probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
     """Where the batch axis is dynamic: one, the export's batch, an odd one."""
@@ -227,6 +227,8 @@ class Policy(_PolicyRecord):
             noise_ratio=3.0,
             noise_peak=6.0,
             noise_diff=32.0,
+            repeatability_ratio=8.0,
+            batch_invariance_ratio=16.0,
         )
         cuda = Bounds(
             scaled_diff=1e-3,
@@ -234,6 +236,8 @@ class Policy(_PolicyRecord):
             noise_ratio=32.0,
             noise_peak=64.0,
             noise_diff=320.0,
+            repeatability_ratio=32.0,
+            batch_invariance_ratio=64.0,
         )
         return cls(
             task=task,

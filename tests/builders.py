@@ -22,6 +22,7 @@ from gate.evidence import (
     Subject,
     TensorSpec,
 )
+from gate.instruments import NoiseParity, ProbeParity, StabilityParity, TraceSearch
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES, RuntimeName
 
@@ -49,6 +50,11 @@ def policy(**overrides: Any) -> Policy:
         top1_lower_bound=0.99,
         top5_agreement=0.99,
         accuracy_drop=0.0,
+        noise_ratio=3.0,
+        noise_peak=6.0,
+        noise_diff=32.0,
+        repeatability_ratio=8.0,
+        batch_invariance_ratio=16.0,
     )
     runtimes: dict[RuntimeName, RuntimePolicy] = {
         name: RuntimePolicy(required="when_present" if traits.cuda else "always", bounds=bounds)
@@ -80,6 +86,48 @@ def class_parity(**overrides: Any) -> ClassParity:
     return ClassParity(**fields | overrides)
 
 
+def noise_parity(**overrides: Any) -> NoiseParity:
+    """About as far from the float64 truth as PyTorch itself."""
+    fields: dict[str, Any] = {
+        "samples": 32,
+        "elements": 320,
+        "truth_rms": 3.2,
+        "reference_rms": 1e-6,
+        "candidate_rms": 1.1e-6,
+        "ratio": 1.1,
+        "peak": 1.3,
+        "diff": 1.5,
+        "closer": "reference",
+    }
+    return NoiseParity(**fields | overrides)
+
+
+def stability_parity(**overrides: Any) -> StabilityParity:
+    """The same answers again, and nearly the same in other batches."""
+    fields: dict[str, Any] = {
+        "samples": 8,
+        "batch_sizes": (1, 4, 7, 8),
+        "repeatability": 0.0,
+        "batch_invariance": 2e-6,
+        "unit": 4e-6,
+        "repeatability_ratio": 0.0,
+        "batch_invariance_ratio": 0.5,
+    }
+    return StabilityParity(**fields | overrides)
+
+
+def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeParity:
+    """A probe on which the runtime computes what the model computes."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "kind": "value",
+        "batch_size": 1,
+        "noise_ratio": 1.2,
+        "relative_diff": 3e-7,
+    }
+    return ProbeParity(**fields | overrides)
+
+
 def output_parity(**overrides: Any) -> OutputParity:
     """A correct float32 export."""
     fields: dict[str, Any] = {
@@ -99,6 +147,8 @@ def output_parity(**overrides: Any) -> OutputParity:
         "l2_mean": 1e-5,
         "l2_max": 5e-5,
         "classification": class_parity(),
+        "noise": noise_parity(),
+        "stability": stability_parity(),
     }
     return OutputParity(**fields | overrides)
 
@@ -121,6 +171,17 @@ def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> Runtime
         "session_options": options,
         "outputs": (output_parity(),),
         "latency": Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0),
+        "probes": (
+            probe_parity("batch_7", kind="batch", batch_size=7),
+            probe_parity("zeros"),
+            probe_parity(
+                "size_9x9",
+                kind="size",
+                noise_ratio=None,
+                relative_diff=None,
+                inapplicable="RuntimeError: the input is too small",
+            ),
+        ),
     }
     return RuntimeEvidence(**fields | overrides)
 
@@ -165,6 +226,7 @@ def evidence(**overrides: Any) -> Evidence:
             absent(name) if traits.cuda else runtime_evidence(name)
             for name, traits in RUNTIMES.items()
         ),
+        "trace_search": TraceSearch(tried=7),
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
     return Evidence(**fields | overrides)

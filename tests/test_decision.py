@@ -49,6 +49,14 @@ def with_accuracy(**fields) -> Evidence:
     return with_classes(accuracy=accuracy.model_copy(update=fields))
 
 
+def with_noise(**fields) -> Evidence:
+    return with_output(noise=builders.noise_parity(**fields))
+
+
+def with_stability(**fields) -> Evidence:
+    return with_output(stability=builders.stability_parity(**fields))
+
+
 def with_determinism(**fields) -> Evidence:
     good = builders.evidence()
     determinism = good.environment.determinism.model_copy(update=fields)
@@ -101,6 +109,11 @@ METRICS = {
     ),
     "top5_agreement": lambda x: with_classes(top5_agreement=1.0 - x),
     "accuracy_drop": lambda x: with_accuracy(drop=x),
+    "noise_ratio": lambda x: with_noise(ratio=1e4 * x),
+    "noise_peak": lambda x: with_noise(peak=1e4 * x),
+    "noise_diff": lambda x: with_noise(diff=1e4 * x),
+    "repeatability_ratio": lambda x: with_stability(repeatability_ratio=1e4 * x),
+    "batch_invariance_ratio": lambda x: with_stability(batch_invariance_ratio=1e4 * x),
 }
 
 
@@ -120,7 +133,24 @@ def test_a_bad_metric_fails_its_own_check(name, value):
 def test_every_bounded_metric_is_in_the_table_above():
     good = judge(builders.evidence())
     bounded = {check.name for check in good.checks if check.bound is not None} - {"samples"}
-    assert bounded == set(METRICS)
+    assert {name for name in bounded if not name.startswith("probe_")} == set(METRICS)
+
+
+@pytest.mark.parametrize("seen", [{"noise_ratio": 65.0}, {"noise_ratio": NAN}, {"failure": "no"}])
+def test_a_bad_probe_fails_under_its_name(seen):
+    probes = (builders.probe_parity("zeros"), builders.probe_parity("max", **seen))
+    decision = judge(with_runtime(runtime_evidence("ort-cpu", probes=probes)))
+    assert decision.verdict is Verdict.FAIL
+    assert [check.name for check in decision.problems] == ["probe_max"]
+
+
+@pytest.mark.parametrize(
+    "probes", [(), (builders.probe_parity(inapplicable="no", noise_ratio=None),)]
+)
+def test_without_a_probe_that_applies_nothing_is_proven(probes):
+    decision = judge(with_runtime(runtime_evidence("ort-cpu", probes=probes)))
+    assert [check.name for check in decision.problems] == ["probes"]
+    assert decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,11 @@ GOLDEN = Path(__file__).parent / "golden"
             "7b3d772ae0c4b2573764b32a674b0f1f194eb0ecfbf48ffc1bba8394db29d854",
         ),
         (
+            Evidence,
+            "evidence-v1-instruments.json",
+            "068c33834d2e454e958670e576322fa0213884b4268fe6213e62ee461d011861",
+        ),
+        (
             Policy,
             "policy-v1.json",
             "6fc97bc90532d1de5722d8c93deb110bd1504d2cb91fabd7c31c6d9be875ca04",
@@ -41,4 +46,4 @@ def test_old_records_are_read_forever(kind, name, digest):
 
 
 def test_the_golden_evidence_is_what_the_builders_make():
-    assert Evidence.load(GOLDEN / "evidence-v1.json") == builders.evidence()
+    assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == builders.evidence()
