@@ -230,6 +230,8 @@ class Evidence(Record):
     runtimes: tuple[RuntimeEvidence, ...]
     reference_latency: Latency | None = None
     graph: GraphReport | None = later(None)
+    graph_unread: str | None = later(None)
+    """Why the graph could not be read."""
     trace_search: TraceSearch | None = later(None)
     noise_unmeasured: str | None = later(None)
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""

@@ -1,5 +1,8 @@
 """The determinism switches: set for the measurement, read back, restored afterwards.
 
+Sessions of ONNX Runtime take the number of threads and the deterministic algorithms from PyTorch
+(`gate.parity.session`), so that both sides run under the same switches.
+
 PyTorch has two interfaces for TF32: flags (`allow_tf32`) and precisions (`fp32_precision`), and
 raises where they contradict each other. Both are set alike here if they agreed before;
 if the caller has set only precisions, the flags are left alone.
@@ -7,6 +10,7 @@ if the caller has set only precisions, the flags are left alone.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +21,9 @@ import torch
 from gate.evidence import Determinism
 from gate.policy import DeterminismPolicy
 
+_WORKSPACES = (":4096:8", ":16:8")
+"""Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic (NVIDIA's documentation of
+cuBLAS, "Results reproducibility"; torch.use_deterministic_algorithms)."""
 _OPERATIONS = (
     ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
@@ -27,12 +34,15 @@ _LEVELS = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), *_OPERATIONS)
 
 @contextmanager
 def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
-    """Set the switches of `policy`; yield them as read back; restore all of them.
+    """Set the switches of `policy`; yield them as read back; restore all of them, also after an
+    error.
 
     Inside, gradients and autocast are off, and the CPU computes float32 in float32 whatever
     the caller has set. The caller's random states are untouched.
     """
     with ExitStack() as restored:
+        restored.enter_context(_threads(policy.threads))
+        restored.enter_context(_algorithms(deterministic=policy.algorithms))
         restored.enter_context(_cudnn(policy))
         restored.enter_context(_tf32(allowed=policy.tf32))
         restored.enter_context(_seeded(policy.seed))
@@ -51,7 +61,58 @@ def _read() -> Determinism:
         grad=torch.is_grad_enabled(),
         seed=torch.initial_seed(),
         threads=torch.get_num_threads(),
+        algorithms=torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+def cublas_reason(policy: DeterminismPolicy) -> str | None:
+    """Why deterministic algorithms can't run on CUDA; None: they can, or are not asked for.
+
+    cuBLAS reads the variable when CUDA starts in a process, so it is too late to set it here.
+    """
+    seen = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if not policy.algorithms or seen in _WORKSPACES:
+        return None
+    told = "is not set" if seen is None else f"is '{seen}'"
+    return (
+        f"determinism.algorithms is on and CUBLAS_WORKSPACE_CONFIG {told}, so cuBLAS sums in "
+        f"another order each time. Set CUBLAS_WORKSPACE_CONFIG={_WORKSPACES[0]} in the environment "
+        "before Python starts, or determinism.algorithms: false."
+    )
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _algorithms(*, deterministic: bool) -> Iterator[None]:
+    """With it, PyTorch also fills memory that forward leaves unset, so that reading it shows."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+    )
+    try:
+        _set_algorithms(deterministic, warn_only=False)
+        torch._C._set_deterministic_fill_uninitialized_memory(True)
+        yield
+    finally:
+        _set_algorithms(before[0], warn_only=before[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(before[2])
+
+
+def _set_algorithms(mode: bool, *, warn_only: bool) -> None:
+    # `torch.use_deterministic_algorithms` would also overwrite a switch of the compiler's.
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 @contextmanager

@@ -21,19 +21,21 @@ from gate.evidence import (
     Source,
     Subject,
 )
-from gate.instruments import TraceSearch
+from gate.instruments import GraphReport, TraceSearch
 from gate.parity.binding import Binding, bind
 from gate.parity.candidate import Candidate
-from gate.parity.determinism import deterministic
+from gate.parity.determinism import cublas_reason, deterministic
 from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
 from gate.parity.examination import Examination
+from gate.parity.graph.report import read_graph
+from gate.parity.graph.witness import Witness
 from gate.parity.onnx_runner import OnnxRunner
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
 from gate.parity.stand import Reference, Stand, Truth, length
 from gate.parity.statistics import Array, Span
 from gate.parity.torch_runner import TorchRunner, private_copy
-from gate.parity.track import Track
+from gate.parity.track import Track, describe_failure
 from gate.policy import Policy
 from gate.runtime import RUNTIMES
 
@@ -50,6 +52,8 @@ class Measurement:
     reference_latency: Latency | None
     noise_unmeasured: str | None
     trace_search: TraceSearch | None = None
+    graph: GraphReport | None = None
+    graph_unread: str | None = None
 
     def evidence(
         self, subject: Subject, *, source: Source, export: ExportRecord | None = None
@@ -65,6 +69,8 @@ class Measurement:
             reference_latency=self.reference_latency,
             noise_unmeasured=self.noise_unmeasured,
             trace_search=self.trace_search,
+            graph=self.graph,
+            graph_unread=self.graph_unread,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -108,6 +114,7 @@ def measure(  # noqa: PLR0913
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
         expected = reference.run(example)
+        graph, graph_unread = _graph(candidate, Witness(own, reference.run, example), policy=policy)
         for track in tracks:
             _open(track, own, candidate, policy=policy, start=(binding, example))
             track.probe(example, expected, reference.keys)
@@ -136,6 +143,8 @@ def measure(  # noqa: PLR0913
         reference_latency=reference.latency(),
         noise_unmeasured=truth.unmeasured,
         trace_search=search,
+        graph=graph,
+        graph_unread=graph_unread,
     )
 
 
@@ -160,6 +169,18 @@ def _example_size(binding: Binding) -> int:
     return 1 if binding.batch_size > 1 else 2
 
 
+def _graph(
+    candidate: Candidate, witness: Witness, *, policy: Policy
+) -> tuple[GraphReport | None, str | None]:
+    """The report on the graph, or the reason why there is none, if the policy asks for it."""
+    if not policy.instruments.graph:
+        return None, None
+    try:
+        return read_graph(candidate, witness), None
+    except Exception as error:
+        return None, describe_failure(error)
+
+
 def _open(
     track: Track,
     model: nn.Module,
@@ -177,7 +198,7 @@ def _open(
             return
     try:
         if traits.engine == "torch":
-            unusable = cuda_unusable_reason()
+            unusable = cuda_unusable_reason() or cublas_reason(policy.determinism)
             if unusable is not None:
                 raise EvidenceError(unusable)
             track.runner = TorchRunner(private_copy(model, device="cuda"), binding, device="cuda")

@@ -64,6 +64,7 @@ class OnnxRunner:
             "graph_optimization_level": options.graph_optimization_level.name,
             "execution_mode": options.execution_mode.name,
             "intra_op_num_threads": str(options.intra_op_num_threads),
+            "use_deterministic_compute": str(int(options.use_deterministic_compute)),
             NO_SPINNING[0]: options.get_session_config_entry(NO_SPINNING[0]),
         }
         if self._traits.cuda:

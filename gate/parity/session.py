@@ -24,12 +24,13 @@ _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
 
 def session_options(traits: RuntimeTraits) -> Any:
-    """The options of the runtime, with as many threads as PyTorch has."""
+    """The options of the runtime, with PyTorch's number of threads and deterministic algorithms."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(
         onnxruntime.GraphOptimizationLevel, str(traits.optimization)
     )
     options.intra_op_num_threads = torch.get_num_threads()
+    options.use_deterministic_compute = torch.are_deterministic_algorithms_enabled()
     options.add_session_config_entry(*NO_SPINNING)
     options.log_severity_level = _FATAL_ONLY
     # Whatever its name or its first bytes look like.

@@ -38,6 +38,8 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
             ("cudnn_benchmark", got.cudnn_benchmark, want.cudnn_benchmark),
             ("grad", got.grad, False),
             ("seed", got.seed, want.seed),
+            ("threads", got.threads, want.threads or got.threads),
+            ("algorithms", got.algorithms, want.algorithms),
         )
         if seen != asked
     ]
@@ -89,6 +91,10 @@ def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
     want: dict[str, str] = {}
     if traits.optimization is not None:
         want["graph_optimization_level"] = traits.optimization
+        if policy.determinism.threads is not None:
+            want["intra_op_num_threads"] = str(policy.determinism.threads)
+        if policy.determinism.algorithms:
+            want["use_deterministic_compute"] = "1"
         if traits.cuda:
             want |= policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
     differences = [
