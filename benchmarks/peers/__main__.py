@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ def main() -> None:
     if arguments.rounds:
         told["race"] = raced(arguments.rounds, console)
     if arguments.corpus:
-        told["corpus"] = judged(console)
+        told["corpus"] = judged(arguments.only, console)
     if arguments.json:
         atomic.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
 
@@ -74,18 +75,25 @@ def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
     return [asdict(one) for one in standings]
 
 
-def judged(console: Console) -> dict[str, Any]:
+def judged(only: str | None, console: Console) -> dict[str, Any]:
+    from benchmarks.corpus.judge import parity_gate
+    from benchmarks.corpus.registry import chosen
     from benchmarks.peers import escapes
+    from gate.commands.progress import bar
 
-    seen = escapes.run()
-    console.print(escapes.rates(seen), escapes.by_kind(seen))
-    return escapes.told(seen)
+    entries = chosen(only)
+    with bar("corpus") as advance, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
+    console.print(escapes.rates(opinions), escapes.by_kind(opinions))
+    return escapes.told(opinions)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="of the race; 0: none")
     parser.add_argument("--corpus", action="store_true", help="judge the corpus too")
+    parser.add_argument("--only", metavar="GLOB", help="entries of the corpus, by name")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

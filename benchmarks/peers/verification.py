@@ -7,19 +7,34 @@ the only place where torch judges them (there they become warnings).
 from __future__ import annotations
 
 import warnings
+from weakref import WeakKeyDictionary
 
 import onnx_ir
 import torch
+from torch import nn
 from torch.onnx.verification import VerificationInfo, verify_onnx_program
 
 from benchmarks.peers.case import CannotJudge, Case, session, tensors
 
 _MAX_ABS_DIFF, _MAX_REL_DIFF = 5e-3, 1e-1
 
+_PROGRAMS: WeakKeyDictionary[nn.Module, torch.export.ExportedProgram | CannotJudge] = (
+    WeakKeyDictionary()
+)
+"""What `judge` exported already: many files have one reference."""
+
 
 def judge(case: Case) -> bool:
     """The first batch, as by default, where it takes the example of the export."""
-    return not any(map(_worth_a_warning, verify(case, exported(case), batches=1)))
+    if case.model not in _PROGRAMS:
+        try:
+            _PROGRAMS[case.model] = exported(case)
+        except CannotJudge as error:
+            _PROGRAMS[case.model] = error
+    program = _PROGRAMS[case.model]
+    if isinstance(program, CannotJudge):
+        raise program
+    return not any(map(_worth_a_warning, verify(case, program, batches=1)))
 
 
 def exported(case: Case) -> torch.export.ExportedProgram:

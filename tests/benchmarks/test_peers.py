@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.peers import comparator, loop, ours, race, verification
+from benchmarks.corpus.judge import parity_gate
+from benchmarks.corpus.registry import chosen
+from benchmarks.peers import comparator, escapes, loop, ours, race, verification
 from benchmarks.peers.__main__ import require_extra
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.settings import ExportSettings
@@ -126,6 +128,43 @@ def test_what_a_peer_cannot_take_is_no_judgement(
     export_traced(made(), {"input": samples[:4]}, settings=ExportSettings(), output=file)
     with pytest.raises(CannotJudge, match=reason):
         judge(Case(made(), file, {"input": samples}))
+
+
+def test_the_corpus_is_judged_by_all_and_counted() -> None:
+    entries = chosen("correct/resnet/traced-13") + chosen("fault/stale-digest/replaced-*")
+    assert [entry.faulty for entry in entries] == [False, True]
+    seen: list[tuple[int, int]] = []
+    opinions = escapes.run(
+        entries, lambda pair: parity_gate(pair).passed, advance=lambda *at: seen.append(at)
+    )
+    assert seen == [(1, 2), (2, 2)]
+    judges = escapes.told(opinions)["judges"]
+    everything = {"faulty": 1, "escaped": 0, "correct": 1, "blocked": 0, "unjudged": 0}
+    assert set(judges) == {*escapes.PEERS, escapes.OURS}
+    assert all((one["faulty"], one["correct"]) == (1, 1) for one in judges.values())
+    assert judges[escapes.OURS] == everything
+    assert all(judges[name]["escaped"] == 1 for name in escapes.PEERS)
+    assert escapes.rates(opinions).row_count == len(judges)
+    assert escapes.by_kind(opinions).row_count == 1
+
+
+def no_judgement() -> bool:
+    raise CannotJudge("why")
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        (lambda: True, "passed"),
+        (lambda: False, "refused"),
+        (lambda: 1 / 0, "refused"),
+        (lambda: comparator.G_LOGGER.critical("no"), "refused"),
+        (no_judgement, "unjudged"),
+    ],
+)
+def test_an_exception_is_a_refusal(says: Callable[[], bool], said: str) -> None:
+    entry = chosen("correct/tokens/traced-13")[0]
+    assert escapes.opinion(entry, "x", says).said == said
 
 
 def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) -> None:
