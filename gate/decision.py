@@ -22,7 +22,7 @@ class Decision(Record):
     verdict: Verdict
     checks: tuple[CheckResult, ...]
     runtimes: tuple[RuntimeName, ...]
-    """The runtimes that were measured and passed every check."""
+    """The runtimes that were measured and passed every check that is not waived."""
     decided_at: str
     """UTC, ISO 8601, passed in by the caller."""
 
@@ -65,8 +65,9 @@ def decide(policy: Policy, evidence: Evidence, *, decided_at: str) -> Decision:
 def _passed_runtimes(
     policy: Policy, evidence: Evidence, checks: tuple[CheckResult, ...]
 ) -> tuple[RuntimeName, ...]:
-    """Measured runtimes of the policy without any check that is not PASS."""
-    spoiled = {check.runtime for check in checks if check.verdict is not Verdict.PASS}
+    """Measured runtimes of the policy without any check that is FAIL or ERROR."""
+    refused = (Verdict.FAIL, Verdict.ERROR)
+    spoiled = {check.runtime for check in checks if check.verdict in refused}
     return tuple(
         runtime.runtime
         for runtime in evidence.runtimes

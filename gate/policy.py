@@ -108,7 +108,7 @@ class Instruments(_PolicyRecord):
     """Bound where no float64 twin runs, and where the precision is not exact."""
     search_inputs: Annotated[int, Field(ge=0)] = 64
     """Inputs on which the traced and the eager module are compared; 0: no search."""
-    graph: bool = False
+    graph: bool = True
     """Read the ONNX graph."""
     graph_forbid: tuple[GraphCode, ...] = (
         "training_mode",
@@ -119,6 +119,14 @@ class Instruments(_PolicyRecord):
         "external_data",
     )
     """Findings that refuse the file; the others are shown only."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.stability_samples == 1:
+            raise ValueError(
+                "stability_samples is 1: one sample has no other batch; 0 or 2 and more"
+            )
+        return self
 
     @classmethod
     def none(cls) -> Self:
@@ -196,6 +204,15 @@ class Policy(_PolicyRecord):
             for bound in (bounds.noise_ratio, bounds.noise_peak, bounds.noise_diff)
         ):
             raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
+        if self.instruments.stability_samples == 0 and any(
+            bound is not None
+            for bound in (bounds.repeatability, bounds.repeatability_ratio,
+                          bounds.batch_invariance, bounds.batch_invariance_ratio)
+        ):  # fmt: skip
+            raise ValueError(
+                f"{name}: a bound on repeatability or batch invariance needs "
+                "instruments.stability_samples above 1"
+            )
         if self.task == "classification" and bounds.top1_agreement is None:
             raise ValueError(f"{name}: task 'classification' needs a bound top1_agreement")
         logit_bounds = {

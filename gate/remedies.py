@@ -12,6 +12,8 @@ REMEDIES: dict[str, str] = {
     "ones that the policy asks for.",
     "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "
     "cuDNN libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
+    "device": "Run gate locate on this runtime to see the first layer that diverges; set "
+    "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
     "reference": "Evaluate on real, varied samples with trained weights: inputs that all give the "
     "same answer prove nothing.",

@@ -22,7 +22,14 @@ from gate.evidence import (
     Subject,
     TensorSpec,
 )
-from gate.instruments import NoiseParity, ProbeParity, StabilityParity, TraceSearch
+from gate.instruments import (
+    GraphFinding,
+    GraphReport,
+    NoiseParity,
+    ProbeParity,
+    StabilityParity,
+    TraceSearch,
+)
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES, RuntimeName
 
@@ -153,6 +160,19 @@ def output_parity(**overrides: Any) -> OutputParity:
     return OutputParity(**fields | overrides)
 
 
+def graph_report(**overrides: Any) -> GraphReport:
+    """Nothing that a policy forbids by default."""
+    fields: dict[str, Any] = {
+        "nodes": 49,
+        "initializers": 42,
+        "operators": {"Add": 8, "Conv": 20, "Relu": 17, "Gemm": 4},
+        "findings": (
+            GraphFinding(code="opset", place="opset_import", detail="version 12 is older than 13"),
+        ),
+    }
+    return GraphReport(**fields | overrides)
+
+
 def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> RuntimeEvidence:
     """A runtime that kept the promises of its name."""
     traits = RUNTIMES[name]
@@ -172,7 +192,7 @@ def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> Runtime
         "outputs": (output_parity(),),
         "latency": Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0),
         "probes": (
-            probe_parity("batch_7", kind="batch", batch_size=7),
+            *(probe_parity(f"batch_{n}", kind="batch", batch_size=n) for n in (1, 4, 7)),
             probe_parity("zeros"),
             probe_parity(
                 "size_9x9",
@@ -226,6 +246,7 @@ def evidence(**overrides: Any) -> Evidence:
             absent(name) if traits.cuda else runtime_evidence(name)
             for name, traits in RUNTIMES.items()
         ),
+        "graph": graph_report(),
         "trace_search": TraceSearch(tried=7),
         "measured_at": "2026-01-01T00:00:00+00:00",
     }

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parent / "golden"
         (
             Evidence,
             "evidence-v1-instruments.json",
-            "068c33834d2e454e958670e576322fa0213884b4268fe6213e62ee461d011861",
+            "65ef4c8261c9faacab861cd093c9d2ce644b971e792d883e112fd5ef6988b926",
         ),
         (
             Policy,

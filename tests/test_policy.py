@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gate.policy import Bounds, Policy, RuntimePolicy
+from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES
 from tests import builders
 
@@ -36,6 +36,23 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
         ),
         ({"min_samples": 1}, "greater than or equal to 2"),
         ({"precision": "sloppy"}, "precision"),
+        ({"instruments": Instruments(noise_samples=0)}, "noise needs instruments.noise_samples"),
+        ({"instruments": Instruments(stability_samples=0)}, "needs instruments.stability_samples"),
+        (
+            {
+                "instruments": Instruments.none(),
+                "runtimes": {"ort-cpu": runtime(noise_ratio=0.0, max_abs_diff=1.0, top1_agreement=1.0)},
+            },
+            "noise needs instruments.noise_samples",
+        ),
+        (
+            {
+                "waive": ("noise_ratio",),
+                "runtimes": {"ort-cpu": runtime(noise_ratio=3.0, top1_agreement=1.0)},
+            },
+            r"noise_ratio \(not waived\)",
+        ),
+        ({"waive": ("max_abs_diff",)}, "noise_ratio"),
     ],
 )  # fmt: skip
 def test_a_policy_that_could_not_refuse_is_refused(fields, message):
@@ -46,6 +63,11 @@ def test_a_policy_that_could_not_refuse_is_refused(fields, message):
 def test_a_reduced_policy_may_lean_on_agreement():
     runtimes = {"ort-cpu": runtime(top1_agreement=0.99)}
     assert builders.policy(precision="reduced", runtimes=runtimes).precision == "reduced"
+
+
+def test_one_sample_has_no_other_batch():
+    with pytest.raises(ValidationError, match="0 or 2 and more"):
+        Instruments(stability_samples=1)
 
 
 def test_the_digest_changes_with_every_field():

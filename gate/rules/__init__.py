@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence
 from gate.policy import Policy, RuntimePolicy
-from gate.rules import comparisons, instruments, statements
-from gate.runtime import RuntimeName
+from gate.rules import comparisons, devices, instruments, statements
+from gate.runtime import RUNTIMES, RuntimeName
 
 
 def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
@@ -31,10 +31,12 @@ def _of_runtime(
         return
     yield statements.session(policy, runtime)
     yield statements.provider(runtime)
+    if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
+        yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
     yield statements.outputs(policy, evidence, runtime)
     for output in runtime.outputs:
         yield statements.reference(policy, runtime, output)
-        yield statements.finite(runtime, output)
+        yield statements.finite(policy, runtime, output)
         compared = comparisons.numeric(runtime_policy.bounds, output)
         logits = statements.logits_of(policy, output)
         if logits is not None:
@@ -45,4 +47,4 @@ def _of_runtime(
             yield statements.unbounded(runtime, output)
         yield from checks
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
-    yield from instruments.probes(policy, runtime)
+    yield from instruments.probes(policy, evidence, runtime)

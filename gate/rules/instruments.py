@@ -1,4 +1,8 @@
-"""Checks on what the instruments saw: noise floor, stability, probes, the graph of the file."""
+"""Checks on what the instruments saw: noise floor, stability, probes, the graph of the file.
+
+An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is an
+ERROR; only the noise floor can be waived, by name, where it could not be measured.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence, OutputParity, RuntimeEvidence
-from gate.instruments import ProbeParity
+from gate.instruments import GraphReport, NoiseParity, ProbeParity
 from gate.policy import Bounds, Policy
 from gate.remedies import REMEDIES
 from gate.rules.comparisons import Comparison, check
@@ -17,6 +21,21 @@ _CLOSER = {
     "candidate": "The runtime is closer to the float64 truth than PyTorch.",
     "neither": "Both are equally far from the float64 truth.",
 }
+_EPSILON = 2.0**-24
+_ROUNDING = 1e-9
+"""Of float64 sums: two ways to the same ratio."""
+
+
+def noises(bounds: Bounds, output: OutputParity) -> list[Comparison]:
+    """The metrics in units of rounding; none for integers and bools, which have no rounding."""
+    if not output.dtype.startswith("float"):
+        return []
+    seen = output.noise
+    return [
+        Comparison("noise_ratio", _noise_ratio(seen) if seen else None, "<=", bounds.noise_ratio),
+        Comparison("noise_peak", seen.peak if seen else None, "<=", bounds.noise_peak),
+        Comparison("noise_diff", seen.diff if seen else None, "<=", bounds.noise_diff),
+    ]
 
 
 def noise(
@@ -24,29 +43,22 @@ def noise(
 ) -> Iterator[CheckResult]:
     """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
     runtime, output = place
-    if not output.dtype.startswith("float"):
-        return
     seen = output.noise
-    for name, observed, bound in (
-        ("noise_ratio", seen.ratio if seen else None, bounds.noise_ratio),
-        ("noise_peak", seen.peak if seen else None, bounds.noise_peak),
-        ("noise_diff", seen.diff if seen else None, bounds.noise_diff),
-    ):
-        if bound is None:
+    lacking = _lacking(policy, evidence, seen)
+    for one in noises(bounds, output):
+        if one.bound is None:
             continue
-        result = check(Comparison(name, observed, "<=", bound), runtime, output)
-        if seen is not None:
-            enough = seen.samples > 0 and seen.elements > 0
-            verdict = result.verdict if enough else Verdict.ERROR
+        result = check(one, runtime, output)
+        verdict, told = result.verdict, result.explanation
+        # What was seen of a bad one is enough to refuse it, waived or not.
+        if lacking is not None and (not _compared(seen) or one.holds()):
+            verdict = Verdict.WAIVED if one.name in policy.waive else Verdict.ERROR
+            told = f"{one.name} was not measured: {lacking}"
+        elif seen is not None:
             told = (
-                f"{name} is {observed:.6g}, allowed <= "
-                f"{bound:.6g} (n = {seen.samples}). {_CLOSER[seen.closer]}"
+                f"{one.name} is {one.observed:.6g}, allowed <= {one.bound:.6g} "
+                f"(n = {seen.samples}). {_CLOSER[seen.closer]}"
             )
-        else:
-            waived = name in policy.waive
-            verdict = Verdict.WAIVED if waived else Verdict.ERROR
-            why = evidence.noise_unmeasured or "no reason is recorded"
-            told = f"{name} was not measured: {why}"
         yield result.model_copy(
             update={
                 "samples": seen.samples if seen else 0,
@@ -75,16 +87,17 @@ def stability(
             yield result.model_copy(update={"samples": seen.samples if seen else 0})
 
 
-def probes(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """One check a probe; without any that applies, an ERROR."""
+def probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """One check a probe; an ERROR where probes that the policy asks for are lacking."""
     if not policy.instruments.probes:
         return
-    if not any(probe.inapplicable is None for probe in runtime.probes):
+    lacking = list(_lacking_probes(policy, evidence, runtime))
+    if lacking:
         yield CheckResult(
             name="probes",
             runtime=runtime.runtime,
             verdict=Verdict.ERROR,
-            explanation="no probe was computed, so behaviour that was baked in would pass unseen.",
+            explanation=f"{'; '.join(lacking)}: behaviour that was baked in would pass unseen.",
             remedy=REMEDIES["probes"],
         )
     for probe in runtime.probes:
@@ -95,18 +108,22 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check for each kind of finding that the policy forbids."""
     if not policy.instruments.graph:
         return
-    if evidence.graph is None:
+    report = evidence.graph
+    unread = _unread(evidence, report)
+    if report is None or unread is not None:
         yield CheckResult(
             name="graph",
             verdict=Verdict.ERROR,
-            explanation="the graph of the file was not read.",
+            explanation=f"the graph of the file was not read: {unread}",
             remedy=REMEDIES["graph"],
         )
         return
     for code in policy.instruments.graph_forbid:
         if code == "fixed_batch" and not _dynamic_asked(evidence):
             continue
-        found = [finding for finding in evidence.graph.findings if finding.code == code]
+        if code == "float16" and policy.precision != "exact":
+            continue
+        found = [finding for finding in report.findings if finding.code == code]
         shown = "; ".join(f"{finding.place}: {finding.detail}" for finding in found[:3])
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
         yield CheckResult(
@@ -120,9 +137,49 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         )
 
 
-def _dynamic_asked(evidence: Evidence) -> bool:
-    """True if the record of the export says that the batch axis should be dynamic."""
-    return evidence.export is not None and evidence.export.settings.get("dynamic_batch") is True
+def _noise_ratio(seen: NoiseParity) -> float:
+    """The recorded ratio, or that of the recorded errors where it is larger: numbers that
+    contradict each other must not pass by the better of them."""
+    errors = (seen.truth_rms, seen.reference_rms, seen.candidate_rms)
+    if not (math.isfinite(seen.ratio) and seen.ratio >= 0.0):
+        return seen.ratio
+    if not all(math.isfinite(error) for error in errors):
+        return math.nan
+    floor = max(seen.reference_rms, _EPSILON * seen.truth_rms)
+    if floor > 0.0:
+        return max(seen.ratio, seen.candidate_rms / floor * (1.0 - _ROUNDING))
+    return seen.ratio if seen.candidate_rms == 0.0 else math.inf
+
+
+def _lacking(policy: Policy, evidence: Evidence, seen: NoiseParity | None) -> str | None:
+    """Why the noise floor is not measured, or not on all samples that the policy asks for."""
+    why = evidence.noise_unmeasured or "no reason is recorded"
+    asked = min(policy.instruments.noise_samples, evidence.dataset.samples)
+    if seen is None:
+        return why
+    if not _compared(seen):
+        return "no element could be compared with the float64 truth"
+    if seen.samples < asked:
+        return f"only {seen.samples} of {asked} samples were computed in float64: {why}"
+    return None
+
+
+def _compared(seen: NoiseParity | None) -> bool:
+    return seen is not None and seen.samples > 0 and seen.elements > 0
+
+
+def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[str]:
+    instruments = policy.instruments
+    if not any(probe.inapplicable is None for probe in runtime.probes):
+        yield "no probe was computed"
+    first_axes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
+    if not any(isinstance(axis, int) for axis in first_axes):
+        sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
+        lacking = sorted(set(instruments.probe_batch_sizes) - sizes)
+        if lacking:
+            yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
+    if instruments.search_inputs and evidence.trace_search is None:
+        yield "inputs on which trace and model disagree were not searched"
 
 
 def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> CheckResult:
@@ -131,21 +188,25 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
     observed = probe.noise_ratio if exact else probe.relative_diff
     bound = instruments.probe_noise_ratio if exact else instruments.probe_relative_diff
     metric = "noise_ratio" if exact else "relative_diff"
-    if probe.inapplicable is not None:
-        verdict, told = Verdict.PASS, f"the model does not take this input: {probe.inapplicable}"
-        observed = None
-    elif probe.failure is not None:
+    numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
+    told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
+    if probe.failure is not None:
         verdict, told = Verdict.FAIL, probe.failure
+    elif told_twice:
+        verdict, told = Verdict.ERROR, "the probe has numbers and a reason why it has none"
+    elif probe.inapplicable is not None:
+        verdict, told = Verdict.PASS, f"the model does not take this input: {probe.inapplicable}"
     elif observed is None:
         verdict, told = Verdict.ERROR, "the probe has neither numbers nor a reason"
     else:
-        held = math.isfinite(observed) and 0.0 <= observed <= bound
-        verdict = Verdict.PASS if held else Verdict.FAIL
+        held = Comparison(metric, observed, "<=", bound).holds()
+        known = not any(math.isnan(number) for number in numbers)
+        verdict = Verdict.PASS if held and known else Verdict.FAIL
         told = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
-        observed=observed,
+        observed=observed if probe.inapplicable is None else None,
         bound=bound,
         relation="<=",
         samples=probe.batch_size,
@@ -153,3 +214,22 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
         explanation=told,
         remedy=REMEDIES[f"probe_{probe.kind}"],
     )
+
+
+def _unread(evidence: Evidence, report: GraphReport | None) -> str | None:
+    """Why there is no report on the graph of this file; None: there is."""
+    if report is None or evidence.graph_unread is not None:
+        return evidence.graph_unread or "no reason is recorded"
+    if report.nodes == 0 or sum(report.operators.values()) != report.nodes:
+        return f"the report counts {report.nodes} nodes and names {len(report.operators)} operators"
+    if set(report.external_data) != set(evidence.subject.external_data):
+        return (
+            f"the report is about the data files {sorted(report.external_data)}, the file has "
+            f"{list(evidence.subject.external_data)}"
+        )
+    return None
+
+
+def _dynamic_asked(evidence: Evidence) -> bool:
+    """True if the record of the export says that the batch axis should be dynamic."""
+    return evidence.export is not None and evidence.export.settings.get("dynamic_batch") is True

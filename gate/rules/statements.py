@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
 from gate.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
 from gate.policy import Policy, RuntimePolicy
+from gate.record import Record
 from gate.remedies import REMEDIES
 from gate.runtime import RUNTIMES, RuntimeName
 
@@ -183,11 +185,19 @@ def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
     )
 
 
-def finite(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """No NaN, and no infinity on one side only."""
+def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """No NaN, and no infinity on one side only; no number of the record is NaN, bounded or not."""
     problems = []
     if output.nonfinite_mismatched:
         problems.append(f"{output.nonfinite_mismatched} elements are NaN, or infinite on one side")
+    judged = output
+    if policy.task != "classification" or logits_of(policy, output) is None:
+        judged = output.model_copy(update={"classification": None})
+    unknown = list(_nans(judged))
+    if unknown:
+        problems.append(
+            f"the measured {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} NaN"
+        )
     return _statement(
         "finite",
         problems=problems,
@@ -211,6 +221,18 @@ def logits_of(policy: Policy, output: OutputParity) -> ClassParity | None:
     """The class metrics of an output that the policy counts as logits, else None."""
     counted = not policy.logits or output.name in policy.logits
     return output.classification if counted else None
+
+
+def _nans(value: object, place: str = "") -> Iterator[str]:
+    """The dotted places of NaN in a record."""
+    if isinstance(value, float) and math.isnan(value):
+        yield place
+    elif isinstance(value, Record):
+        for name, item in value:
+            yield from _nans(item, f"{place}.{name}" if place else name)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _nans(item, f"{place}.{index}")
 
 
 def _statement(
