@@ -92,7 +92,8 @@ Change = Callable[[Floats, float], Floats]
 def _of_family(observed: Observed, change: Change, group: tuple[str, ...], at: float) -> Batch:
     batch = observed.batch(observed.small)
     for name in group:
-        batch[name] = within(change(batch[name].astype(np.float64), at), batch[name])
+        with np.errstate(over="ignore"):  # `within` cuts it off
+            batch[name] = within(change(batch[name].astype(np.float64), at), batch[name])
     return batch
 
 

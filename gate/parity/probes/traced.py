@@ -23,8 +23,8 @@ from gate.parity.track import describe_failure
 
 _TORCH = Path(torch.__file__).parent
 _TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
-_DIFFERS = 1e-4
-"""Relative difference that is more than rounding: trace and model run the same operators."""
+_DIFFERS = 1e-6
+"""Relative difference that is no rounding: trace and model run the same operators."""
 
 
 class Traced:

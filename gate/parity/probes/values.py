@@ -69,7 +69,8 @@ def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
             values = Values(
                 observed.low[name], observed.high[name], observed.random(f"{title} {name}")
             )
-            batch[name] = _CHANGES[title][array.dtype.kind](array, values)
+            with np.errstate(over="ignore"):  # `within` cuts it off
+                batch[name] = _CHANGES[title][array.dtype.kind](array, values)
     return batch
 
 

@@ -1,0 +1,301 @@
+"""How a runtime is judged on one probe."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import OutputMismatch
+from gate.parity.probes.expected import Expected
+from gate.parity.probes.observed import Probe
+from tests.parity.probes import benches
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+def expected(model, arrays=None, **options):
+    arrays = arrays or X
+    size = len(next(iter(arrays.values())))
+    probe = Probe("p", "value", size, lambda: arrays)
+    return Expected(benches.stand(model, arrays, **options), probe)
+
+
+def judged(model, change, arrays=None, **options):
+    """`change` makes the runtime's outputs of the reference's."""
+    return expected(model, arrays, **options).parity(
+        lambda batch, reference: change([array.copy() for array in reference])
+    )
+
+
+def same(outputs):
+    return outputs
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def off_by(amount):
+    return lambda outputs: [outputs[0] + np.float32(amount)]
+
+
+def test_the_reference_itself_is_about_one_off():
+    seen = judged(Linear(), same)
+    assert (seen.name, seen.kind, seen.batch_size) == ("p", "value", 12)
+    assert 0.3 < seen.noise_ratio <= 1.0
+    assert seen.relative_diff == 0.0
+    assert seen.failure is None
+    assert seen.inapplicable is None
+
+
+@pytest.mark.parametrize("amount", [1e-3, 0.1, 10.0])
+def test_other_answers_are_far_off(amount):
+    seen = judged(Linear(), off_by(amount))
+    assert seen.noise_ratio > 1e4 * amount
+    assert seen.relative_diff > amount / 10
+
+
+def test_without_a_twin_there_is_the_relative_difference_alone():
+    seen = judged(Linear(), off_by(0.1), noise_samples=0)
+    assert seen.noise_ratio is None
+    assert seen.relative_diff > 0.01
+
+
+class NoDouble(Linear):
+    """Numpy leaves float64 behind."""
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise TypeError("float32 only")
+        return super().forward(x)
+
+
+class NanInDouble(Linear):
+    def forward(self, x):
+        return super().forward(x) * (NAN if x.dtype == torch.float64 else 1.0)
+
+
+@pytest.mark.parametrize("model", [NoDouble, NanInDouble])
+def test_a_twin_that_breaks_on_the_probe_is_left_out_of_it(model):
+    probe = expected(model())
+    assert probe.parity(lambda batch, reference: reference).noise_ratio is None
+    assert probe._stand.truth.unmeasured is None  # says nothing about the samples
+
+
+def test_what_the_model_refuses_does_not_apply():
+    class Refuses(nn.Module):
+        def forward(self, x):
+            raise ValueError("too bright\nsee above")
+
+    seen = judged(Refuses(), same)
+    assert seen.inapplicable == "ValueError: too bright"
+    assert seen.noise_ratio is seen.relative_diff is seen.failure is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("no kernel\nat all"), "RuntimeError: no kernel"),
+        (OutputMismatch("shape (3,), expected (4,)."), "shape (3,), expected (4,)."),
+    ],
+)
+def test_what_the_runtime_raises_is_its_failure(error, words):
+    def broken(batch, reference):
+        raise error
+
+    seen = expected(Linear()).parity(broken)
+    assert seen.failure == words
+    assert seen.inapplicable is seen.noise_ratio is None
+
+
+def holding(value, where=0):
+    def change(outputs):
+        outputs[0].ravel()[where] = value
+        return outputs
+
+    return change
+
+
+class Holes(nn.Module):
+    """NaN, plus and minus infinity among finite numbers."""
+
+    def forward(self, x):
+        x = x * 1.3
+        return torch.cat([x, x[:, :1] * NAN, x[:, :1] * INF, x[:, :1] * -INF], 1)
+
+
+@pytest.mark.parametrize("twin", [32, 0])
+@pytest.mark.parametrize(
+    ("model", "change", "agrees"),
+    [
+        (Holes, same, True),
+        (Holes, holding(NAN, 6), True),
+        (Holes, holding(1.0, 6), False),
+        (Holes, holding(INF, 6), False),
+        (Holes, holding(-INF, 7), False),
+        (Holes, holding(NAN, 7), False),
+        (Holes, holding(3e38, 7), False),
+        (Holes, holding(NAN, 0), False),
+        (Holes, holding(INF, 0), False),
+        (Linear, holding(NAN, 5), False),
+        (Linear, holding(-INF, 5), False),
+    ],
+)
+def test_nan_and_infinity_on_one_side_are_infinitely_far(model, change, agrees, twin):
+    seen = judged(model(), change, noise_samples=twin)
+    assert math.isinf(seen.relative_diff) is not agrees
+    if twin:
+        assert math.isinf(seen.noise_ratio) is not agrees
+        assert not math.isnan(seen.noise_ratio)
+
+
+class OnlyNan(nn.Module):
+    def forward(self, x):
+        return x * NAN
+
+
+def test_nothing_finite_on_both_sides_proves_nothing():
+    assert judged(OnlyNan(), same).inapplicable == "it returns no finite number"
+    assert judged(OnlyNan(), holding(1.0)).noise_ratio == INF
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x[:, :0]
+
+
+def test_no_element_proves_nothing():
+    assert judged(Nothing(), same).inapplicable == "it returns no finite number"
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return x * 1.1, x.argmax(1), x > 0.5
+
+
+def one_off(index):
+    def change(outputs):
+        first = outputs[index][..., :1]
+        outputs[index][..., :1] = ~first if first.dtype == bool else first + 1
+        return outputs
+
+    return change
+
+
+def test_the_worst_output_counts():
+    assert judged(Several(), same).noise_ratio <= 1.0
+    assert judged(Several(), one_off(0)).noise_ratio > 1e5
+    for index in (1, 2):
+        seen = judged(Several(), one_off(index))
+        assert (seen.noise_ratio, seen.relative_diff) == (INF, INF)
+        assert judged(Several(), one_off(index), noise_samples=0).relative_diff == INF
+
+
+CONSTANT = {"x": np.full((4, 6), 0.7, np.float32)}
+
+
+class Centred(nn.Module):
+    """Of a constant: exactly zero in PyTorch, perhaps not elsewhere."""
+
+    def forward(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+class Scores(nn.Module):
+    """Equal scores: any of them may be the largest."""
+
+    def forward(self, x):
+        return (x * 1.3).argmax(1)
+
+
+def test_equal_scores_decide_nothing():
+    seen = judged(Scores(), one_off(0), CONSTANT)
+    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+    assert judged(Scores(), one_off(0)).noise_ratio == INF
+
+
+@pytest.mark.parametrize("twin", [32, 0])
+def test_rounding_in_an_ill_conditioned_probe_is_no_fault(twin):
+    ulp = off_by(6e-8)
+    seen = judged(Centred(), ulp, CONSTANT, noise_samples=twin)
+    assert (seen.noise_ratio or 0.0) < 8.0
+    assert (seen.inapplicable is not None) is (twin == 0)
+    fault = judged(Centred(), off_by(0.01), CONSTANT, noise_samples=twin)
+    assert fault.inapplicable is None
+    assert (fault.noise_ratio or fault.relative_diff) > 1e3
+
+
+class Guarded(nn.Module):
+    """A branch whose edge is at zero."""
+
+    def forward(self, x):
+        return x + 1.5 if x.abs().sum() == 0 else x * 1.5
+
+
+def test_a_branch_at_zero_is_still_seen():
+    zeros = {"x": np.zeros((4, 6), np.float32)}
+    baked = judged(Guarded(), lambda outputs: [outputs[0] * 0], zeros)
+    assert baked.noise_ratio > 1e6
+
+
+class Ragged(nn.Module):
+    def forward(self, x):
+        return x[(x * 1.3).sum(1) > 1.3 * x[:1].sum()]
+
+
+def test_a_shape_that_rounding_changes_decides_nothing():
+    def mismatch(batch, reference):
+        raise OutputMismatch("other shape")
+
+    same_rows = {"x": np.repeat(benches.vectors(1), 6, axis=0)}
+    assert "shapes" in expected(Ragged(), same_rows).parity(mismatch).inapplicable
+    assert expected(Linear()).parity(mismatch).failure == "other shape"
+
+
+class Tiny(nn.Module):
+    """Probabilities, most of which are below the normal numbers."""
+
+    def forward(self, x):
+        return (x * 400.0).softmax(1)
+
+
+def flushed(outputs):
+    return [np.where(np.abs(outputs[0]) < 2.0**-126, np.float32(0.0), outputs[0])]
+
+
+def test_flushing_denormal_numbers_is_no_fault():
+    x = {"x": np.array([[0.0, 0.01, 0.02, 0.03, 0.04, 0.24]], np.float32)}
+    assert 0 < expected(Tiny(), x)._reference[0].min() < 2.0**-126
+    assert judged(Tiny(), flushed, x).noise_ratio < 4.0
+
+
+def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "gate.parity.probes.expected.jittered", lambda *seen: calls.append(seen) or []
+    )
+    probe = expected(Linear())
+    probe.parity(lambda batch, reference: reference)
+    assert calls == []
+    probe.parity(lambda batch, reference: [reference[0] + 1])
+    probe.parity(lambda batch, reference: [reference[0] + 1])
+    assert len(calls) == 1

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+from tests.parity.probes import benches
+
+
+def test_the_range_is_that_of_the_first_64_samples():
+    x = np.zeros((80, 2), np.float32)
+    x[63, 1], x[10, 0], x[64, 0] = 5.0, -3.0, 100.0
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (-3.0, 5.0)
+    assert seen.low["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "rows", "small"),
+    [
+        (20, {}, 8, 1),
+        (3, {}, 3, 1),
+        (20, {"probe_batch_sizes": (1, 16)}, 16, 1),
+        (12, {"fixed": 4}, 4, 4),
+    ],
+)
+def test_material(count, options, rows, small):
+    x = benches.vectors(count)
+    seen = benches.observed(nn.Identity(), {"x": x}, **options)
+    assert (len(seen.rows["x"]), seen.small) == (rows, small)
+
+
+def test_a_batch_goes_round_and_belongs_to_the_caller():
+    x = benches.vectors(3)
+    seen = benches.observed(nn.Identity(), {"x": x})
+    batch = seen.batch(5, start=1)["x"]
+    assert np.array_equal(batch, x[[1, 2, 0, 1, 2]])
+    batch[:] = 0.0
+    assert np.array_equal(seen.batch(3)["x"], x)
+
+
+def test_randomness_depends_on_seed_and_name_alone():
+    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    first = seen.random("a").random()
+    assert seen.random("b").random() != first
+    assert seen.random("a").random() == first

@@ -1,0 +1,224 @@
+"""What the search finds on which models, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.parity.probes.observed import Observed
+from gate.parity.probes.search import Search
+from gate.parity.probes.sizes import batch_probes
+from gate.parity.probes.values import value_probes
+from tests.parity.probes import benches
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+def search(model, arrays=None, *, known=True, **options):
+    """The record and the new probes, with or without the usual probes beforehand."""
+    stand = benches.stand(model, arrays or X, **options)
+    observed = Observed.of(stand)
+    usual = [*batch_probes(stand, observed), *value_probes(observed)] if known else []
+    return Search(stand, observed, usual).run()
+
+
+class Branch(nn.Module):
+    """Twice its input, unless the condition holds."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, *inputs):
+        y = inputs[0] * 2.0
+        return y + 1.0 if self.condition(*inputs) else y
+
+
+RARE = {
+    "bright": lambda x: x.max() > 5,
+    "very bright": lambda x: x.max() > 5e4,
+    "dark": lambda x: x.min() < -0.2,
+    "negative sum": lambda x: x.sum() < 0,
+    "flat": lambda x: x.std() < 1e-3,
+    "a narrow window": lambda x: (x.mean() - 0.371).abs() < 0.004,
+    "an element": lambda x: (x > 40).any(),
+    "all elements": lambda x: (x > 3).all(),
+    "both": lambda x: bool(x.mean() > 3) and bool(x.std() < 0.1),
+    "a number": lambda x: float(x.sum()) < -7.0,
+    "small": lambda x: x.norm() < 1e-2,
+    "far from its mean": lambda x: x[0, 3] > x.mean() + 3,
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", RARE)
+def test_rare_branches_are_found(name, known):
+    model = Branch(RARE[name])
+    seen, probes = search(model, known=known)
+    assert seen.found
+    assert seen.reason is None
+    assert seen.tried <= 64
+    assert known or [probe.name for probe in probes] == list(seen.found)
+    for probe in probes:
+        assert probe.kind == "search"
+        assert probe.name.startswith("search_")
+        assert RARE[name](torch.from_numpy(probe.batch["x"]))
+
+
+def test_what_a_usual_probe_shows_is_not_searched_twice():
+    seen, probes = search(Branch(lambda x: x.sum() < 0))
+    assert "negated" in seen.found
+    assert probes == []
+
+
+def test_each_of_several_branches_becomes_a_probe():
+    class Many(nn.Module):
+        def forward(self, x):
+            for step in range(4):
+                if x.max() > 3.0 * 10**step:
+                    x = x / 2
+            return x
+
+    seen, probes = search(Many(), known=False)
+    paths = [tuple(bool(p.batch["x"].max() > 3.0 * 10**k) for k in range(2)) for p in probes]
+    assert 2 <= len(probes) <= 5
+    assert len(seen.found) == len(probes)
+    assert (True, False) in paths or (True, True) in paths
+
+
+def test_one_of_two_inputs():
+    arrays = {"left": benches.vectors(), "right": benches.vectors(seed=1)}
+    seen, probes = search(Branch(lambda x, y: y.mean() > 7 and x.mean() < 2), arrays, known=False)
+    assert seen.found
+    assert all(probe.batch["right"].mean() > 7 for probe in probes)
+
+
+def test_integers_stay_in_their_range():
+    table = nn.Embedding(21, 4)
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, tokens):
+            y = self.table(tokens)
+            return y * 2 if (tokens == tokens[0, 0]).all() else y
+
+    seen, _ = search(Tokens(), {"tokens": benches.tokens()})
+    assert {"min", "max"} <= set(seen.found)
+
+
+@pytest.mark.parametrize(
+    ("model", "least", "most"),
+    [
+        (nn.Linear(6, 3), 2, 8),  # nothing is read
+        (Branch(lambda x: x.isnan().any()), 10, 64),  # nothing flips
+    ],
+)
+def test_what_nothing_is_found_for_costs_little(model, least, most):
+    seen, probes = search(model)
+    assert (seen.found, probes, seen.reason) == ((), [], None)
+    assert least <= seen.tried <= most
+
+
+@pytest.mark.parametrize("budget", [1, 2, 10])
+def test_the_policy_bounds_it(budget):
+    calls = []
+
+    class Counting(Branch):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x)
+
+    seen, _ = search(Counting(lambda x: x.sum() > 1e30), search_inputs=budget)
+    assert seen.tried <= budget
+    assert len(calls) <= 2 + 2 * budget
+
+
+def test_a_size_that_is_baked_in_is_found():
+    class Sized(nn.Module):
+        def forward(self, x):
+            return x / len(x)
+
+    seen, probes = search(Sized())
+    assert seen.found == ("batch_7",)
+    assert probes == []
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        return x + torch.rand(())
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+class Untraceable(nn.Module):
+    def forward(self, x):
+        if torch.jit.is_tracing():
+            raise RuntimeError("not while tracing")
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Random, "random"),
+        (Counts, "from one call to the next"),
+        (Untraceable, "can't be traced: RuntimeError: not while tracing"),
+    ],
+)
+def test_where_nothing_can_be_searched_the_reason_is_told(model, words):
+    seen, probes = search(model())
+    assert words in seen.reason
+    assert (seen.found, probes) == ((), [])
+
+
+def test_inputs_that_the_model_refuses_are_left_alone():
+    class Strict(nn.Module):
+        def forward(self, x):
+            if x.max() > 2:
+                raise ValueError("too bright")
+            return x
+
+    seen, probes = search(Strict())
+    assert (seen.found, probes) == ((), [])
+
+
+def test_a_trace_that_can_not_compute_what_the_model_can():
+    class Grid(nn.Module):
+        def forward(self, x):
+            return x.reshape(int(x.shape[0]), 2, 3)
+
+    assert set(search(Grid())[0].found) == {"batch_4", "batch_7"}
+
+
+def test_a_fixed_batch():
+    seen, probes = search(Branch(RARE["bright"]), known=False, fixed=6)
+    assert seen.found
+    assert all(len(probe.batch["x"]) == probe.size == 6 for probe in probes)
+
+
+def test_the_same_search_finds_the_same():
+    first, one = search(Branch(RARE["a narrow window"]), known=False)
+    second, other = search(Branch(RARE["a narrow window"]), known=False)
+    assert first == second
+    for left, right in zip(one, other, strict=True):
+        assert np.array_equal(left.batch["x"], right.batch["x"])

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.parity.probes.traced import Traced, disagree
+from tests.parity.probes import benches
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def traced(model, arrays=None):
+    arrays = arrays or X
+    stand = benches.stand(model, arrays)
+    return stand, Traced(stand, arrays)
+
+
+def test_a_trace_keeps_the_branch_of_its_example(capfd):
+    stand, module = traced(Branch())
+    assert module.warned
+    negative = {"x": -X["x"]}
+    assert not disagree(stand.reference.run(X), module.run(X))
+    assert disagree(stand.reference.run(negative), module.run(negative))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_watch_sees_the_model_and_nothing_else():
+    _, module = traced(Branch())
+    watch, computed = module.watched(X)
+    assert computed
+    assert watch.path == (True,)
+    assert len(watch.reads) == 1
+
+
+def test_what_the_model_refuses():
+    class Strict(Branch):
+        def forward(self, x):
+            if x.max() > 5:
+                raise ValueError("too bright")
+            return x
+
+    _, module = traced(Strict())
+    watch, computed = module.watched({"x": X["x"] + 10})
+    assert not computed
+    assert watch.path == (True,)
+
+
+class Nested(nn.Module):
+    def forward(self, left, right):
+        return {"sum": left + right, "more": [(left > right), (None, right.long())]}
+
+
+def test_outputs_of_any_nesting_and_inputs_by_keyword():
+    arrays = {"right": benches.vectors(seed=1), "left": benches.vectors()}
+    stand, module = traced(Nested(), arrays)
+    assert not module.warned
+    outputs = module.run(arrays)
+    assert [output.dtype.name for output in outputs] == ["float32", "bool", "int64"]
+    assert not disagree(stand.reference.run(arrays), outputs)
+
+
+def test_torch_s_own_library_warns_of_nothing():
+    model = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    _, module = traced(model, {"src": benches.vectors(width=18).reshape(12, 3, 6)})
+    assert not module.warned
+
+
+class Text(nn.Module):
+    def forward(self, x):
+        return "text" if torch.jit.is_tracing() else x
+
+
+def test_what_can_not_be_traced_says_why():
+    with pytest.raises(ModelError, match=r"can't be traced: .*returned str"):
+        traced(Text())
+
+
+def test_nothing_is_kept():
+    stand, module = traced(Branch())
+    weight = weakref.ref(stand.model.layer.weight)
+    profiling = torch._C._get_graph_executor_optimize()
+    module.run(X)
+    assert torch._C._get_graph_executor_optimize() == profiling
+    assert torch._C._get_tracing_state() is None
+    del stand, module
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.parametrize(
+    ("eager", "other", "expected"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0 + 5e-7]], False),
+        ([[1.0, 2.0]], [[1.0, 2.0001]], True),
+        ([[1.0, NAN]], [[1.0, NAN]], False),
+        ([[1.0, 2.0]], [[1.0, NAN]], True),
+        ([[1.0, NAN]], [[1.0, 2.0]], True),
+        ([[1.0, INF]], [[1.0, INF]], False),
+        ([[1.0, INF]], [[1.0, -INF]], True),
+        ([[1.0, 2.0]], [[1.0, INF]], True),
+        ([[0.0]], [[0.0]], False),
+        ([[0.0]], [[1e-9]], True),
+        ([[1.0]], [[1.0, 2.0]], True),
+        ([[1.0]], [[1.0], [1.0]], True),
+        ([[]], [[]], False),
+    ],
+)
+def test_disagreement(eager, other, expected):
+    one, two = ([np.array(v, np.float32) for v in values] for values in (eager, other))
+    assert disagree(one, two) is expected
+
+
+def test_integers_and_dtypes():
+    one = [np.array([3])]
+    assert not disagree(one, [np.array([3])])
+    assert disagree(one, [np.array([4])])
+    assert disagree(one, [np.array([3.0])])
