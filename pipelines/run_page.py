@@ -123,12 +123,21 @@ class RunPage:
 
 
 def cut(markdown: str, limit: int) -> str:
-    """`markdown` with whole lines left out at the end so that it has at most `limit` characters."""
+    """`markdown` with at most `limit` characters: whole lines are left out, first the last rows of
+    its table, then what is at the end."""
     if len(markdown) <= limit:
         return markdown
     closing = "\n\n(The rest is in the artifact report.html.)\n"
-    kept = markdown[: limit - len(closing)]
-    return kept[: kept.rfind("\n")] + closing
+    lines = markdown.splitlines()
+    rows = [place for place, line in enumerate(lines) if line.startswith("| ")][1:]
+    excess = len(markdown) + len(closing) - limit
+    while rows and excess > 0:
+        excess -= len(lines.pop(rows.pop())) + 1
+    kept = "\n".join(lines)
+    if len(kept) + len(closing) > limit:
+        kept = kept[: limit - len(closing)]
+        kept = kept[: kept.rfind("\n")]
+    return kept + closing
 
 
 def _batches(entries: list[Any]) -> Iterator[list[Any]]:

@@ -232,3 +232,14 @@ def test_cut_keeps_whole_lines() -> None:
     assert short.startswith("line 0\nline 1\n")
     assert "report.html" in short
     assert cut("short", 200) == "short"
+
+
+def test_a_text_that_is_too_long_loses_the_end_of_its_table_and_keeps_its_links() -> None:
+    rows = [f"| check {row} | PASS |" for row in range(50)]
+    text = "\n".join(["Passed.", "", "| check | verdict |", "|---|---|", *rows, "", "- [run](x)"])
+    short = cut(text + "\n", 400)
+    assert len(short) <= 400
+    assert "| check 0 | PASS |" in short
+    assert "| check 49 | PASS |" not in short
+    assert "- [run](x)" in short
+    assert "report.html" in short
