@@ -10,7 +10,7 @@ from gate.instruments import TraceSearch
 from gate.parity.probes.expected import Expected
 from gate.parity.probes.observed import Observed, Probe
 from gate.parity.probes.search import Search
-from gate.parity.probes.sizes import batch_probes, size_probes
+from gate.parity.probes.sizes import Axes, batch_probes, size_probes
 from gate.parity.probes.values import value_probes
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
@@ -24,11 +24,12 @@ class Prober:
         """`inputs`: the file's."""
         self._stand = stand
         self._observed = Observed.of(stand)
+        self._axes = Axes.of(stand, self._observed, inputs)
         self._seen: set[bytes] = set()
         self.probes = [
             *batch_probes(stand, self._observed),
             *value_probes(self._observed),
-            *size_probes(stand, self._observed, inputs),
+            *size_probes(self._axes),
         ]
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
@@ -41,7 +42,7 @@ class Prober:
             advance(probe.size)
         if not self._stand.policy.instruments.search_inputs:
             return None
-        search, more = Search(self._stand, self._observed, self.probes).run()
+        search, more = Search(self._stand, self._axes, self.probes).run()
         for probe in more:
             self._judge(probe, tracks)
         return search

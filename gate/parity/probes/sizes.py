@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,46 @@ from gate.parity.probes.observed import Observed, Probe
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
 
-_Axis = tuple[str, int]
-"""Name of the samples, and an axis of them."""
+_UNNAMED = "?"
+"""How `gate.evidence.TensorSpec` writes a dynamic axis that the file gives no name."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dynamic axes of the file beside the batch.
+
+    Axes of one name are one, whichever inputs have them; one without a name is its own.
+    """
+
+    observed: Observed
+    now: tuple[int, ...]
+    """The samples' size along each."""
+    places: tuple[tuple[tuple[str, int], ...], ...]
+    """Of each: names of samples, and the axis there."""
+
+    @classmethod
+    def of(cls, stand: Stand, observed: Observed, inputs: Sequence[TensorSpec]) -> Axes:
+        """`inputs`: the file's."""
+        shapes = {spec.name: spec.shape for spec in inputs}
+        places: dict[str, list[tuple[str, int]]] = {}
+        for file_name, name in stand.binding.pairs:
+            batch_axis, *others = shapes[file_name]
+            for axis, size in enumerate(others, start=1):
+                if size == _UNNAMED:
+                    places[f"{name} {axis}"] = [(name, axis)]
+                elif isinstance(size, str) and size != batch_axis:
+                    places.setdefault(size, []).append((name, axis))
+        now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
+        return cls(observed, now, tuple(map(tuple, places.values())))
+
+    def batch(self, size: int, sizes: Sequence[int]) -> Batch:
+        """`size` samples, cut off or repeated from their beginning along each axis."""
+        batch = self.observed.batch(size)
+        for length, places in zip(sizes, self.places, strict=True):
+            for name, axis in places:
+                indices = np.arange(length) % batch[name].shape[axis]
+                batch[name] = np.ascontiguousarray(batch[name].take(indices, axis=axis))
+        return batch
 
 
 def batch_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
@@ -23,61 +62,24 @@ def batch_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
 
 
-def size_probes(stand: Stand, observed: Observed, inputs: Sequence[TensorSpec]) -> Iterator[Probe]:
-    """A little smaller, larger, odd, and not square; nothing without a dynamic axis.
-
-    Axes of one name change together, whichever input they are of. The samples are cut off, or
-    repeated from their beginning.
-    """
-    groups = _groups(stand, observed, inputs)
-    now = [size for size, _ in groups]
-    seen = {tuple(now)}
-    for sizes in _variations(now):
-        if tuple(sizes) in seen:
-            continue
-        seen.add(tuple(sizes))
-        new = {axis: size for (_, axes), size in zip(groups, sizes, strict=True) for axis in axes}
-        name = "size_" + "x".join(str(size) for size in sizes)
-        yield Probe(name, "size", observed.small, partial(_resized, observed, new))
+def size_probes(axes: Axes) -> Iterator[Probe]:
+    """Smaller, larger, odd, and not square; an axis that is the only one also twice as long."""
+    small = axes.observed.small
+    for sizes in dict.fromkeys(_variations(axes.now)):
+        if sizes != axes.now:
+            name = f"size_{'x'.join(map(str, sizes))}"
+            yield Probe(name, "size", small, partial(axes.batch, small, sizes))
 
 
-def _groups(
-    stand: Stand, observed: Observed, inputs: Sequence[TensorSpec]
-) -> list[tuple[int, list[_Axis]]]:
-    """The present size, and the axes that have one name; an axis without a name has its own."""
-    shapes = {spec.name: spec.shape for spec in inputs}
-    groups: dict[str, tuple[int, list[_Axis]]] = {}
-    for file_name, name in stand.binding.pairs:
-        batch_axis = shapes[file_name][0]
-        for axis, size in enumerate(shapes[file_name]):
-            if axis == 0 or isinstance(size, int) or size == batch_axis != _UNNAMED:
-                continue
-            key = f"{name} {axis}" if size == _UNNAMED else size
-            present = observed.rows[name].shape[axis]
-            groups.setdefault(key, (present, []))[1].append((name, axis))
-    return list(groups.values())
-
-
-def _variations(now: list[int]) -> Iterator[list[int]]:
-    """Three quarters, five quarters, the next odd number; and every other axis longer."""
+def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if not now:
         return
-    smaller = [max(1, size * 3 // 4) for size in now]
-    larger = [size + max(1, size // 4) for size in now]
+    smaller = tuple(max(1, size * 3 // 4) for size in now)
+    larger = tuple(size + max(1, size // 4) for size in now)
     yield smaller
     yield larger
-    yield [size + 1 + size % 2 for size in now]
+    yield tuple(size + 1 + size % 2 for size in now)
     if len(now) > 1:
-        yield [larger[i] if i % 2 else smaller[i] for i in range(len(now))]
-
-
-def _resized(observed: Observed, new: Mapping[_Axis, int]) -> Batch:
-    batch = observed.batch(observed.small)
-    for (name, axis), size in new.items():
-        indices = np.arange(size) % batch[name].shape[axis]
-        batch[name] = np.ascontiguousarray(batch[name].take(indices, axis=axis))
-    return batch
-
-
-_UNNAMED = "?"
-"""How `gate.evidence.TensorSpec` writes a dynamic axis that the file gives no name."""
+        yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(now)))
+    else:
+        yield (2 * now[0],)

@@ -36,9 +36,7 @@ class Traced:
         self._flat = _Flat(stand.model, stand.binding)
         with _quiet() as seen:
             try:
-                self._module: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
-                    self._flat, self._tensors(batch), check_trace=False, strict=False
-                )
+                self._module = self._trace(batch)
             except Exception as error:
                 raise ModelError(
                     f"the model can't be traced: {describe_failure(error)} "
@@ -57,11 +55,27 @@ class Traced:
                 return watch, False
         return watch, True
 
+    def sizes_watched(self, batch: Batch) -> Watch | None:
+        """What the model reads while it is traced anew: sizes are tensors then, and what is
+        compared with them is seen too. None where the batch can't be traced."""
+        watch = Watch()
+        with _quiet(), watch:
+            try:
+                self._trace(batch)
+            except Exception:  # it is refused as it would be without a trace
+                return None
+        return watch
+
     def run(self, batch: Batch) -> list[Array]:
         """All outputs. May raise anything."""
         with _quiet(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             outputs = self._module(*self._tensors(batch))
         return [output.detach().numpy() for output in outputs]
+
+    def _trace(self, batch: Batch) -> Any:
+        return torch.jit.trace(  # type: ignore[no-untyped-call]
+            self._flat, self._tensors(batch), check_trace=False, strict=False
+        )
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         tensors = (torch.from_numpy(batch[name].copy()) for name in self._names)

@@ -9,7 +9,7 @@ from torch import nn
 
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.search import Search
-from gate.parity.probes.sizes import batch_probes
+from gate.parity.probes.sizes import Axes, batch_probes
 from gate.parity.probes.values import value_probes
 from tests.parity.probes import benches
 
@@ -23,12 +23,14 @@ def _inference():
 X = {"x": benches.vectors()}
 
 
-def search(model, arrays=None, *, known=True, **options):
+def search(model, arrays=None, *, known=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
-    stand = benches.stand(model, arrays or X, **options)
+    arrays = arrays or X
+    stand = benches.stand(model, arrays, **options)
     observed = Observed.of(stand)
+    inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
     usual = [*batch_probes(stand, observed), *value_probes(observed)] if known else []
-    return Search(stand, observed, usual).run()
+    return Search(stand, Axes.of(stand, observed, inputs), usual).run()
 
 
 class Branch(nn.Module):
@@ -142,7 +144,7 @@ def test_the_policy_bounds_it(budget):
 
     seen, _ = search(Counting(lambda x: x.sum() > 1e30), search_inputs=budget)
     assert seen.tried <= budget
-    assert len(calls) <= 2 + 2 * budget
+    assert len(calls) <= 5 + 2 * budget
 
 
 def test_a_size_that_is_baked_in_is_found():
@@ -208,6 +210,52 @@ def test_a_trace_that_can_not_compute_what_the_model_can():
             return x.reshape(int(x.shape[0]), 2, 3)
 
     assert set(search(Grid())[0].found) == {"batch_4", "batch_7"}
+
+
+class Sizes(nn.Module):
+    """Twice its input, unless the condition on its size holds."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x):
+        return x + x if self.condition(x) else x
+
+
+SIZES = {"x": {1: "length"}}
+
+
+@pytest.mark.parametrize(
+    ("condition", "name"),
+    [
+        (lambda x: x.shape[1] > 32, "search_size_33"),
+        (lambda x: x.shape[1] >= 40, "search_size_41"),
+        (lambda x: x.shape[1] < 3, "search_size_2"),
+        (lambda x: x.size(0) > 9, "search_batch_10"),
+        (lambda x: 2 * x.shape[1] - 5 > 60, "search_size_33"),
+        (lambda x: x.shape[0] * x.shape[1] > 90, "search_batch_16"),
+        (lambda x: x.numel() > 90, "search_size_91"),
+    ],
+)
+def test_the_edge_of_a_condition_on_sizes(condition, name):
+    seen, probes = search(Sizes(condition), axes=SIZES)
+    assert name in seen.found
+    batch = next(probe.batch for probe in probes if probe.name == name)["x"]
+    assert condition(torch.from_numpy(batch))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [lambda x: x.shape[1] > 10**7, lambda x: x.size(0) > 10**7, lambda x: x.shape[1] < -3],
+)
+def test_an_edge_out_of_reach_is_left_alone(condition):
+    assert search(Sizes(condition), axes=SIZES)[0].found == ()
+
+
+def test_an_axis_that_the_file_fixes_has_no_edge():
+    assert search(Sizes(lambda x: x.shape[1] > 32))[0].found == ()
+    assert search(Sizes(lambda x: x.shape[0] > 9), fixed=4)[0].found == ()
 
 
 def test_a_fixed_batch():

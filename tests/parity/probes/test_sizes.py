@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from gate.parity.probes.sizes import batch_probes, size_probes
+from gate.parity.probes.sizes import Axes, batch_probes, size_probes
 from tests.parity.probes import benches
 
 X = benches.images()
@@ -14,8 +14,8 @@ ALL = {2: "height", 3: "width"}
 def sized(arrays, **axes):
     stand = benches.stand(nn.Identity(), arrays)
     seen = benches.observed(nn.Identity(), arrays)
-    inputs = benches.specs(arrays, **axes)
-    return {probe.name: probe.batch for probe in size_probes(stand, seen, inputs)}
+    found = Axes.of(stand, seen, benches.specs(arrays, **axes))
+    return {probe.name: probe.batch for probe in size_probes(found)}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_smaller_larger_odd_and_not_square():
 def test_axes_of_one_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
     seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
-    assert list(seen) == ["size_3", "size_6", "size_7"]
+    assert list(seen) == ["size_3", "size_6", "size_7", "size_10"]
     for batch in seen.values():
         assert batch["tokens"].shape == batch["mask"].shape
 
