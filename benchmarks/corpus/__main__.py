@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int
         print(f"no entry matches {asked.only!r}; names look like fault/sign/*", file=sys.stderr)
         return 2
     with bar("corpus") as advance:
-        outcomes = run(entries, gate=gate, advance=advance)
+        outcomes = run(entries, gate=gate, jobs=asked.jobs, advance=advance)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if asked.distribution:
         print_distribution(outcomes, console)
@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.corpus", description=description)
     parser.add_argument("--only", metavar="GLOB", help="entries by name, such as 'fault/sign/*'")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every outcome with its numbers")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="processes that share the work (1)"
+    )
     parser.add_argument(
         "--distribution", action="store_true", help="both sides of every bound, and the nearest"
     )

@@ -120,6 +120,7 @@ def top1_alone(pair: Pair) -> Top1:
 def _session(pair: Pair) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()
     # Threads that spin after a run would take the cores from whatever is measured next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(pair.path), options, providers=["CPUExecutionProvider"])

@@ -1,34 +1,96 @@
-"""All chosen entries, one after the other, on one bench."""
+"""All chosen entries: one after the other, or in several processes."""
 
 from __future__ import annotations
 
+import functools
+import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+
+import torch
 
 from benchmarks.corpus.bench import Bench
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.judge import Gate, judge, parity_gate
 from benchmarks.corpus.outcome import Outcome
 
+Advance = Callable[[int, int], None]
+"""Called with the entries that are judged and their total."""
+
 
 def run(
     entries: Sequence[Entry],
     *,
     gate: Gate = parity_gate,
-    advance: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
+    advance: Advance | None = None,
 ) -> list[Outcome]:
-    """Judge the entries in order. `advance` is called with (judged, all).
+    """Judge the entries; the outcomes are in their order.
 
-    What libraries warn of while faults are made and judged would bury the table.
+    `jobs` processes share the work by architecture, because models and exports are kept within a
+    process; `gate` must be a function of a module then.
     """
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        bench = Bench(Path(folder))
-        for entry in entries:
-            outcomes.append(judge(entry, bench, gate=gate))
+    done: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        judged = _here(entries, Path(folder), gate) if jobs == 1 else None
+        for outcome in judged or _in_processes(entries, Path(folder), gate, jobs):
+            done[outcome.name] = outcome
             if advance is not None:
-                advance(len(outcomes), len(entries))
-    return outcomes
+                advance(len(done), len(entries))
+    return [done[entry.name] for entry in entries]
+
+
+def _here(entries: Iterable[Entry], folder: Path, gate: Gate) -> Iterator[Outcome]:
+    bench = Bench(folder)
+    for entry in entries:
+        with _quietly_on_one_thread():
+            outcome = judge(entry, bench, gate=gate)
+        yield outcome
+
+
+def _in_processes(
+    entries: Iterable[Entry], folder: Path, gate: Gate, jobs: int
+) -> Iterator[Outcome]:
+    names: dict[str, list[str]] = {}
+    for entry in entries:
+        names.setdefault(entry.architecture.name, []).append(entry.name)
+    largest_first = sorted(names.values(), key=len, reverse=True)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_there, group, folder, gate) for group in largest_first]
+        for future in as_completed(futures):
+            yield from future.result()
+
+
+def _there(names: Sequence[str], folder: Path, gate: Gate) -> list[Outcome]:
+    from benchmarks.corpus.registry import ENTRIES  # which reads all faults
+
+    by_name = {entry.name: entry for entry in ENTRIES}
+    return list(_here([by_name[name] for name in names], _own(folder), gate))
+
+
+@functools.cache
+def _own(folder: Path) -> Path:
+    """A folder of this process."""
+    own = folder / str(os.getpid())
+    own.mkdir()
+    return own
+
+
+@contextmanager
+def _quietly_on_one_thread() -> Iterator[None]:
+    """One thread, because threads wait for each other longer than layers as small as these
+    compute: on a busy machine twenty times as long. No warnings: what libraries say while faults
+    are made and judged would bury the table."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(before)

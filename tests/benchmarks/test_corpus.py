@@ -200,8 +200,8 @@ def test_a_name_chooses_entries() -> None:
     assert {entry.kind for entry in chosen("fault/sign/*")} == {"sign"}
 
 
-def test_a_missing_shape_is_not_what_makes_a_graph_fault(bench: Bench) -> None:
-    """Edited graphs are valid for onnx's checker, those by dynamo too."""
+def test_edited_graphs_are_valid(bench: Bench) -> None:
+    """For onnx's checker; those that need a dynamo export, too."""
     edited = [f for f in FAULTS if f.kind in {"output order", "extra output", "random"}]
     for fault in edited:
         folder = bench.folder / "one"
