@@ -97,13 +97,17 @@ def off_with_warnings():
     torch.use_deterministic_algorithms(False, warn_only=True)
 
 
+def compiler():
+    torch._inductor.config.deterministic = True
+
+
 def single_thread():
     torch.set_num_threads(1)
 
 
 CALLERS = [
     as_it_is, legacy_flags, medium, general_precision, backend_precision, mixed, cudnn, warned,
-    strict, off_with_warnings, single_thread,
+    strict, off_with_warnings, compiler, single_thread,
 ]  # fmt: skip
 
 
@@ -118,6 +122,7 @@ def _same_process_afterwards():
     torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = False
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+    torch._inductor.config.deterministic = False
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 

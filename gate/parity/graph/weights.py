@@ -80,12 +80,13 @@ def _has_zeros(witness: Witness, shape: tuple[int, ...]) -> bool:
     factor of zero that may be folded into a tensor of this shape: the scale of a BatchNorm."""
     elements = torch.Size(shape).numel()
     for name, tensor in witness.tensors():
-        zeros = tensor.numel() - int(torch.count_nonzero(tensor))
-        if zeros >= elements and tensor.numel() % elements == 0:
-            return True
-        whole = tensor.numel() > 1 and zeros == tensor.numel()
+        holds_it = tensor.numel() >= elements and tensor.numel() % elements == 0
         multiplies = not name.endswith(_ADDED) and 1 not in tensor.shape
-        if whole and multiplies and set(tensor.shape) & set(shape):
+        scales_it = multiplies and bool(set(tensor.shape) & set(shape))
+        if not (holds_it or scales_it):
+            continue
+        zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+        if (holds_it and zeros >= elements) or (scales_it and zeros == tensor.numel()):
             return True
     return False
 
