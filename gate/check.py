@@ -21,8 +21,10 @@ from gate.decision import Decision, decide
 from gate.digest import Digest
 from gate.errors import GateError, ModelError
 from gate.evidence import Evidence, ExportRecord, Source, Subject
+from gate.explanation import Case, explain
 from gate.export.loading import build_model, load_checkpoint
 from gate.export.onnx_file import read_subject
+from gate.localisation import Explanation
 from gate.parity.binding import bind
 from gate.parity.determinism import deterministic
 from gate.parity.measure import Candidate, measure
@@ -76,11 +78,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Verdicted:
-    """The evidence, the decision on it, and the policy that was applied."""
+    """The evidence, the decision on it, the policy that was applied, and after a rejection which
+    layer diverges first."""
 
     evidence: Evidence
     decision: Decision
     policy: Policy
+    explanation: Explanation
 
 
 def check(
@@ -100,9 +104,10 @@ def check(
     subject = read_subject(onnx)
     if policy is None:
         policy = Policy.default(task=default_task(subject, reference, workload))
+    candidate = Candidate(onnx, subject)
     measurement = measure(
         reference.model,
-        Candidate(onnx, subject),
+        candidate,
         workload.samples,
         policy=policy,
         batch_size=workload.batch_size,
@@ -112,7 +117,9 @@ def check(
     source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
     evidence = measurement.evidence(subject, source=source, export=reference.export)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Verdicted(evidence, decide(policy, evidence, decided_at=now), policy)
+    decision = decide(policy, evidence, decided_at=now)
+    case = Case(reference.model, candidate, workload.samples, policy)
+    return Verdicted(evidence, decision, policy, explain(case, evidence, decision))
 
 
 def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:

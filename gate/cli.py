@@ -27,7 +27,7 @@ EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
 INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-_COMMANDS = ("check", "promote", "rollback", "history", "doctor")
+_COMMANDS = ("check", "locate", "promote", "rollback", "history", "doctor")
 
 
 class _Commands(click.Group):
@@ -64,6 +64,7 @@ def gate() -> None:
     \b
     Examples:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy
+      gate locate model.onnx --reference mypackage.models:build --inputs samples.npy
       gate doctor
     """
 

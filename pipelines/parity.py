@@ -1,4 +1,8 @@
-"""Stage `parity`: measure models/model.onnx, as it is now, against the model. No judgement here."""
+"""Stage `parity`: measure models/model.onnx, as it is now, against the model.
+
+The judgement is `promote`'s. Where it will be a rejection, the first diverging layer is looked for
+here, because here the model is at hand.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import io
 import json
 
 from gate import atomic
+from gate.decision import decide
 from gate.evidence import Evidence, Subject
+from gate.explanation import Case, explain
 from gate.export.onnx_file import read_subject
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
-from gate.report import plots
+from gate.report import localisation, plots
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.model import trained
@@ -34,8 +40,11 @@ def main() -> int:
     with tracker.shared_run(
         "parity", earlier="export", settings=pages.switches(policy), replay=replay
     ) as page:
-        evidence = _measure(policy, report)
+        evidence, case = _measure(policy, report)
         evidence.save(paths.EVIDENCE)
+        foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
+        explanation = explain(case, evidence, foreseen)
+        explanation.save(paths.EXPLANATION)
         _write_numbers(evidence)
         pages.write_parity(page, evidence, policy)
     print(
@@ -45,10 +54,12 @@ def main() -> int:
             for runtime in evidence.runtimes
         )
     )
+    for sentence in localisation.sentences(explanation):
+        print(sentence)
     return stage.DONE
 
 
-def _measure(policy: Policy, report: ExportReport) -> Evidence:
+def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
     params = ParityParams.load()
     model, checkpoint = trained(ModelParams.load())
     subject = read_subject(paths.ONNX)
@@ -59,6 +70,7 @@ def _measure(policy: Policy, report: ExportReport) -> Evidence:
         if policy.task == "classification"
         else None
     )
+    candidate = Candidate(paths.ONNX, subject)
     with bar("parity", len(samples)) as advance:
         done = 0
 
@@ -69,18 +81,19 @@ def _measure(policy: Policy, report: ExportReport) -> Evidence:
 
         measured = measure(
             model,
-            Candidate(paths.ONNX, subject),
+            candidate,
             samples,
             policy=policy,
             batch_size=params.batch_size,
             labels=labels,
             progress=progress,
         )
-    return measured.evidence(
+    evidence = measured.evidence(
         subject,
         source=report.source.model_copy(update={"checkpoint_sha256": checkpoint}),
         export=report.record if same else None,
     )
+    return evidence, Case(model, candidate, samples, policy)
 
 
 def _is_exported(subject: Subject, report: ExportReport) -> bool:

@@ -9,10 +9,11 @@ from gate import atomic
 from gate.commands.outcome import console
 from gate.decision import Decision, decide
 from gate.evidence import Evidence
+from gate.localisation import Explanation
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.promotion import Release, promote
-from gate.report import html, markdown, plots
+from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_decision
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
@@ -33,8 +34,11 @@ def main() -> int:
     paths.PROMOTION.unlink(missing_ok=True)
     decision = decide(policy, evidence, decided_at=now())
     decision.save(paths.DECISION)
+    explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
     drawn = plots.draw(evidence, decision)
-    atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn))
+    if explanation.localisation is not None:
+        drawn["localisation"] = localisation.chart(explanation.localisation)
+    atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn, explanation))
     tracker = Tracker(registry_params.experiment)
 
     def replay(page: RunPage) -> None:
@@ -45,14 +49,17 @@ def main() -> int:
         pages.write_decision(page, decision, policy)
         for name, png in drawn.items():
             page.bytes(png, f"plots/{name}.png")
-        page.note(markdown.describe(decision, evidence, {}))
+        page.file(paths.EXPLANATION)
+        page.note(markdown.describe(decision, evidence, {}, explanation))
         release = Release(
             model_name=registry_params.model_name,
             onnx_path=paths.ONNX,
             evidence=evidence,
             decision=decision,
             run_id=page.run_id,
-            description=cut(markdown.describe(decision, evidence, _links(page)), DESCRIPTION_LIMIT),
+            description=cut(
+                markdown.describe(decision, evidence, _links(page), explanation), DESCRIPTION_LIMIT
+            ),
         )
         ledger = Ledger(paths.state() / "ledger.jsonl")
         promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
@@ -67,7 +74,8 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        _write_outcome(page, report, markdown.describe(decision, evidence, _links(page, report)))
+        told = markdown.describe(decision, evidence, _links(page, report), explanation)
+        _write_outcome(page, report, told)
         report.save(paths.PROMOTION)
     _tell(decision, evidence, report, confidence=policy.confidence)
     # An experiment is there to be compared, whatever came out.

@@ -89,7 +89,7 @@ def _judge(question: _Question) -> Outcome:
         )
     decision, evidence = verdicted.decision, verdicted.evidence
     if question["report"] is not None:
-        folder.write(question["report"], decision, evidence)
+        folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
     return Outcome(
         _STATUS[decision.verdict.value],
         {
@@ -97,6 +97,7 @@ def _judge(question: _Question) -> Outcome:
             "task": verdicted.policy.task,
             "decision": decision.to_plain(),
             "evidence": evidence.to_plain(),
+            "explanation": verdicted.explanation.to_plain(),
         },
         lambda console: _show(question, verdicted, console),
     )
@@ -106,6 +107,7 @@ _STATUS = {"PASS": Status.DONE, "FAIL": Status.REJECTED, "ERROR": Status.NOT_JUD
 
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
+    from gate.report.localisation import sentences
     from gate.report.terminal import print_decision
     from gate.report.wording import printable
 
@@ -118,5 +120,7 @@ def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
     )
     console.print(f"policy  {origin}; task {policy.task}, precision {policy.precision}")
     print_decision(verdicted.decision, verdicted.evidence, console, confidence=policy.confidence)
+    for sentence in sentences(verdicted.explanation):
+        console.print(sentence)
     if question["report"] is not None:
         console.print(f"report  {question['report'] / 'report.html'}")

@@ -8,7 +8,8 @@ from pathlib import Path
 from gate import atomic
 from gate.decision import Decision
 from gate.evidence import Evidence
-from gate.report import html, markdown, plots
+from gate.localisation import Explanation
+from gate.report import html, localisation, markdown, plots
 
 
 def write(
@@ -17,21 +18,30 @@ def write(
     evidence: Evidence,
     *,
     links: Mapping[str, str] | None = None,
+    explanation: Explanation | None = None,
 ) -> tuple[Path, ...]:
     """Write `evidence.json`, `decision.json`, `report.md`, `report.html` and `plots/<name>.png`,
-    each atomically; returns their paths. Raises StorageError."""
+    and where the file diverges also `localisation.json`, each atomically; returns their paths.
+    Raises StorageError."""
+    explanation = explanation or Explanation()
     drawn = plots.draw(evidence, decision)
+    if explanation.localisation is not None:
+        drawn["localisation"] = localisation.chart(explanation.localisation)
     texts = {
         "evidence.json": evidence.to_json(indent=2) + "\n",
         "decision.json": decision.to_json(indent=2) + "\n",
-        "report.md": markdown.describe(decision, evidence, links or {}),
-        "report.html": html.page(decision, evidence, drawn),
+        "report.md": markdown.describe(decision, evidence, links or {}, explanation),
+        "report.html": html.page(decision, evidence, drawn, explanation),
     }
+    if explanation.localisation is not None:
+        texts["localisation.json"] = explanation.localisation.to_json(indent=2) + "\n"
     contents = {name: text.encode() for name, text in texts.items()}
     contents |= {f"plots/{name}.png": png for name, png in drawn.items()}
     for name, content in contents.items():
         atomic.write_bytes(folder / name, content)
-    for name in plots.NAMES:
+    if explanation.localisation is None:
+        (folder / "localisation.json").unlink(missing_ok=True)
+    for name in (*plots.NAMES, "localisation"):
         if name not in drawn:
             # Of an earlier report in this folder: nobody should take it for this one's.
             (folder / "plots" / f"{name}.png").unlink(missing_ok=True)

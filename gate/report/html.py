@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from gate.checks import CheckResult, Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
-from gate.report import wording
+from gate.localisation import Explanation
+from gate.report import localisation, wording
 from gate.report.style import CSS
 
 _CAPTIONS = {
@@ -18,15 +19,22 @@ _CAPTIONS = {
     "confidence_bands": "By how much the confidence of the samples moved",
     "confidence_by_class": "Confidence difference per class",
     "latency": "Latency per batch",
+    "localisation": "Where the file leaves the model",
 }
 
 
-def page(decision: Decision, evidence: Evidence, plots: Mapping[str, bytes]) -> str:
+def page(
+    decision: Decision,
+    evidence: Evidence,
+    plots: Mapping[str, bytes],
+    explanation: Explanation | None = None,
+) -> str:
     """The whole page; `plots` are PNG bytes by name (`gate.report.plots.draw`)."""
     body = [
         f"<h1>{_verdict(decision.verdict)} {_subject(evidence)}</h1>",
         f"<p class=lead>{_text(wording.verdict_sentence(decision, evidence))}</p>",
         *_problems(decision),
+        *localisation.as_html(explanation or Explanation()),
         *_waivers(decision),
         "<h2>Checks</h2>",
         *_checks(wording.folded_groups(decision)),

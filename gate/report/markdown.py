@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from gate.checks import Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
-from gate.report import wording
+from gate.localisation import Explanation
+from gate.report import localisation, wording
 
 _HEADER = (
     "| runtime | check | observed | allowed | n | verdict |",
@@ -21,11 +22,18 @@ _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """What Markdown could take for markup; an underscore within a word is none."""
 
 
-def describe(decision: Decision, evidence: Evidence, links: Mapping[str, str]) -> str:
+def describe(
+    decision: Decision,
+    evidence: Evidence,
+    links: Mapping[str, str],
+    explanation: Explanation | None = None,
+) -> str:
     """Markdown text: the verdict, the problems, the table of checks, what it is bound to, `links`
     (label to address)."""
     lines = [_plain(wording.verdict_sentence(decision, evidence)), ""]
     lines += _problems(decision)
+    told = [f"- {_escape(text)}" for text in localisation.sentences(explanation or Explanation())]
+    lines += [*told, ""] if told else []
     lines += [*_HEADER, *_rows(decision), ""]
     lines += [
         f"- {_escape(text)}" for text in wording.agreement_sentences(evidence, confidence=0.95)

@@ -1,0 +1,121 @@
+"""`gate locate`: the first layer in which an ONNX file diverges from its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.policy_file import load_policy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.localisation import Localisation
+    from gate.runtime import RuntimeName
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    model: Path
+    reference: str
+    checkpoint: Path | None
+    inputs: Path
+    samples: int
+    runtime: RuntimeName
+    policy: Path | None
+    report: Path | None
+
+
+@click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
+@click.argument("model", type=FILE)
+@click.option(
+    "--reference",
+    required=True,
+    metavar="PKG.MODULE:FACTORY",
+    help="A callable without arguments that returns the nn.Module; found from this folder too.",
+)
+@click.option("--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors.")
+@click.option(
+    "--inputs",
+    type=FILE,
+    required=True,
+    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=8, show_default=True,
+    help="Compute on the first N samples.",
+)  # fmt: skip
+@click.option(
+    "--runtime",
+    type=click.Choice(["ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"]),
+    default="ort-cpu",
+    show_default=True,
+    help="The runtime whose layers are compared.",
+)
+@click.option("--policy", type=FILE, help="YAML whose determinism and CUDA settings are in force.")
+@click.option(
+    "--report", type=FILE, metavar="DIR", help="Write localisation.json and a chart here."
+)
+@machine_options
+def command(**question: Unpack[_Question]) -> Outcome:
+    """Compare every layer of MODEL.onnx with the PyTorch model, in one pass.
+
+    A layer that is wrong although its inputs are right is a source; what follows from it is
+    propagated.
+
+    Exit code 0: no layer diverges; 1: at least one does; 2: could not tell.
+
+    \b
+    Examples:
+      gate locate model.onnx --reference mypackage.models:build --inputs samples.npy
+      gate locate model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
+          --inputs samples.npy --runtime ort-cpu-optimized --report report
+      gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
+    """
+    return _locate(question)
+
+
+def _locate(question: _Question) -> Outcome:
+    from gate import atomic
+    from gate.check import Reference
+    from gate.export.onnx_file import read_subject
+    from gate.parity.candidate import Candidate
+    from gate.parity.locate.locate import locate
+    from gate.parity.samples import Samples
+    from gate.policy import Policy
+    from gate.report.localisation import chart
+
+    path = question["policy"]
+    policy = load_policy(path) if path else Policy.default(task="tensors")
+    samples = Samples.open(question["inputs"])
+    subject = read_subject(question["model"])
+    reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+    found = locate(
+        reference.model,
+        Candidate(question["model"], subject),
+        samples,
+        policy=policy,
+        runtime=question["runtime"],
+        limit=question["samples"],
+    )
+    if question["report"] is not None:
+        found.save(question["report"] / "localisation.json")
+        atomic.write_bytes(question["report"] / "plots" / "localisation.png", chart(found))
+    return Outcome(
+        Status.REJECTED if found.diverges else Status.DONE,
+        found.to_plain(),
+        lambda console: _show(question, found, console),
+    )
+
+
+def _show(question: _Question, found: Localisation, console: Console) -> None:
+    from gate.report.localisation import print_layers
+
+    print_layers(found, console)
+    if question["report"] is not None:
+        console.print(f"report  {question['report'] / 'plots' / 'localisation.png'}")
