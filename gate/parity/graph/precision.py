@@ -70,9 +70,9 @@ def _makes(graph: Graph, node: Node, code: int) -> bool:
 
 
 def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: Witness) -> bool:
-    """True for several numbers, if no tensor of the model of that size is whole in so few bits."""
+    """True if no tensor of the model of that size is whole in so few bits."""
     elements = math.prod(tensor.dims)
-    return elements > 1 and not any(
+    return not any(
         known.numel() == elements and torch.equal(known.to(dtype).to(known.dtype), known)
         for _, known in witness.tensors()
     )

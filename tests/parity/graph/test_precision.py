@@ -89,6 +89,16 @@ def test_weights_stored_in_half_must_have_been_so(tmp_path, reference, told):
     assert found(seen, "float16") == (["w"] if told else [])
 
 
+def test_a_single_number_in_half_is_told_too(tmp_path):
+    scale = {"w": np.asarray([0.1], np.float16)}
+    nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
+    exact = Holds(torch.tensor([0.1]).half())
+    assert found(report(model(nodes, scale), tmp_path, Holds(torch.tensor([0.1]))), "float16") == [
+        "w"
+    ]
+    assert found(report(model(nodes, scale), tmp_path, exact), "float16") == []
+
+
 def test_an_island_in_a_branch(tmp_path):
     half = [to("x", "h", HALF), node("Relu", ["h"], ["r"]), to("r", "t", FLOAT)]
     then = helper.make_graph(half, "then", [], [value("t", None)])
