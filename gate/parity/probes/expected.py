@@ -26,6 +26,8 @@ _SUSPICIOUS_DIFF = 1e-4
 """A relative difference from which on it is looked at, where no float64 twin runs."""
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 twin runs."""
+_EXPLODED = 1000.0
+"""How many times larger than to any sample an answer must be to say nothing about rounding."""
 _UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
 
@@ -60,13 +62,19 @@ class Expected:
     integers, bools, NaN and infinities that rounding alone changes are left out.
 
     This hides no branch that the trace baked in, unless the probe lies within rounding of the
-    condition, where the model has no decided answer itself (zeros stay exactly zero). Only a
+    condition, where the model has no decided answer itself (zeros stay exactly zero).
+
+    An answer that is a thousand times larger than any to the samples shows a network that amplifies
+    whatever it gets, kernels' approximations too (ONNX Runtime's sigmoid ends at 1.5e-8): there the
+    size of a difference is not judged, NaN, infinities, shapes and integers still are. Only a
     runtime that is far off costs the further runs. The thresholds are fixed, not the policy's:
     the evidence must not depend on bounds.
     """
 
-    def __init__(self, stand: Stand, probe: Probe) -> None:
+    def __init__(self, stand: Stand, probe: Probe, ordinary: Sequence[float] = ()) -> None:
+        """`ordinary`: the largest magnitude of each output on samples, where they are known."""
         self.probe = probe
+        self._ordinary = ordinary
         self.inapplicable: str | None = None
         self._stand = stand
         self._reference: list[Array] = []
@@ -100,9 +108,18 @@ class Expected:
             numbers = self._numbers(outputs, self._draws)
             if numbers.ratio is None and not numbers.torn and self._wobbles(outputs):
                 return self._record(inapplicable="rounding alone moves its answer as far")
+        if numbers.suspicious and not numbers.torn and self._explodes():
+            return self._record(inapplicable="its answer is 1000 times larger than to any sample")
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
+
+    def _explodes(self) -> bool:
+        return any(
+            0.0 < usual * _EXPLODED < float(np.abs(r[np.isfinite(r)]).max(initial=0.0))
+            for r, usual in zip(self._reference, self._ordinary, strict=False)
+            if r.dtype.kind == "f"
+        )
 
     def _record(self, **seen: float | str | None) -> ProbeParity:
         probe = self.probe

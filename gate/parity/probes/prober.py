@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
 
 from gate.evidence import TensorSpec
 from gate.instruments import TraceSearch
@@ -47,13 +50,21 @@ class Prober:
             self._judge(probe, tracks)
         return search
 
+    @cached_property
+    def _ordinary(self) -> list[float]:
+        """The largest magnitude of each output on the first samples."""
+        return [
+            float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
+            for output in self._stand.reference.run(self._observed.rows)
+        ]
+
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
         digest = _digest(probe.batch)
         if digest in self._seen:
             return
         self._seen.add(digest)
-        expected = Expected(self._stand, probe)
+        expected = Expected(self._stand, probe, self._ordinary)
         for track in tracks:
             if track.runner is not None:
                 track.probes.append(expected.parity(track.compute))

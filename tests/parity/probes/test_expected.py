@@ -299,3 +299,30 @@ def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
     probe.parity(lambda batch, reference: [reference[0] + 1])
     probe.parity(lambda batch, reference: [reference[0] + 1])
     assert len(calls) == 1
+
+
+class Explodes(nn.Module):
+    """Far outside of the samples, far larger."""
+
+    def forward(self, x):
+        return torch.sinh(x)
+
+
+@pytest.mark.parametrize(
+    ("ordinary", "change", "excused"),
+    [
+        ((1.0,), lambda outputs: [outputs[0] * 1.5], True),
+        ((1e6,), lambda outputs: [outputs[0] * 1.5], False),
+        ((0.0,), lambda outputs: [outputs[0] * 1.5], False),
+        ((), lambda outputs: [outputs[0] * 1.5], False),
+        ((1.0,), lambda outputs: [outputs[0] * np.float32(np.nan)], False),
+        ((1.0,), same, False),
+    ],
+)
+def test_an_answer_a_thousand_times_larger_than_to_any_sample(ordinary, change, excused):
+    arrays = {"x": np.full((2, 4), 15.0, np.float32)}
+    probe = Probe("p", "value", 2, lambda: arrays)
+    seen = Expected(benches.stand(Explodes(), arrays), probe, ordinary).parity(
+        lambda batch, reference: change([array.copy() for array in reference])
+    )
+    assert (seen.inapplicable is not None) is excused
