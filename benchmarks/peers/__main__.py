@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +26,8 @@ THREADS = 2
 def main() -> None:
     arguments = _arguments()
     require_extra()
+    import torch
+
     torch.set_num_threads(THREADS)
     console = Console(width=None if sys.stdout.isatty() else 140)
     told: dict[str, Any] = {"conditions": conditions()}
@@ -53,7 +54,7 @@ def conditions() -> dict[str, Any]:
     """What the numbers depend on beside the code."""
     return {
         "versions": {name: version(name) for name in DISTRIBUTIONS},
-        "threads": torch.get_num_threads(),
+        "threads": THREADS,
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
     }
 

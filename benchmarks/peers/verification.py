@@ -6,7 +6,6 @@ the only place where torch judges them (there they become warnings).
 
 from __future__ import annotations
 
-import warnings
 from weakref import WeakKeyDictionary
 
 import onnx_ir
@@ -15,6 +14,7 @@ from torch import nn
 from torch.onnx.verification import VerificationInfo, verify_onnx_program
 
 from benchmarks.peers.case import CannotJudge, Case, session, tensors
+from gate.export.capture import captured
 
 _MAX_ABS_DIFF, _MAX_REL_DIFF = 5e-3, 1e-1
 
@@ -41,8 +41,7 @@ def exported(case: Case) -> torch.export.ExportedProgram:
     """The reference as it needs it. Raises CannotJudge where torch.export can't take the model."""
     example = tensors(next(case.batches()))
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with captured(), torch.no_grad():
             return torch.export.export(case.model, example)
     except Exception as error:
         first = (str(error).strip().splitlines() or ["no message"])[0]
