@@ -1,0 +1,19 @@
+"""Localisation: which layer of the file diverges first from the model, and why.
+
+    tape, listeners    listen to every module call of a forward, keep tensors or exchange them
+    values, sketch     the values that a forward passes between modules, and a few of their elements
+    sides, runs, bench what is computed: the model and its twin; pieces of the file; the samples
+    graph              the file, whole with tensors as outputs, or cut at tensors
+    names, clues       what names and operators say about where a tensor comes from
+    matching, finding  which tensor of the file is which value of the model
+    layout             the result: where the file is cut, and what goes in there
+    measuring, rows    the differences of all layers on all samples
+    verdicts           what is rounding, and what is not
+    weights, settings  the file's constants and attributes against the module's
+    cause, telling     why, in words; the record
+    locate             all of it
+
+The file runs twice with the tensors of all layers as outputs. In the first run errors travel on
+from layer to layer. In the second run every layer gets the inputs that the model's layer got
+(the graph is cut at all layers): what is wrong there is wrong in that very layer.
+"""

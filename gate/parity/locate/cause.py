@@ -1,0 +1,167 @@
+"""Why a layer diverges, as far as the file and the numbers tell, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from torch import nn
+
+from gate.parity.locate import settings, weights
+from gate.parity.locate.graph import Graph
+from gate.parity.locate.layout import Layout
+from gate.parity.locate.rows import Deviation
+from gate.parity.locate.values import Value
+from gate.runtime import RUNTIMES, RuntimeName
+
+_TF32 = 2.0**-12
+"""Typical relative error (rms) of rounding to 10 bits of mantissa."""
+_SHOWN = 4
+_EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
+_WEIGHTS = (
+    "Export again from the checkpoint of the reference; if it stays, try "
+    "export.do_constant_folding: false."
+)
+_ROUNDED = "Export in float32, and convert nothing afterwards; or say precision: reduced."
+_OTHER_MODEL = (
+    "Export again from the code and checkpoint of the reference: the file is of another model."
+)
+_OPERATOR = (
+    "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
+    "update ONNX Runtime."
+)
+_CODE = (
+    "Look at the functions that forward calls there (F.interpolate, indexing, integer arithmetic, "
+    "in-place changes): write them with operators that the exporter knows, or export with another "
+    "opset or exporter."
+)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A value that is wrong although what it was computed from is right."""
+
+    value: Value
+    tensor: str
+    missing: bool
+    """True if no node computes it, and its readers read `tensor` instead."""
+    folded: Value | None
+    """The layer whose BatchNorm this is, where one node computes both."""
+    alone: Deviation
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of the modules that it may be, the likeliest first."""
+        own = (self.value.path,)
+        return (self.folded.path, *own) if self.folded else own
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is known about one source."""
+
+    module: str
+    """Path of the module at fault."""
+    text: str
+    """What is wrong, without a full stop."""
+    remedy: str
+
+
+class Detective:
+    """Looks for the cause of a source in the file and in the model."""
+
+    def __init__(
+        self, model: nn.Module, graph: Graph, layout: Layout, runtime: RuntimeName
+    ) -> None:
+        self._model = model
+        self._graph = graph
+        self._cuts = layout.cuts
+        self._cuda = RUNTIMES[runtime].cuda
+
+    def cause(self, suspect: Suspect) -> Cause:
+        """The first explanation that the evidence gives, from the most certain to the least."""
+        if suspect.missing:
+            text = f"no node of the file computes it: what follows reads {suspect.tensor}"
+            return Cause(suspect.value.path, text, _OTHER_MODEL)
+        places, met = self._graph.segment(suspect.tensor, self._cuts)
+        nodes = [self._graph.nodes[place] for place in places]
+        for evidence in (
+            self._training(suspect, nodes),
+            self._weights(suspect, places),
+            self._settings(suspect, nodes),
+            self._shape(suspect, nodes),
+            self._precision(suspect, nodes),
+            self._code(suspect, nodes, met),
+        ):
+            if evidence is not None:
+                return evidence
+        kind, shown = suspect.value.kind, _operators(nodes)
+        text = f"weights and settings are the model's, but {shown} computes something else"
+        return Cause(suspect.paths[0], f"{text} than {kind}", _OPERATOR)
+
+    def _training(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if not settings.training(nodes):
+            return None
+        return Cause(suspect.value.path, "its nodes compute as in training", _EVAL)
+
+    def _weights(self, suspect: Suspect, places: Sequence[int]) -> Cause | None:
+        found = self._graph.constants(places)
+        value, layer = suspect.value, suspect.folded
+        module = self._model.get_submodule(value.path)
+        if layer is None:
+            told = weights.differences(module, value.path, found, own=value.functional)
+        else:
+            pair = (self._model.get_submodule(layer.path), module)
+            told = weights.folded_differences(pair, (layer.path, value.path), found)
+        if not told:
+            return None
+        return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else _WEIGHTS)
+
+    def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if suspect.value.functional:
+            return None
+        for path in suspect.paths:
+            told = list(settings.differing(self._model.get_submodule(path), nodes))
+            if told:
+                return Cause(path, "; ".join(told), _OTHER_MODEL)
+        return None
+
+    def _shape(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if suspect.alone.mismatch is None:
+            return None
+        text = f"its shape is {suspect.alone.mismatch}; it comes from {_operators(nodes)}"
+        return Cause(suspect.paths[0], text, _OTHER_MODEL)
+
+    def _precision(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        narrow = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+        for node in nodes:
+            for attribute in node.attribute:
+                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
+                    text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
+                    return Cause(suspect.paths[0], text, _ROUNDED)
+        size = suspect.alone.relative
+        if self._cuda and _TF32 / 8 <= size <= _TF32 * 8:
+            text = f"its relative error, {size:.2g}, is that of TF32"
+            remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
+            return Cause(suspect.paths[0], text, remedy)
+        return None
+
+    def _code(
+        self, suspect: Suspect, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+    ) -> Cause | None:
+        value = suspect.value
+        if not value.functional:
+            return None
+        forward = f"the forward of {value.path}" if value.path else "the model's own forward"
+        place = f" before {value.before}" if value.before != value.path else ""
+        between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
+        text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
+        return Cause(value.path, text, _CODE)
+
+
+def _operators(nodes: Sequence[onnx.NodeProto]) -> str:
+    """The last nodes, with their names."""
+    names = [f"{node.op_type} {node.name}".strip() for node in nodes if node.op_type != "Constant"]
+    more = f"{len(names) - _SHOWN} nodes and " if len(names) > _SHOWN else ""
+    return more + ", ".join(names[-_SHOWN:])

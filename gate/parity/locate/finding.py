@@ -1,0 +1,96 @@
+"""Matching by running: the file is cut where it is known, until all that can be told is told."""
+
+from __future__ import annotations
+
+import math
+
+from gate.parity.locate.bench import Bench
+from gate.parity.locate.layout import Layout
+from gate.parity.locate.matching import Matcher, Tensor
+from gate.parity.locate.runs import Run
+from gate.parity.locate.values import Survey, Value
+from gate.runtime import RUNTIMES
+
+_ROUNDS = 12
+"""Runs of the first batch, at most. Without a gross fault there are two."""
+_INNER = 4
+"""Bytes of the file's tensors for each byte of the model's values, by experience: at most."""
+
+
+class Finder:
+    """Matches on the first batch, on the CPU with optimisations off.
+
+    A fault spoils all values behind it. Cut there, they are right again and can be told by. From
+    front to back, each value that still differs from its tensor is tried without one: where a
+    node is missing, its readers read the tensor before.
+    """
+
+    def __init__(self, bench: Bench, survey: Survey, matcher: Matcher) -> None:
+        self._bench = bench
+        self._survey = survey
+        self._matcher = matcher
+
+    def find(self) -> Layout:
+        """The layout. Raises EvidenceError, and what ONNX Runtime raises."""
+        layout = self._matched(Layout())
+        tried: set[int] = set()
+        for _ in range(_ROUNDS):
+            better = self._matched(layout)
+            if better.names != layout.names:
+                layout = better
+                continue
+            layout = better
+            doubtful = self._doubtful(layout, tried)
+            if doubtful is None:
+                break
+            tried.add(doubtful.number)
+            trial = self._matched(self._without(layout, doubtful))
+            # The first value on which they disagree decides: further behind, what is still off
+            # in one of them had right inputs in the other.
+            differing = trial.matching.equal ^ layout.matching.equal
+            if min(differing, default=math.inf) in trial.matching.equal:
+                layout = trial
+        return layout
+
+    def _matched(self, layout: Layout) -> Layout:
+        """Run the first batch with the file cut, and match again."""
+        bench, survey = self._bench, self._survey
+        batch, names = bench.batches[0], bench.graph.tensors
+        values = bench.side.values(batch, survey, set(layout.put_in.values()))
+        size = _INNER * sum(value.nbytes for value in survey.values)
+        tensors: list[Tensor] = []
+        for part in bench.parts(names, size=size):
+            piece = bench.graph.cut(part, layout.cuts)
+            run = Run(piece, RUNTIMES["ort-cpu"], bench.policy)
+            arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
+            tensors += self._matcher.tensors(arrays)
+        matching = self._matcher.match(tensors, layout.matching.names, without=layout.missing)
+        return Layout(matching, layout.missing)
+
+    def _doubtful(self, layout: Layout, tried: set[int]) -> Value | None:
+        """The first value of a module that may have no tensor, where something behind is off."""
+        off = set(layout.matching.tensors) - layout.matching.equal
+        for value in self._survey.values:
+            if value.number > max(off, default=-1):
+                break
+            settled = value.number in tried or value.number in layout.matching.equal
+            silent = value.functional or value.repeats is not None
+            folded = value.number in self._matcher.folded
+            if not (settled or silent or folded) and self._stand_in(layout, value) is not None:
+                return value
+        return None
+
+    def _without(self, layout: Layout, value: Value) -> Layout:
+        """The tensor before in the place of this one; all that is not sure behind is open again."""
+        stand_in = self._stand_in(layout, value)
+        assert stand_in is not None
+        missing = {**layout.missing, value.number: stand_in}
+        return Layout(layout.matching.sure(), missing)
+
+    def _stand_in(self, layout: Layout, value: Value) -> str | None:
+        """The tensor that readers of the value would read if no node computed it."""
+        known = layout.names
+        for number in self._matcher.before(value, known) or ():
+            if self._survey.values[number].shape == value.shape:
+                return known[number]
+        return None

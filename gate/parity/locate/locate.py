@@ -1,0 +1,131 @@
+"""Which layer of a file diverges first from its model, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gate.errors import EvidenceError, GateError
+from gate.localisation import Localisation
+from gate.parity.binding import bind
+from gate.parity.candidate import Candidate
+from gate.parity.determinism import deterministic
+from gate.parity.locate.bench import BUDGET, Bench
+from gate.parity.locate.finding import Finder
+from gate.parity.locate.graph import Graph
+from gate.parity.locate.matching import Matcher
+from gate.parity.locate.measuring import Measuring
+from gate.parity.locate.names import Paths
+from gate.parity.locate.sides import ModelSide
+from gate.parity.locate.telling import Findings, tell
+from gate.parity.locate.values import Survey
+from gate.parity.locate.verdicts import Limits
+from gate.parity.runner import Batch
+from gate.parity.samples import Samples
+from gate.parity.torch_runner import private_copy
+from gate.parity.track import describe_failure
+from gate.policy import Policy
+from gate.runtime import RuntimeName
+
+_FIRST = 2
+"""Samples on which tensors are matched and the float64 twin runs."""
+
+
+def locate(  # noqa: PLR0913
+    model: nn.Module,
+    candidate: Candidate,
+    samples: Samples,
+    *,
+    policy: Policy,
+    runtime: RuntimeName,
+    limit: int = 8,
+    budget: int = BUDGET,
+) -> Localisation:
+    """Compare every layer of the file in `runtime` with the modules of `model`.
+
+    On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
+    bytes of tensors that are held at a time on each side. `model` and all global switches are
+    afterwards as they were.
+
+    Raises InputMismatch and DataError for samples that don't fit, ModelError and EvidenceError
+    where the model or the file can't compute them or nothing can be matched, DigestMismatch if
+    the file is not the one that `candidate.subject` describes.
+    """
+    binding = bind(candidate.subject.inputs, samples.specs, count=len(samples), batch_size=_FIRST)
+    size = binding.batch_size
+    wanted = -(-limit // size) * size if binding.fixed else limit
+    taken = next(samples.batches(min(wanted, len(samples))))
+    with _switched(policy):
+        graph = Graph(candidate)
+        side = ModelSide(private_copy(model, device="cpu"), binding)
+        first = {name: array[:size] for name, array in taken.items()}
+        survey = side.survey(first)
+        step = size if binding.fixed else _step(survey, size, budget)
+        rest = [
+            {name: array[start : start + step] for name, array in taken.items()}
+            for start in range(size, _count(taken), step)
+        ]
+        bench = Bench(side, graph, [first, *rest], binding.pairs, policy, budget)
+        names = [name for name, _ in binding.pairs]
+        matcher = Matcher(survey, graph, Paths(side.model), inputs=names)
+        try:
+            layout = Finder(bench, survey, matcher).find()
+            _check_matched(survey, layout.matching.tensors, matcher.folded)
+            measured = Measuring(bench, survey, layout, runtime).run()
+        except GateError:
+            raise
+        except Exception as error:  # of ONNX Runtime, without a common base
+            raise EvidenceError(
+                f"{candidate.path.name} can't compute the samples layer by layer: "
+                f"{describe_failure(error)}."
+            ) from error
+    candidate.verify()
+    findings = Findings(survey, graph, layout, measured, matcher.folded)
+    limits = Limits(runtime, policy, twin=measured.noise_unmeasured is None)
+    return tell(findings, side.model, limits, candidate.subject)
+
+
+@contextmanager
+def _switched(policy: Policy) -> Iterator[None]:
+    """The policy's switches; tensors with versions, because in-place operations are told by them;
+    attention by its ordinary operators, because the fused ones call no modules."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with deterministic(policy.determinism), torch.inference_mode(False), torch.no_grad():
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _step(survey: Survey, size: int, budget: int) -> int:
+    """Samples a batch, so that all values of a batch fit the budget with the file's."""
+    each = sum(value.nbytes for value in survey.values) / size
+    return max(1, int(budget // max(1.0, 2 * each)))
+
+
+def _count(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _check_matched(
+    survey: Survey, tensors: Mapping[int, object], folded: Mapping[int, int]
+) -> None:
+    """Raises EvidenceError if no call of a module has a tensor in the file."""
+    calls = [
+        value.number
+        for value in survey.values
+        if not value.functional
+        and value.repeats is None
+        and value.number not in (*survey.inputs, *folded)
+    ]
+    if calls and not any(number in tensors for number in calls):
+        kinds = sorted({survey.values[number].kind for number in calls})
+        raise EvidenceError(
+            f"mapped 0 of {len(calls)} module calls ({', '.join(kinds[:5])}): no tensor of the "
+            "file has the shape and the name, operator or values of any of them. Give the "
+            "factory and the checkpoint of the model that the file was exported from."
+        )

@@ -1,0 +1,235 @@
+"""Which tensor of the file is which value of the model.
+
+Values decide where they agree: of all tensors of its shape a value is the one that it equals, up to
+rounding. Behind a fault they don't; there names, operators and the order decide, until the cut run
+gives every layer right inputs and values can decide again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gate.parity.locate.clues import EXACT, Clues
+from gate.parity.locate.graph import Graph
+from gate.parity.locate.names import Paths, Scope
+from gate.parity.locate.sketch import sketch
+from gate.parity.locate.values import Survey, Value
+from gate.parity.statistics import Array
+
+_EQUAL = 1e-3
+"""Relative difference (rms) up to which a tensor can be a value, rounding and small faults
+included."""
+_AS_NEAR = 16.0
+"""Of two tensors the nearer one is the value only if it is nearer by this factor: blocks that
+hardly change their input return nearly what they got."""
+_STEPS = 12
+"""Nodes that compute one module, at most."""
+_READS = 3.0
+"""What it is worth that a tensor is computed from what the module got."""
+_NEAR = 0.5
+"""Relative difference from which nearness says nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of the file, as one run computed it."""
+
+    name: str
+    place: int
+    """Of its node."""
+    op: str
+    scope: Scope | None
+    shape: tuple[int, ...]
+    sketch: Array
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Tensors by the numbers of values, in the order of the values."""
+
+    tensors: Mapping[int, Tensor] = field(default_factory=dict)
+    equal: frozenset[int] = frozenset()
+    """The values that their tensor equals."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of the tensors."""
+        return {number: tensor.name for number, tensor in self.tensors.items()}
+
+    def sure(self) -> Matching:
+        """Only what equals its value."""
+        kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
+        return Matching(kept, self.equal)
+
+
+class Matcher:
+    """Pairs the values of one survey with the tensors of one file."""
+
+    def __init__(
+        self, survey: Survey, graph: Graph, paths: Paths, *, inputs: Sequence[str]
+    ) -> None:
+        """`inputs`: names of the file's inputs in the order of the model's arguments."""
+        self._values = survey.values
+        self._returned = dict(zip(survey.outputs, graph.outputs, strict=False))
+        self._given = dict(zip(survey.inputs, inputs, strict=False))
+        self._graph = graph
+        self._scopes = [paths.scope(node) for node in graph.nodes]
+        operators = [node.op_type for node in graph.nodes]
+        self._clues = Clues(survey.values, list(zip(operators, self._scopes, strict=True)))
+
+    @property
+    def folded(self) -> Mapping[int, int]:
+        """As `Clues.folded`."""
+        return self._clues.folded
+
+    def tensors(self, arrays: Mapping[str, Array]) -> list[Tensor]:
+        """What a run gave, in the order of the nodes."""
+        producer = self._graph.producer
+        places = {name: producer[name] for name in arrays if name in producer}
+        return [
+            Tensor(
+                name=name,
+                place=place,
+                op=self._graph.nodes[place].op_type,
+                scope=self._scopes[place],
+                shape=arrays[name].shape,
+                sketch=sketch(arrays[name]),
+            )
+            for name, place in sorted(places.items(), key=lambda item: item[1])
+        ]
+
+    def match(
+        self,
+        tensors: Sequence[Tensor],
+        before: Mapping[int, str] | None = None,
+        *,
+        without: Container[int] = (),
+    ) -> Matching:
+        """`before`: an earlier matching, which stays where nothing equals the value. `without`:
+        values that no tensor has, unless one equals them."""
+        free = _Free(tensors)
+        for number, name in self._given.items():
+            free.take(number, _given(self._values[number], name))
+        for value in self._values:
+            if value.number not in free.taken:
+                free.take(value.number, self._equal(value, free))
+        equal = frozenset(free.taken)
+        for number, name in (before or {}).items():
+            if number not in free.taken and number not in without:
+                free.take(number, free.named(name))
+        for value in self._values:
+            silent = value.repeats is not None or value.number in self.folded
+            if value.number not in free.taken and not silent and value.number not in without:
+                free.take(value.number, self._likely(value, free))
+        return Matching(dict(sorted(free.taken.items())), equal)
+
+    def before(self, value: Value, known: Container[int]) -> list[int] | None:
+        """The values that it was computed from, as far as others only hand them on or were
+        folded into it; None if one of them is not known."""
+        found = []
+        for got in value.inputs:
+            number: int | None = got
+            while number is not None and number not in known:
+                number = self._handed_on(self._values[number])
+            if number is None:
+                return None
+            found.append(number)
+        return found
+
+    def _handed_on(self, value: Value) -> int | None:
+        """The value that this one only repeats, or is computed from before it is folded."""
+        return value.inputs[0] if value.number in self.folded else value.repeats
+
+    def _equal(self, value: Value, free: _Free) -> Tensor | None:
+        """The free tensor that equals the value; of several the one that names speak for."""
+        distances = [
+            (difference(value.sketch, tensor.sketch), tensor) for tensor in free.like(value)
+        ]
+        nearest = min((distance for distance, _ in distances), default=math.inf)
+        if not nearest <= _EQUAL:
+            return None
+        near = [tensor for distance, tensor in distances if distance <= _AS_NEAR * nearest]
+        return max(near, key=lambda t: (self._clues.name(value, t.place, t.scope), -t.place))
+
+    def _likely(self, value: Value, free: _Free) -> Tensor | None:
+        """The free tensor for which most speaks, if anything does."""
+        best, most = None, 0.0
+        after, until = free.neighbours(value)
+        known = self.before(value, free.taken)
+        got = {free.taken[number].name for number in known or ()}
+        for tensor in free.like(value):
+            name = self._clues.name(value, tensor.place, tensor.scope)
+            score = name + self._clues.kind(value, tensor.op)
+            if self._returned.get(value.number) == tensor.name:
+                score += EXACT
+            if got:
+                reads = self._graph.sources(tensor.name, free.names, steps=_STEPS)
+                score += _READS if got <= reads else -_READS
+            distance = difference(value.sketch, tensor.sketch)
+            score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
+            score += 0.5 if after < tensor.place < until else -1.0
+            # Of the nodes of one module the last one gives its output.
+            if score > most or (score == most and name >= EXACT):
+                best, most = tensor, score
+        return best
+
+
+def _given(value: Value, name: str) -> Tensor:
+    """An input of the file."""
+    return Tensor(name, -1, "", None, value.shape, value.sketch)
+
+
+class _Free:
+    """The tensors that no value has taken yet."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.taken: dict[int, Tensor] = {}
+        self.names: set[str] = set()
+        """Of the tensors that are taken."""
+        self._by_name = {tensor.name: tensor for tensor in tensors}
+
+    def like(self, value: Value) -> list[Tensor]:
+        """Of the value's shape and kind of number."""
+        kind = value.sketch.dtype.kind
+        return [
+            tensor
+            for tensor in self._by_name.values()
+            if tensor.shape == value.shape and tensor.sketch.dtype.kind == kind
+        ]
+
+    def named(self, name: str) -> Tensor | None:
+        """The tensor of this name, if it is free."""
+        return self._by_name.get(name)
+
+    def take(self, number: int, tensor: Tensor | None) -> None:
+        """Give the tensor to the value."""
+        if tensor is not None:
+            self.taken[number] = tensor
+            self.names.add(tensor.name)
+            self._by_name.pop(tensor.name, None)
+
+    def neighbours(self, value: Value) -> tuple[int, float]:
+        """Places of the tensors of the values before and behind."""
+        before = [t.place for number, t in self.taken.items() if number < value.number]
+        behind = [t.place for number, t in self.taken.items() if number > value.number]
+        return max(before, default=-1), min(behind, default=math.inf)
+
+
+def difference(value: Array, tensor: Array) -> float:
+    """rms(tensor - value) / rms(value) over the elements that are finite in both.
+
+    0 where both are zero; infinite where none is finite in both, or other elements are.
+    """
+    r, c = value.astype(np.float64), tensor.astype(np.float64)
+    finite = np.isfinite(r) & np.isfinite(c)
+    if not np.array_equal(r[~finite], c[~finite], equal_nan=True):
+        return math.inf
+    scale = float(np.linalg.norm(r[finite]))
+    apart = float(np.linalg.norm(c[finite] - r[finite]))
+    if apart == 0.0:
+        return 0.0
+    return apart / scale if scale > 0.0 else math.inf

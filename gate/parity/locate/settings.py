@@ -1,0 +1,99 @@
+"""The settings of a module against the attributes of the nodes that compute it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx import helper
+from torch import nn
+
+_WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
+_SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
+    "Conv": {**_WINDOW, "group": ("groups", 1)},
+    "ConvTranspose": {**_WINDOW, "group": ("groups", 1)},
+    "MaxPool": {**_WINDOW, "kernel_shape": ("kernel_size", None), "ceil_mode": ("ceil_mode", 0)},
+    "AveragePool": {
+        "strides": ("stride", 1),
+        "pads": ("padding", 0),
+        "kernel_shape": ("kernel_size", None),
+        "ceil_mode": ("ceil_mode", 0),
+        "count_include_pad": ("count_include_pad", 0),
+    },
+    "BatchNormalization": {"epsilon": ("eps", 1e-5)},
+    "LayerNormalization": {"epsilon": ("eps", 1e-5)},
+    "InstanceNormalization": {"epsilon": ("eps", 1e-5)},
+    "GroupNormalization": {"epsilon": ("eps", 1e-5)},
+    "LeakyRelu": {"alpha": ("negative_slope", 0.01)},
+    "Elu": {"alpha": ("alpha", 1.0)},
+    "Gelu": {"approximate": ("approximate", "none")},
+}
+"""Operator to attribute to (attribute of the module, default of the operator)."""
+
+_PADDING_MODES = {
+    "zeros": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
+"""`padding_mode` of a convolution to `mode` of Pad."""
+
+
+def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Each setting that a node has otherwise than the module, in words."""
+    listed = list(nodes)
+    yield from _padding_mode(module, listed)
+    padded = any(node.op_type == "Pad" for node in listed)  # then pads say only a part of it
+    for node in listed:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
+            if not hasattr(module, attribute) or (name == "pads" and padded):
+                continue
+            seen, want = given.get(name, default), getattr(module, attribute)
+            if seen is not None and not _equal(seen, want, name):
+                text = seen.decode() if isinstance(seen, bytes) else seen
+                yield f"{name} is {_short(text)} in the file, {attribute} is {want} in the model"
+
+
+def training(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
+    for node in nodes:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "BatchNormalization" and given.get("training_mode") == 1:
+            return True
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            return True
+    return False
+
+
+def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[str]:
+    want = getattr(module, "padding_mode", None)
+    if want not in _PADDING_MODES:
+        return
+    pads = [node for node in nodes if node.op_type == "Pad"]
+    modes = [a.s.decode() for node in pads for a in node.attribute if a.name == "mode"]
+    seen = set(modes or ["constant"])
+    if _PADDING_MODES[want] not in seen:
+        yield f"padding mode is {', '.join(seen)} in the file, padding_mode is {want} in the model"
+
+
+def _equal(seen: Any, want: Any, name: str) -> bool:
+    if isinstance(seen, bytes):
+        return bool(seen.decode() == want)
+    if isinstance(seen, float):
+        return isinstance(want, float | int) and math.isclose(seen, want, rel_tol=1e-6)
+    if isinstance(want, str):  # padding='same'
+        return True
+    seen_all = [seen] if isinstance(seen, int) else list(seen)
+    want_all = [int(want)] if isinstance(want, bool | int) else [int(one) for one in want]
+    if name == "pads" and len(want_all) > 1:
+        want_all = want_all * 2
+    if 1 in (len(seen_all), len(want_all)):
+        return len({*seen_all, *want_all}) == 1
+    return seen_all == want_all
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

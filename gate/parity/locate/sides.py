@@ -1,0 +1,76 @@
+"""The model's side of a localisation: its forwards with somebody listening, and its twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.parity.binding import Binding
+from gate.parity.locate.listeners import Exchanges, Keeps
+from gate.parity.locate.tape import Hears, listening
+from gate.parity.locate.values import Survey
+from gate.parity.runner import Batch
+from gate.parity.stand import Reference
+from gate.parity.statistics import Array
+from gate.parity.torch_runner import TorchRunner
+from gate.parity.twin import double_copy, in_double
+
+
+@dataclass(frozen=True)
+class Truths:
+    """What the float64 twin computed, as sketches by the numbers of values."""
+
+    through: Mapping[int, Array]
+    """In one forward."""
+    alone: Mapping[int, Array]
+    """Every value from the model's own float32 values before it."""
+
+
+class ModelSide:
+    """Our own copy of the model. Call it outside of inference mode, without gradients."""
+
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        self.model = model
+        self._binding = binding
+        self._reference = Reference(model, binding)
+
+    def survey(self, batch: Batch) -> Survey:
+        """The values of a forward. Raises EvidenceError."""
+        survey = Survey()
+        self._run(batch, survey.hear)
+        return survey
+
+    def values(self, batch: Batch, survey: Survey, wanted: Container[int]) -> dict[int, Array]:
+        """Values of a forward, whole. Raises AnotherWay, EvidenceError."""
+        keeps = Keeps(survey, wanted, whole=True)
+        self._run(batch, keeps.hear)
+        return keeps.kept
+
+    def truths(self, batch: Batch, survey: Survey, references: Mapping[int, Array]) -> Truths:
+        """What the float64 twin computes for the values of `references`.
+
+        Raises ModelError where the model can't run in float64.
+        """
+        twin = double_copy(self.model)
+        runner = TorchRunner(twin, self._binding, device="cpu", dtype=torch.float64)
+        through = Keeps(survey, references, whole=False)
+        apart = Exchanges(survey, references)
+        try:
+            with in_double():
+                for hears in (through.hear, apart.hear):
+                    with listening(twin, hears):
+                        runner.run(batch)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or ["no message"])[0]
+            raise ModelError(
+                f"the model can't run in float64: {type(error).__name__}: {first}"
+            ) from error
+        return Truths(through.kept, apart.kept)
+
+    def _run(self, batch: Batch, hears: Hears) -> None:
+        with listening(self.model, hears):
+            self._reference.run(batch)

@@ -1,0 +1,211 @@
+"""The record of a localisation: rows, first divergence, cause and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from gate.evidence import Subject
+from gate.localisation import LayerRow, LayerVerdict, Localisation
+from gate.parity.locate.cause import Cause, Detective, Suspect
+from gate.parity.locate.graph import Graph
+from gate.parity.locate.layout import Layout
+from gate.parity.locate.measuring import Layer, Level, Measured
+from gate.parity.locate.rows import Deviation
+from gate.parity.locate.values import Survey, Value
+from gate.parity.locate.verdicts import Limits
+
+_LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
+_FUSION = (
+    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
+    "or export with another opset, so that the pattern is not fused."
+)
+_PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
+_GROWTH = (
+    "The model amplifies rounding there: look for differences of large numbers, sharp softmax or "
+    "division by small numbers; or allow more noise in the policy knowingly."
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was found out."""
+
+    survey: Survey
+    graph: Graph
+    layout: Layout
+    measured: Measured
+    folded: Mapping[int, int]
+    """Values of layers to those of the BatchNorm that is folded into them."""
+
+    def suspect(self, number: int) -> Suspect:
+        """The value as a suspect."""
+        layers = {norm: layer for layer, norm in self.folded.items()}
+        unmatched = number in layers and layers[number] not in self.layout.matching.tensors
+        return Suspect(
+            value=self.survey.values[number],
+            tensor=self.layout.names[number],
+            missing=number not in self.layout.matching.tensors,
+            folded=self.survey.values[layers[number]] if unmatched else None,
+            alone=self.measured.layers[number].alone,
+        )
+
+
+def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject) -> Localisation:
+    """The record."""
+    measured = findings.measured
+    detective = Detective(model, findings.graph, findings.layout, limits.runtime)
+    causes = {
+        number: detective.cause(findings.suspect(number))
+        for number, layer in measured.layers.items()
+        if limits.is_source(layer)
+    }
+    rows = [*_layers(findings, limits, causes, model), *_outputs(measured, limits, bool(causes))]
+    first = next(iter(causes.values()), None)
+    text, remedy = _sources(list(causes.values())) if causes else _whole(measured, limits, rows)
+    if measured.noise_unmeasured is not None:
+        text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
+    return Localisation(
+        subject_sha256=subject.sha256,
+        runtime=limits.runtime,
+        samples=measured.samples,
+        layers=tuple(rows),
+        first_divergence=None if first is None else first.module,
+        whole_ratio=limits.worst(measured.whole[limits.level]),
+        cause=text,
+        remedy=remedy,
+    )
+
+
+def _layers(
+    findings: Findings, limits: Limits, causes: Mapping[int, Cause], model: nn.Module
+) -> Iterator[LayerRow]:
+    """One row a value that a module computed, or that code between modules did."""
+    before: float | None = None
+    for value in findings.survey.values:
+        layer = findings.measured.layers.get(value.number)
+        if layer is None:
+            if _is_comparable(findings, value):
+                yield LayerRow(
+                    module=value.path, call=value.call, kind=value.kind, verdict="unmapped"
+                )
+            continue
+        suspect, cause = findings.suspect(value.number), causes.get(value.number)
+        ratio = layer.through.ratio
+        module = value.path if cause is None else cause.module
+        yield LayerRow(
+            module=module,
+            call=value.call,
+            kind=_kind(findings, suspect, model, module),
+            tensor=suspect.tensor,
+            max_abs_diff=_number(layer.through, layer.through.largest),
+            mean_abs_diff=_number(layer.through, layer.through.mean),
+            noise_ratio=ratio,
+            local_ratio=layer.alone.ratio,
+            amplification=ratio / before if before else None,
+            verdict=_verdict(limits, layer, cause),
+            detail=_detail(suspect, layer, cause),
+        )
+        before = ratio
+
+
+def _is_comparable(findings: Findings, value: Value) -> bool:
+    """False for what needs no tensor: inputs, what only hands on, what is folded into the next."""
+    folded = value.number in findings.folded
+    return not (
+        value.functional
+        or folded
+        or value.repeats is not None
+        or value.number in findings.survey.inputs
+    )
+
+
+def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -> str:
+    """The module's type; of functional values the operators of the file."""
+    if not suspect.value.functional:
+        return type(model.get_submodule(module)).__name__
+    places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
+    operators = dict.fromkeys(findings.graph.nodes[place].op_type for place in places)
+    return "code: " + ", ".join(name for name in operators if name != "Constant")
+
+
+def _verdict(limits: Limits, layer: Layer, cause: Cause | None) -> LayerVerdict:
+    if cause is not None:
+        return "source"
+    return "propagated" if limits.is_off(layer) else "ok"
+
+
+def _detail(suspect: Suspect, layer: Layer, cause: Cause | None) -> str | None:
+    if cause is not None:
+        return cause.text
+    if layer.through.mismatch is not None:
+        return layer.through.mismatch
+    return f"with {suspect.folded.path} folded in" if suspect.folded else None
+
+
+def _outputs(measured: Measured, limits: Limits, has_source: bool) -> Iterator[LayerRow]:
+    """The outputs of the file as it is, which marking could have changed."""
+    for level, outputs in measured.whole.items():
+        for name, output in outputs.items():
+            agrees = limits.agrees({name: output})
+            alone = limits.agrees({name: measured.marked[name]}) and not has_source
+            yield LayerRow(
+                module="",
+                kind=f"output of the whole file, {_LEVELS[level]}",
+                tensor=name,
+                max_abs_diff=_number(output, output.largest),
+                mean_abs_diff=_number(output, output.mean),
+                noise_ratio=output.ratio,
+                verdict="ok" if agrees else "source" if alone else "propagated",
+                detail=output.mismatch,
+            )
+
+
+def _sources(causes: list[Cause]) -> tuple[str, str]:
+    first = causes[0]
+    others = [m for m in dict.fromkeys(cause.module for cause in causes) if m != first.module]
+    name = first.module or "The model itself"
+    text = f"{name} is wrong although its inputs are right: {first.text}."
+    if others:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        text += (
+            f" So are {', '.join(others[:5])}{more}." if len(others) > 1 else f" So is {others[0]}."
+        )
+    return text, first.remedy
+
+
+def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[str, str | None]:
+    """Where no layer alone is wrong."""
+    optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
+    if not limits.agrees(measured.marked):
+        grown = [row for row in rows if row.amplification is not None]
+        most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
+        where = f", most at {most.title} (by {most.amplification:.3g})" if most else ""
+        ratio = limits.worst(measured.marked)
+        return (
+            f"No layer alone is off by more than rounding; errors grow on the way{where}, up to a "
+            f"noise ratio of {ratio:.4g} in the outputs.",
+            _GROWTH,
+        )
+    if not limits.agrees(optimised):
+        also = "" if limits.agrees(plain) else ", and also with optimisations off"
+        return (
+            "Every layer agrees while its tensor is an output; the file as it is does not (noise "
+            f"ratio {limits.worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
+            "else.",
+            _FUSION,
+        )
+    if not limits.agrees(plain):
+        return (
+            "Every layer agrees; the file as it is does not with optimisations off (noise ratio "
+            f"{limits.worst(plain):.4g}).",
+            _PLAIN,
+        )
+    return f"No layer diverges on {measured.samples} samples.", None
+
+
+def _number(deviation: Deviation, value: float) -> float | None:
+    """None where the shapes differ: there is nothing to subtract."""
+    return None if deviation.mismatch is not None else value

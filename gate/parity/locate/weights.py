@@ -1,0 +1,180 @@
+"""The weights of a layer in the file against the module's: exact, cheap, and often the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from gate.parity.statistics import Array
+
+Floats = NDArray[np.float64]
+
+_FOLDING = 1e-5
+"""Relative difference that folding in float32 makes at most."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A parameter or buffer of which the file has other values."""
+
+    module: str
+    """Path of the module that owns it."""
+    text: str
+    rounded_to: str | None = None
+    """The format whose rounding explains all of the difference."""
+
+
+def differences(
+    module: nn.Module, path: str, found: Mapping[str, Array], *, own: bool = False
+) -> list[Difference]:
+    """The parameters of `module`, and unless only its `own` count of its children, that `found`,
+    the constants of the file that its nodes read, has otherwise. What has no counterpart by shape
+    says nothing."""
+    told = []
+    for name, parameter in _tensors(module, recurse=not own):
+        full = f"{path}.{name}" if path else name
+        told += list(_difference(full, parameter, found))
+    return told
+
+
+def folded_differences(
+    modules: tuple[nn.Module, nn.Module], paths: tuple[str, str], found: Mapping[str, Array]
+) -> list[Difference]:
+    """The same for a layer with a BatchNorm folded into it: which of the two was another one.
+
+    Folded, a weight is that of the layer, each output channel scaled by gamma / sqrt(var + eps).
+    """
+    layer, norm = modules
+    weight, bias = (_numbers(getattr(layer, name, None)) for name in ("weight", "bias"))
+    if weight is None or getattr(layer, "transposed", False):
+        return []
+    scale, shift = _affine(norm)
+    seen = next((_like(array, weight) for array in found.values() if _fits(array, weight)), None)
+    if seen is None:
+        return []
+    rows, channels = seen.reshape(len(seen), -1), weight.reshape(len(weight), -1)
+    with np.errstate(all="ignore"):
+        ratios = np.where(channels == 0.0, np.nan, rows / channels)
+    # The median: single weights that are wrong must not move the factor of their channel.
+    some = np.isfinite(ratios).any(axis=1)
+    factor = np.where(some, np.nanmedian(np.where(some[:, None], ratios, 1.0), axis=1), scale)
+    apart = np.abs(rows - factor[:, None] * channels)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    wrong = apart > _FOLDING * largest
+    if wrong.any():
+        with np.errstate(all="ignore"):
+            as_trained = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
+        return [_told(f"{paths[0]}.weight", channels, as_trained, wrong, tolerance=_FOLDING)]
+    if not np.allclose(factor, scale, rtol=_FOLDING, atol=0.0):
+        text = f"the scale of `{paths[1]}` (weight, running_var, eps) that was folded in is another"
+        return [Difference(paths[1], text)]
+    want = shift + scale * (0.0 if bias is None else bias)
+    offsets = [a.astype(np.float64) for a in found.values() if a.shape == want.shape]
+    size = max(float(np.abs(want).max()), float(np.abs(shift).max()), 1e-30)
+    if offsets and not any(np.abs(o - want).max() <= 10 * _FOLDING * size for o in offsets):
+        text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
+        return [Difference(paths[1], text)]
+    return []
+
+
+def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
+    named = (module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse))
+    for name, tensor in (pair for pairs in named for pair in pairs):
+        numbers = _numbers(tensor)
+        if numbers is not None and numbers.size:
+            yield name, numbers
+
+
+def _numbers(tensor: object) -> Floats | None:
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        return None
+    numbers: Floats = tensor.detach().to(torch.float64).numpy()
+    return numbers
+
+
+def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
+    """Scale and shift of a BatchNorm in eval mode."""
+    mean, variance = _numbers(norm.running_mean), _numbers(norm.running_var)
+    assert mean is not None
+    assert variance is not None
+    gamma, beta = _numbers(norm.weight), _numbers(norm.bias)
+    scale = (1.0 if gamma is None else gamma) / np.sqrt(variance + float(norm.eps))  # type: ignore[arg-type]
+    return scale, (0.0 if beta is None else beta) - mean * scale
+
+
+def _difference(name: str, parameter: Floats, found: Mapping[str, Array]) -> Iterator[Difference]:
+    """Nothing if any constant equals it; else the nearest one, if any has its shape."""
+    named = {key: array for key, array in found.items() if key == name}
+    alike = [_like(a, parameter) for a in (named or found).values() if _fits(a, parameter)]
+    if not alike or any(np.array_equal(array, parameter) for array in alike):
+        return
+    seen = min(alike, key=lambda array: float(np.abs(array - parameter).sum()))
+    yield _told(name, parameter, seen, seen != parameter, tolerance=0.0)
+
+
+def _told(
+    name: str, parameter: Floats, seen: Floats, wrong: NDArray[np.bool_], *, tolerance: float
+) -> Difference:
+    module = name.rpartition(".")[0]
+    rounded = _rounded_to(parameter, seen, tolerance=tolerance)
+    if rounded is not None:
+        text = f"`{name}` of the file is the model's, rounded to {rounded}"
+        return Difference(module, text, rounded)
+    share = f"{int(wrong.sum())} of {wrong.size} elements"
+    largest = float(np.abs(seen - parameter).max())
+    return Difference(
+        module, f"`{name}` of the file is another: {share} differ, by {largest:.3g} at most"
+    )
+
+
+def _fits(array: Array, parameter: Floats) -> bool:
+    return array.dtype.kind == "f" and parameter.shape in (array.shape, array.T.shape)
+
+
+def _like(array: Array, parameter: Floats) -> Floats:
+    """`array` in the orientation of the parameter: exporters transpose the weights of Linear."""
+    numbers = array.astype(np.float64)
+    if numbers.shape != parameter.shape:
+        return numbers.T
+    straight = np.abs(numbers - parameter).sum()
+    turned = np.abs(numbers.T - parameter).sum() if numbers.T.shape == numbers.shape else np.inf
+    return numbers if straight <= turned else numbers.T
+
+
+def _rounded_to(parameter: Floats, seen: Floats, *, tolerance: float) -> str | None:
+    for name, rounded in _FORMATS.items():
+        want = rounded(parameter)
+        if (
+            np.abs(seen - want).max() <= tolerance * np.abs(want).max()
+            and (want != parameter).any()
+        ):
+            return name
+    return None
+
+
+def _half(numbers: Floats) -> Floats:
+    with np.errstate(all="ignore"):
+        return numbers.astype(np.float16).astype(np.float64)
+
+
+def _bfloat(numbers: Floats) -> Floats:
+    rounded: Floats = torch.from_numpy(numbers).to(torch.bfloat16).to(torch.float64).numpy()
+    return rounded
+
+
+def _tf32(numbers: Floats) -> Floats:
+    """To 10 bits of mantissa, half away from zero, as the tensor cores do."""
+    bits = numbers.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+_FORMATS: dict[str, Callable[[Floats], Floats]] = {
+    "float16": _half,
+    "TF32": _tf32,
+    "bfloat16": _bfloat,
+}
