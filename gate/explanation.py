@@ -14,6 +14,7 @@ from gate.decision import Decision
 from gate.evidence import Evidence, RuntimeEvidence
 from gate.localisation import Explanation
 from gate.parity.candidate import Candidate
+from gate.parity.locate.locate import locate
 from gate.parity.samples import Samples
 from gate.parity.track import describe_failure
 from gate.policy import Policy
@@ -43,8 +44,6 @@ def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
         return Explanation()
     places = _places(case, runtime)
     try:
-        from gate.parity.locate.locate import locate
-
         found = locate(
             case.model,
             case.candidate,
