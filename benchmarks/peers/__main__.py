@@ -26,9 +26,6 @@ THREADS = 2
 def main() -> None:
     arguments = _arguments()
     require_extra()
-    import torch
-
-    torch.set_num_threads(THREADS)
     console = Console(width=None if sys.stdout.isatty() else 140)
     told: dict[str, Any] = {"conditions": conditions()}
     console.print(told["conditions"])
@@ -60,8 +57,11 @@ def conditions() -> dict[str, Any]:
 
 
 def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
+    import torch
+
     from benchmarks.peers import race
 
+    torch.set_num_threads(THREADS)
     standings = race.run(rounds=rounds)
     table = Table(
         title=f"{race.ARCHITECTURE}, {race.IMAGES} images in batches of {race.BATCH_SIZE}, "
@@ -77,11 +77,14 @@ def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
 
 
 def judged(only: str | None, console: Console) -> dict[str, Any]:
+    import torch
+
     from benchmarks.corpus.judge import parity_gate
     from benchmarks.corpus.registry import chosen
     from benchmarks.peers import escapes
     from gate.commands.progress import bar
 
+    torch.set_num_threads(1)  # the corpus' layers are small: more threads wait for each other
     entries = chosen(only)
     with bar("corpus") as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -30,6 +30,8 @@ class Case:
     """In the order in which `forward` takes them; axis 0 is the sample."""
     outputs: tuple[str, ...] = ("logits",)
     """How the model's author calls what it returns."""
+    classes: bool = True
+    """Whether the largest of axis 1 of the first output is an answer."""
     batch_size: int = 4
     """The batch that the file was exported with."""
 

@@ -64,8 +64,8 @@ def run(
 
 def opinions(entry: Entry, pair: Pair, ours: Callable[[Pair], bool]) -> Iterator[Opinion]:
     """Of all judges on one pair."""
-    outputs = entry.architecture.outputs
-    case = Case(pair.model, pair.path, pair.samples, outputs, batch_size=EXAMPLE)
+    made = entry.architecture
+    case = Case(pair.model, pair.path, pair.samples, made.outputs, made.classes, EXAMPLE)
     for name, judge in PEERS.items():
         yield opinion(entry, name, partial(judge, case))
     yield opinion(entry, OURS, partial(ours, pair))

@@ -51,8 +51,10 @@ def exported(case: Case) -> torch.export.ExportedProgram:
 def verify(
     case: Case, program: torch.export.ExportedProgram, *, batches: int
 ) -> list[VerificationInfo]:
-    """Of the first `batches` batches, in a session on the CPU alone (its own asks for CUDA)."""
-    verified = torch.onnx.ONNXProgram(onnx_ir.load(case.file), program)
+    """Of the first `batches` batches, in a session on the CPU alone (its own asks for CUDA), with
+    all weights in memory, as after an export."""
+    loaded = onnx_ir.external_data.load_to_model(onnx_ir.load(case.file))
+    verified = torch.onnx.ONNXProgram(loaded, program)
     verified.initialize_inference_session(session)
     infos = []
     with torch.no_grad():

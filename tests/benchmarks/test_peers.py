@@ -118,7 +118,7 @@ class Images(nn.Module):
 
 @pytest.mark.parametrize(
     ("judge", "made", "reason"),
-    [(verification.judge, Branching, "torch.export"), (loop.top1, Images, "class scores")],
+    [(verification.judge, Branching, "torch.export"), (loop.top1, Images, "of classes")],
 )
 def test_what_a_peer_cannot_take_is_no_judgement(
     tmp_path: Path, judge: Judge, made: type[nn.Module], reason: str
@@ -127,7 +127,7 @@ def test_what_a_peer_cannot_take_is_no_judgement(
     file = tmp_path / "model.onnx"
     export_traced(made(), {"input": samples[:4]}, settings=ExportSettings(), output=file)
     with pytest.raises(CannotJudge, match=reason):
-        judge(Case(made(), file, {"input": samples}))
+        judge(Case(made(), file, {"input": samples}, classes=False))
 
 
 def test_the_corpus_is_judged_by_all_and_counted() -> None:
