@@ -42,11 +42,15 @@ def parity_gate(pair: Pair) -> Ruling:
     except GateError as error:
         return Ruling(False, (type(error).__name__,), str(error))
     problems = verdicted.decision.problems
+    explanation = verdicted.explanation
+    found = explanation.localisation
     return Ruling(
         passed=verdicted.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),
         told=problems[0].explanation if problems else "",
         numbers=numbers(verdicted.evidence),
+        located=found.first_divergence if found else None,
+        explained=(found.cause if found else explanation.failure) or "",
     )
 
 
@@ -65,7 +69,7 @@ def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:
     finally:
         shutil.rmtree(folder)
     right = None
-    if entry.layer is not None and ruling.located is not None:
+    if entry.layer is not None and not ruling.passed:
         right = ruling.located == entry.layer
     return Outcome.of(
         entry,

@@ -26,6 +26,8 @@ class Ruling:
     """Metric to its worst value over all runtimes, outputs and probes."""
     located: str | None = None
     """The layer that was named as the first to diverge."""
+    explained: str = ""
+    """What localisation said, or why it could say nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Outcome:
     instead of r: the size of the fault in units of rounding, without ONNX and without the gate."""
     layer: str | None = None
     located_right: bool | None = None
+    """Whether localisation named `layer`; None where there is none, or the file passed."""
     seconds: float = 0.0
 
     @classmethod
@@ -94,7 +97,7 @@ class Rates:
     top1_passes: int
     """Faults that agreement of the winning class alone would let pass."""
     layers: int
-    """Faults of a single layer on which something was named."""
+    """Faults of a single layer that were refused, so that there was something to localise."""
     located: int
 
     @classmethod

@@ -131,7 +131,8 @@ def _wrong(one: Outcome, console: Console) -> None:
         checks = ", ".join(ruling.caught_by)
         console.print(Text(f"blocked  {one.name}: {checks}: {ruling.told}", "bold red"))
     if one.located_right is False:
-        told = f"named {ruling.located}, the fault is in {one.layer}"
+        named = f"named {ruling.located}" if ruling.located else "named nothing"
+        told = f"the fault is in {one.layer}, localisation {named}: {ruling.explained}"
         console.print(Text(f"layer  {one.name}: {told}", "red"))
 
 
