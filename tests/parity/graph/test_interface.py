@@ -51,6 +51,9 @@ def test_an_output_without_batch_axis_is_not_fixed(tmp_path):
     outputs = [value("y"), value("table", (4, 4))]
     made = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
     assert found(report(made, tmp_path, Table()), "fixed_batch") == []
+    sizes = {"inputs": [value("x", (3, 4))], "outputs": [value("y", (3, 4)), outputs[1]]}
+    made = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
+    assert found(report(made, tmp_path, Table()), "fixed_batch") == ["x", "y"]
     whole = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
     assert found(report(whole, tmp_path, Scalar()), "fixed_batch") == []
 

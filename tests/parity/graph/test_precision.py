@@ -89,6 +89,16 @@ def test_weights_stored_in_half_must_have_been_so(tmp_path, reference, told):
     assert found(seen, "float16") == (["w"] if told else [])
 
 
+def test_a_weight_that_is_only_moved_in_half_is_not_computed_in_it(tmp_path):
+    nodes = [
+        node("Transpose", ["w"], ["t"]), node("Reshape", ["t", "shape"], ["r"]), to("r", "v", FLOAT),
+        node("Mul", ["x", "v"], ["y"]),
+    ]  # fmt: skip
+    weights = {"w": WEIGHT.astype(np.float16), "shape": np.asarray([1, 4])}
+    exact = Holds(torch.from_numpy(WEIGHT).half())
+    assert report(model(nodes, weights), tmp_path, exact).findings == ()
+
+
 def test_a_single_number_in_half_is_told_too(tmp_path):
     scale = {"w": np.asarray([0.1], np.float16)}
     nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]

@@ -90,6 +90,7 @@ def test_one_element_that_is_not_zero_is_enough(tmp_path, weight):
         (Holds(), True),
         (Holds(w=parameter(4, 4)), False),
         (Holds(w=parameter(16)), False),
+        (Holds(w=parameter(17)), True),
         (Holds(w=parameter(4, 4, fill=1.0)), True),
         (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(4, 4)]))), False),
         (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(3, 4)]))), True),
