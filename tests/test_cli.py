@@ -305,7 +305,9 @@ class TestCheck:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
         seen = capsys.readouterr()
         told = json.loads(seen.out)
-        assert set(told) == {"verdict", "exit_code", "task", "decision", "evidence"}
+        assert set(told) == {
+            "verdict", "exit_code", "task", "decision", "evidence", "explanation",
+        }  # fmt: skip
         assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "classification")
         decision = Decision.from_json(json.dumps(told["decision"]))
         assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
@@ -328,8 +330,9 @@ class TestCheck:
     def test_a_changed_weight(self, project: Path, capsys) -> None:
         assert cli.main(_replaced(("good.onnx", "bad.onnx"))) == 1
         text = capsys.readouterr().out
-        assert re.search(r"logits / scaled_diff +[\d.e-]+ +≤ 0.0001 +64 +FAIL", text)
+        assert re.search(r"logits / scaled_diff +[\d.e-]+ +≤ 0.001 +64 +FAIL", text)
         assert "scaled_diff is 0.0" in text
+        assert "First diverging layer: " in text
         assert "try: Export in eval mode" in text
         assert text.rstrip().splitlines()[-1].startswith("Rejected: ")
 
@@ -365,7 +368,7 @@ class TestCheck:
         decision = Decision.load(folder / "decision.json")
         assert decision.evidence_sha256 == Evidence.load(folder / "evidence.json").digest()
         assert {path.name for path in folder.iterdir()} == {
-            "decision.json", "evidence.json", "plots", "report.html", "report.md",
+            "decision.json", "evidence.json", "localisation.json", "plots", "report.html", "report.md",
         }  # fmt: skip
 
     @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())

@@ -107,7 +107,6 @@ _STATUS = {"PASS": Status.DONE, "FAIL": Status.REJECTED, "ERROR": Status.NOT_JUD
 
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
-    from gate.report.localisation import sentences
     from gate.report.terminal import print_decision
     from gate.report.wording import printable
 
@@ -119,8 +118,12 @@ def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
         f"file    {printable(str(question['model']))}  {subject.sha256}  opset {subject.opset}"
     )
     console.print(f"policy  {origin}; task {policy.task}, precision {policy.precision}")
-    print_decision(verdicted.decision, verdicted.evidence, console, confidence=policy.confidence)
-    for sentence in sentences(verdicted.explanation):
-        console.print(sentence)
+    print_decision(
+        verdicted.decision,
+        verdicted.evidence,
+        console,
+        confidence=policy.confidence,
+        explanation=verdicted.explanation,
+    )
     if question["report"] is not None:
         console.print(f"report  {question['report'] / 'report.html'}")

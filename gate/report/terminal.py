@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gate.checks import CheckResult, Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
-from gate.report import wording
+from gate.localisation import Explanation
+from gate.report import localisation, wording
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +23,15 @@ _STYLES = {
 
 
 def print_decision(
-    decision: Decision, evidence: Evidence, console: Console, *, confidence: float = 0.95
+    decision: Decision,
+    evidence: Evidence,
+    console: Console,
+    *,
+    confidence: float = 0.95,
+    explanation: Explanation | None = None,
 ) -> None:
-    """Print the table, what top-1 proves at `confidence`, the waived checks, the problems, and
-    the verdict last, where a terminal shows it."""
+    """Print the table, what top-1 proves at `confidence`, the waived checks, the problems, the
+    first diverging layer, and the verdict last, where a terminal shows it."""
     console.print(_table(decision))
     for sentence in wording.agreement_sentences(evidence, confidence=confidence):
         _say(console, sentence, "dim")
@@ -37,6 +43,8 @@ def print_decision(
         if check.remedy not in told:
             _say(console, f"    try: {wording.printable(str(check.remedy))}")
             told.add(check.remedy)
+    for sentence in localisation.sentences(explanation or Explanation()):
+        _say(console, sentence, "bold")
     _say(console, wording.verdict_sentence(decision, evidence), _STYLES[decision.verdict])
 
 
