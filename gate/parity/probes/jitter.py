@@ -24,6 +24,8 @@ _ULP = 2.0**-23
 _EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
 _DRAWS = 3
+_SEEDS = 2**63
+"""A policy may have a negative seed, a generator may not."""
 
 
 def jittered(stand: Stand, batch: Batch) -> list[list[Array]]:
@@ -33,7 +35,7 @@ def jittered(stand: Stand, batch: Batch) -> list[list[Array]]:
     """
     draws = []
     for draw in range(_DRAWS):
-        seed = stand.policy.determinism.seed + draw
+        seed = stand.policy.determinism.seed % _SEEDS + draw
         random = np.random.default_rng(seed)
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:

@@ -18,6 +18,8 @@ from gate.parity.statistics import Array
 
 _LOOKED_AT = 64
 """Samples whose range of values is taken."""
+_SEEDS = 2**63
+"""A policy may have a negative seed, a generator may not."""
 _ROWS = 8
 """Samples that are kept as material, at least."""
 
@@ -70,7 +72,7 @@ class Observed:
 
     def random(self, name: str) -> np.random.Generator:
         """A generator for what is called `name`: seeded by the policy, whatever came before."""
-        return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
 
 
 def _range(samples: Samples) -> tuple[dict[str, Array], dict[str, Array]]:

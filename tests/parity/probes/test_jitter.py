@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,15 @@ def test_zeros_and_integers_are_exact(x):
     arrays = {"x": x.astype(np.float32)}
     (reference,), runs = draws(Times(1.0), arrays)
     assert all(np.array_equal(moved, reference) for (moved,) in runs)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_any_seed_of_a_policy_will_do(seed):
+    stand = benches.stand(Times(), X)
+    determinism = stand.policy.determinism.model_copy(update={"seed": seed})
+    policy = stand.policy.model_copy(update={"determinism": determinism})
+    with torch.inference_mode():
+        assert len(jittered(replace(stand, policy=policy), X)) == 3
 
 
 class Indices(nn.Module):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torch import nn
@@ -37,6 +39,12 @@ def test_a_batch_goes_round_and_belongs_to_the_caller():
     assert np.array_equal(batch, x[[1, 2, 0, 1, 2]])
     batch[:] = 0.0
     assert np.array_equal(seen.batch(3)["x"], x)
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 2**70])
+def test_any_seed_of_a_policy_will_do(seed):
+    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    assert 0.0 <= replace(seen, seed=seed).random("a").random() < 1.0
 
 
 def test_randomness_depends_on_seed_and_name_alone():
