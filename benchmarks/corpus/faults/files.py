@@ -57,7 +57,7 @@ def empty(path: Path, _: Bench, __: Architecture) -> None:
 
 @in_file("no model", ("tokens", DIRECT_17))
 def garbage(path: Path, _: Bench, __: Architecture) -> None:
-    """Random bytes."""
+    """Random bytes in the place of a model."""
     path.write_bytes(np.random.default_rng(0).bytes(20_000))
 
 
