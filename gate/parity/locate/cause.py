@@ -100,6 +100,11 @@ class Detective:
         text = f"weights and settings are the model's, but {shown} computes something else"
         return Cause(suspect.paths[0], f"{text} than {kind}", _OPERATOR)
 
+    def nowhere(self, value: Value, behind: str) -> Cause:
+        """The cause where no tensor has the value, and the first one behind is wrong."""
+        text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
+        return Cause(value.path, text, _OTHER_MODEL)
+
     def _training(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
         if not settings.training(nodes):
             return None

@@ -84,7 +84,7 @@ def locate(  # noqa: PLR0913
             ) from error
     candidate.verify()
     findings = Findings(survey, graph, layout, measured, matcher.folded)
-    limits = Limits(runtime, policy, twin=measured.noise_unmeasured is None)
+    limits = Limits(runtime, twin=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
 
 

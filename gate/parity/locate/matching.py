@@ -30,6 +30,8 @@ _STEPS = 12
 """Nodes that compute one module, at most."""
 _READS = 3.0
 """What it is worth that a tensor is computed from what the module got."""
+_SHAPE = 4.0
+"""What speaks against a tensor of another shape: only a fault makes it the value."""
 _NEAR = 0.5
 """Relative difference from which nearness says nothing."""
 
@@ -122,9 +124,9 @@ class Matcher:
             if number not in free.taken and number not in without:
                 free.take(number, free.named(name))
         for value in self._values:
-            silent = value.repeats is not None or value.number in self.folded
-            if value.number not in free.taken and not silent and value.number not in without:
-                free.take(value.number, self._likely(value, free))
+            number = value.number
+            if number not in free.taken and number not in without and number not in self.folded:
+                free.take(number, self._likely(value, free))
         return Matching(dict(sorted(free.taken.items())), equal)
 
     def before(self, value: Value, known: Container[int]) -> list[int] | None:
@@ -157,20 +159,24 @@ class Matcher:
 
     def _likely(self, value: Value, free: _Free) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""
-        best, most = None, 0.0
+        # What only hands on another value mostly has no node: only its own name speaks for one.
+        best, most = None, 0.0 if value.repeats is None else EXACT
         after, until = free.neighbours(value)
         known = self.before(value, free.taken)
         got = {free.taken[number].name for number in known or ()}
-        for tensor in free.like(value):
+        for tensor in free.like(value, any_size=True):
             name = self._clues.name(value, tensor.place, tensor.scope)
             score = name + self._clues.kind(value, tensor.op)
+            if tensor.shape != value.shape:
+                score -= _SHAPE
             if self._returned.get(value.number) == tensor.name:
                 score += EXACT
             if got:
                 reads = self._graph.sources(tensor.name, free.names, steps=_STEPS)
                 score += _READS if got <= reads else -_READS
-            distance = difference(value.sketch, tensor.sketch)
-            score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
+            if tensor.shape == value.shape:
+                distance = difference(value.sketch, tensor.sketch)
+                score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
             score += 0.5 if after < tensor.place < until else -1.0
             # Of the nodes of one module the last one gives its output.
             if score > most or (score == most and name >= EXACT):
@@ -192,13 +198,14 @@ class _Free:
         """Of the tensors that are taken."""
         self._by_name = {tensor.name: tensor for tensor in tensors}
 
-    def like(self, value: Value) -> list[Tensor]:
-        """Of the value's shape and kind of number."""
-        kind = value.sketch.dtype.kind
+    def like(self, value: Value, *, any_size: bool = False) -> list[Tensor]:
+        """Of the value's kind of number and shape, or at least as many axes."""
+        kind, axes = value.sketch.dtype.kind, len(value.shape)
         return [
             tensor
             for tensor in self._by_name.values()
-            if tensor.shape == value.shape and tensor.sketch.dtype.kind == kind
+            if (tensor.shape == value.shape or (any_size and len(tensor.shape) == axes))
+            and tensor.sketch.dtype.kind == kind
         ]
 
     def named(self, name: str) -> Tensor | None:

@@ -15,7 +15,7 @@ from gate.parity.locate.layout import Layout
 from gate.parity.locate.measuring import Layer, Level, Measured
 from gate.parity.locate.rows import Deviation
 from gate.parity.locate.values import Survey, Value
-from gate.parity.locate.verdicts import Limits
+from gate.parity.locate.verdicts import Limits, worst
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
 _FUSION = (
@@ -52,16 +52,46 @@ class Findings:
             alone=self.measured.layers[number].alone,
         )
 
+    def is_comparable(self, value: Value) -> bool:
+        """False for what needs no tensor: code between modules, inputs, what only hands on a
+        value, what is folded into the next."""
+        return not (
+            value.functional
+            or value.repeats is not None
+            or value.number in self.folded
+            or value.number in self.survey.inputs
+        )
+
+    def unmatched_before(self, number: int) -> Value | None:
+        """The first value without a tensor that this one is computed from, if there is any: a
+        node would equal it, as right as its inputs are, if the file computed it."""
+        value = self.survey.values[number]
+        known = self.layout.names
+        matched = {(v.path, v.call) for v in self.survey.values if v.number in known}
+        for before in self.survey.values[:number]:
+            unknown = before.number not in known and (before.path, before.call) not in matched
+            parent = before.path.rpartition(".")[0]
+            read = parent == value.path if value.functional else before.number in value.inputs
+            if unknown and read and self.is_comparable(before):
+                return before
+        return None
+
 
 def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject) -> Localisation:
     """The record."""
     measured = findings.measured
     detective = Detective(model, findings.graph, findings.layout, limits.runtime)
-    causes = {
-        number: detective.cause(findings.suspect(number))
-        for number, layer in measured.layers.items()
-        if limits.is_source(layer)
-    }
+    causes: dict[int, Cause] = {}
+    for number, layer in measured.layers.items():
+        if limits.is_source(layer):
+            unmatched = findings.unmatched_before(number)
+            causes.setdefault(
+                number if unmatched is None else unmatched.number,
+                detective.cause(findings.suspect(number))
+                if unmatched is None
+                else detective.nowhere(unmatched, findings.layout.names[number]),
+            )
+    causes = dict(sorted(causes.items()))
     rows = [*_layers(findings, limits, causes, model), *_outputs(measured, limits, bool(causes))]
     first = next(iter(causes.values()), None)
     text, remedy = _sources(list(causes.values())) if causes else _whole(measured, limits, rows)
@@ -73,7 +103,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         samples=measured.samples,
         layers=tuple(rows),
         first_divergence=None if first is None else first.module,
-        whole_ratio=limits.worst(measured.whole[limits.level]),
+        whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
         remedy=remedy,
     )
@@ -85,14 +115,18 @@ def _layers(
     """One row a value that a module computed, or that code between modules did."""
     before: float | None = None
     for value in findings.survey.values:
-        layer = findings.measured.layers.get(value.number)
+        layer, cause = findings.measured.layers.get(value.number), causes.get(value.number)
         if layer is None:
-            if _is_comparable(findings, value):
+            if findings.is_comparable(value):
                 yield LayerRow(
-                    module=value.path, call=value.call, kind=value.kind, verdict="unmapped"
+                    module=value.path,
+                    call=value.call,
+                    kind=value.kind,
+                    verdict="unmapped" if cause is None else "source",
+                    detail=None if cause is None else cause.text,
                 )
             continue
-        suspect, cause = findings.suspect(value.number), causes.get(value.number)
+        suspect = findings.suspect(value.number)
         ratio = layer.through.ratio
         module = value.path if cause is None else cause.module
         yield LayerRow(
@@ -109,17 +143,6 @@ def _layers(
             detail=_detail(suspect, layer, cause),
         )
         before = ratio
-
-
-def _is_comparable(findings: Findings, value: Value) -> bool:
-    """False for what needs no tensor: inputs, what only hands on, what is folded into the next."""
-    folded = value.number in findings.folded
-    return not (
-        value.functional
-        or folded
-        or value.repeats is not None
-        or value.number in findings.survey.inputs
-    )
 
 
 def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -> str:
@@ -183,7 +206,7 @@ def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[st
         grown = [row for row in rows if row.amplification is not None]
         most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
         where = f", most at {most.title} (by {most.amplification:.3g})" if most else ""
-        ratio = limits.worst(measured.marked)
+        ratio = worst(measured.marked)
         return (
             f"No layer alone is off by more than rounding; errors grow on the way{where}, up to a "
             f"noise ratio of {ratio:.4g} in the outputs.",
@@ -193,14 +216,14 @@ def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[st
         also = "" if limits.agrees(plain) else ", and also with optimisations off"
         return (
             "Every layer agrees while its tensor is an output; the file as it is does not (noise "
-            f"ratio {limits.worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
+            f"ratio {worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
             "else.",
             _FUSION,
         )
     if not limits.agrees(plain):
         return (
             "Every layer agrees; the file as it is does not with optimisations off (noise ratio "
-            f"{limits.worst(plain):.4g}).",
+            f"{worst(plain):.4g}).",
             _PLAIN,
         )
     return f"No layer diverges on {measured.samples} samples.", None

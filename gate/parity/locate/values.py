@@ -68,7 +68,10 @@ class Survey:
         """Take note of a tensor."""
         key = (id(tensor), tensor._version)
         known, number = self._known.get(key, (None, -1))
-        if known is None or known() is not tensor:  # ids are used again
+        same = known is not None and known() is tensor  # ids are used again
+        # What a module of its own hands on as it is may be another value in the file.
+        handed_on = moment.side == "out" and not moment.composite
+        if not same or handed_on:
             number = len(self.values)
             self.values.append(self._value(moment, tensor))
             self._known[key] = (weakref.ref(tensor), number)

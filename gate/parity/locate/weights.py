@@ -51,35 +51,45 @@ def folded_differences(
     """
     layer, norm = modules
     weight, bias = (_numbers(getattr(layer, name, None)) for name in ("weight", "bias"))
-    if weight is None or getattr(layer, "transposed", False):
+    seen = [] if weight is None else [_like(a, weight) for a in found.values() if _fits(a, weight)]
+    if weight is None or not seen or getattr(layer, "transposed", False):
         return []
     scale, shift = _affine(norm)
-    seen = next((_like(array, weight) for array in found.values() if _fits(array, weight)), None)
-    if seen is None:
-        return []
-    rows, channels = seen.reshape(len(seen), -1), weight.reshape(len(weight), -1)
-    with np.errstate(all="ignore"):
-        ratios = np.where(channels == 0.0, np.nan, rows / channels)
-    # The median: single weights that are wrong must not move the factor of their channel.
-    some = np.isfinite(ratios).any(axis=1)
-    factor = np.where(some, np.nanmedian(np.where(some[:, None], ratios, 1.0), axis=1), scale)
-    apart = np.abs(rows - factor[:, None] * channels)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    wrong = apart > _FOLDING * largest
-    if wrong.any():
-        with np.errstate(all="ignore"):
-            as_trained = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
-        return [_told(f"{paths[0]}.weight", channels, as_trained, wrong, tolerance=_FOLDING)]
-    if not np.allclose(factor, scale, rtol=_FOLDING, atol=0.0):
+    rows, channels = seen[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
+    factor = _factor(rows, channels, scale)
+    wrong = np.abs(rows - factor[:, None] * channels) > _FOLDING * np.abs(rows).max(1)[:, None]
+    scaled = ~np.isclose(factor, scale, rtol=_FOLDING, atol=0.0)
+    offset = 0.0 if bias is None else bias
+    offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
+    same_offset = not offsets or _any_close(offsets, shift + scale * offset)
+    if not wrong.any() and scaled.any() and not same_offset:
+        # Had only the layer's weight changed, the offset would have stayed.
         text = f"the scale of `{paths[1]}` (weight, running_var, eps) that was folded in is another"
         return [Difference(paths[1], text)]
-    want = shift + scale * (0.0 if bias is None else bias)
-    offsets = [a.astype(np.float64) for a in found.values() if a.shape == want.shape]
-    size = max(float(np.abs(want).max()), float(np.abs(shift).max()), 1e-30)
-    if offsets and not any(np.abs(o - want).max() <= 10 * _FOLDING * size for o in offsets):
+    wrong |= scaled[:, None]
+    if wrong.any():
+        unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
+        return [_told(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
+    if not same_offset:
         text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
         return [Difference(paths[1], text)]
     return []
+
+
+def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
+    """By what each channel was scaled: the median over its weights, because single weights that
+    are wrong must not move it."""
+    with np.errstate(all="ignore"):
+        ratios = np.where(channels == 0.0, np.nan, rows / channels)
+    some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
+    factor: Floats = np.nanmedian(np.where(some[:, None], ratios, 1.0), axis=1)
+    return np.where(some, factor, scale)
+
+
+def _any_close(offsets: list[Floats], want: Floats) -> bool:
+    """True if one of the offsets is the wanted one, as far as folding in float32 keeps it."""
+    size = max(float(np.abs(want).max()), 1e-30)
+    return any(np.abs(o - want).max() <= 10 * _FOLDING * size for o in offsets)
 
 
 def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
