@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 
 from benchmarks.corpus import samples
-from benchmarks.corpus.models import attention, convolutional, sequence, spatial, wiring
+from benchmarks.corpus.models import attention, convolutional, sequence, spatial, wide, wiring
 from benchmarks.corpus.samples import Arrays
 
 BATCH = "batch"
@@ -111,6 +111,30 @@ _ALL = (
         outputs=("generated",),
         classes=False,
         head="expand",
+    ),
+    Architecture(
+        "stylist",
+        wide.Stylist,
+        lambda n, seed: {"image": samples.normalised(n, 64, seed=seed)},
+        outputs=("styled",),
+        classes=False,
+        head="leave",
+    ),
+    Architecture(
+        "denoiser",
+        wide.Denoiser,
+        lambda n, seed: {
+            "image": samples.normalised(n, 48, seed=seed),
+            "step": samples.steps(n, seed=seed),
+        },
+        outputs=("noise",),
+        classes=False,
+        head="leave",
+    ),
+    Architecture(
+        "texture",
+        wide.Texture,
+        lambda n, seed: {"input": samples.normalised(n, 64, seed=seed)},
     ),
     Architecture(
         "branching",

@@ -64,7 +64,7 @@ def behind(model: onnx.ModelProto, tensor: str, operator: str, **attributes: Any
     model.graph.node.insert(at + 1, made)  # as a copy
     for output in model.graph.output:
         if output.name == tensor:  # the output keeps its name, the tensor inside gets another
-            _rename(model, tensor, f"{tensor}_inside")
+            _rename(model, tensor, f"before_{fresh}")
             _rename(model, fresh, tensor)
     return model.graph.node[at + 1]
 

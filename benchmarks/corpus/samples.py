@@ -52,6 +52,12 @@ def series(count: int, length: int, features: int, *, seed: int) -> NDArray[np.f
     return (steps.cumsum(axis=1) / np.sqrt(np.arange(1, length + 1))[:, None]).astype(np.float32)
 
 
+def steps(count: int, *, seed: int) -> NDArray[np.float32]:
+    """Steps of a diffusion, whole numbers in 0..999 as floats, shape (count,)."""
+    drawn = np.random.default_rng(seed).integers(0, 1000, count)
+    return drawn.astype(np.float32)
+
+
 def points(count: int, number: int, *, seed: int) -> NDArray[np.float32]:
     """Clouds of points in -1..1, shape (count, number, 2), around a few centres."""
     rng = np.random.default_rng(seed)
