@@ -98,7 +98,7 @@ class Search:
         small = self._observed.small
         batches = [p for p in self._known if p.kind == "batch" and p.size != small]
         values = [p for p in self._known if p.kind == "value" and p.size == small]
-        suspects = [*batches[-1:], *values, *batches[:-1]]
+        suspects = [*batches[:1], *values, *batches[1:]]
         hint = not self._trials.silent or self._traced.warned
         return suspects if hint else suspects[:_UNSUSPECTED]
 
