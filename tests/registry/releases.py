@@ -47,7 +47,12 @@ def onnx_file_with_data(path: Path) -> Path:
 
 
 def evidence(path: Path, **overrides: Any) -> Evidence:
-    return builders.evidence(**{"subject": read_subject(path), **overrides})
+    subject = read_subject(path)
+    graph = builders.evidence().graph
+    assert graph is not None
+    data = {name: str(builders.digest(name)) for name in subject.external_data}
+    seen = graph.model_copy(update={"external_data": data})
+    return builders.evidence(**{"subject": subject, "graph": seen, **overrides})
 
 
 def release(path: Path, **overrides: Any) -> Release:
