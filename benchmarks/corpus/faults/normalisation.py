@@ -37,7 +37,12 @@ def epsilon_of_pytorch(layer: nn.Module, _: Architecture) -> None:
     layer.eps = 1e-5
 
 
-@in_layer("norm epsilon", ("generator", "group", TRACED_17), ("tokens", "norm2", DYNAMO_18))
+@in_layer(
+    "norm epsilon",
+    ("generator", "group", TRACED_17),
+    ("stylist", "norm1", DIRECT_17),
+    ("tokens", "norm2", DYNAMO_18),
+)
 def epsilon_of_keras(layer: nn.Module, _: Architecture) -> None:
     """The norm has Keras's default epsilon of 1e-3."""
     layer.eps = 1e-3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from benchmarks.corpus.exporters import (
     TRACED_13,
     TRACED_17,
 )
-from benchmarks.corpus.models import attention, convolutional
+from benchmarks.corpus.models import attention, convolutional, wide
 
 
 @in_layer(
@@ -223,6 +225,23 @@ def mask_too_small(model: nn.Module, _: Architecture) -> None:
 def two_heads(layer: nn.Module, _: Architecture) -> None:
     """Two heads of twice the width; the weights have the same shapes."""
     layer.num_heads, layer.head_dim = 2, layer.embed_dim // 2
+
+
+class _CosinesFirst(wide.Denoiser):
+    def forward(self, image: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        half = self.width // 2
+        places = torch.arange(half, device=image.device).to(image.dtype)
+        angles = step[:, None] * torch.exp(places * (-math.log(1000.0) / half))
+        known = self.time(torch.cat([angles.cos(), angles.sin()], dim=1))
+        y = self.enter(image) + known[:, :, None, None]
+        y = y + self.inner(self.act1(self.norm1(y)))
+        return self.leave(self.act2(self.norm2(y)))
+
+
+@in_model("embedding", ("denoiser", DIRECT_17))
+def cosines_before_sines(model: nn.Module, _: Architecture) -> None:
+    """The step is embedded with cosines before sines, as another library does."""
+    model.__class__ = _CosinesFirst
 
 
 @in_graph("recurrent gates", ("recurrent", DIRECT_17), layer="gru")

@@ -43,6 +43,7 @@ def _largest_filter(layer: nn.Module) -> int:
     ("vit", "block1.up", DYNAMO_18),
     ("recurrent", "gru", DIRECT_17),
     ("segmenter", "third.conv", SCRIPTED_17),
+    ("texture", "conv2", DIRECT_17),
 )
 def one_weight_10_percent_larger(layer: nn.Module, _: Architecture) -> None:
     """One weight of the layer is 10 % larger."""
@@ -146,7 +147,12 @@ def _tf32(tensor: torch.Tensor) -> torch.Tensor:
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-@in_layer("fp16 weights", ("resnet", "stage3.conv1", DIRECT_17), ("recurrent", "lstm", TRACED_13))
+@in_layer(
+    "fp16 weights",
+    ("resnet", "stage3.conv1", DIRECT_17),
+    ("recurrent", "lstm", TRACED_13),
+    ("denoiser", "inner", DIRECT_20),
+)
 def layer_through_fp16(layer: nn.Module, _: Architecture) -> None:
     """The layer's weights were stored in half precision and widened again."""
     for parameter in layer.parameters():
