@@ -22,7 +22,7 @@ from benchmarks.corpus.exporters import Recipe
 from benchmarks.corpus.outcome import Outcome, Rates, Ruling
 from benchmarks.corpus.registry import ENTRIES, chosen
 from benchmarks.corpus.run import run
-from benchmarks.corpus.table import family_of, sentence
+from benchmarks.corpus.table import family_of
 from benchmarks.corpus.trained import tensors, trained
 
 UNREADABLE = {"truncated file", "no model", "swapped external data", "stale digest", "input dtype"}
@@ -97,15 +97,27 @@ def test_layers_are_modules_of_their_architecture(layered: Entry) -> None:
     assert layered.layer in dict(layered.architecture.make().named_modules())
 
 
-def test_the_gate_is_right_on_a_part_of_the_corpus(outcomes: list[Outcome]) -> None:
-    rates = Rates.of(outcomes)
+def test_no_fault_passes(outcomes: list[Outcome]) -> None:
     assert [one.name for one in outcomes if one.escaped] == []
-    assert [one.name for one in outcomes if one.blocked] == []
-    assert [one.name for one in outcomes if one.located_right is False] == []
-    assert rates.green, sentence(rates)
+    rates = Rates.of(outcomes)
     assert rates.faults >= 60
-    assert rates.correct >= 20
     assert rates.lost == 0
+
+
+def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
+    refused = {one.name: one.ruling.told for one in outcomes if one.blocked and one.ruling}
+    assert refused == {}
+    assert Rates.of(outcomes).correct >= 20
+
+
+def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
+    missed = {
+        one.name: one.ruling.located
+        for one in outcomes
+        if one.located_right is False and one.ruling
+    }
+    assert missed == {}
+    assert Rates.of(outcomes).layers >= 20
 
 
 def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:

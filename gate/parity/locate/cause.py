@@ -19,7 +19,7 @@ _TF32 = 2.0**-12
 """Typical relative error (rms) of rounding to 10 bits of mantissa."""
 _SHOWN = 4
 _EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
-_WEIGHTS = (
+WEIGHTS = (
     "Export again from the checkpoint of the reference; if it stays, try "
     "export.do_constant_folding: false."
 )
@@ -27,6 +27,7 @@ _ROUNDED = "Export in float32, and convert nothing afterwards; or say precision:
 _OTHER_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
 )
+_OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
 _OPERATOR = (
     "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
     "update ONNX Runtime."
@@ -49,6 +50,8 @@ class Suspect:
     folded: Value | None
     """The layer whose BatchNorm this is, where one node computes both."""
     alone: Deviation
+    got: Value | None = None
+    """What code between modules computed and it was computed from, if no tensor has that value."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -96,14 +99,30 @@ class Detective:
         ):
             if evidence is not None:
                 return evidence
-        kind, shown = suspect.value.kind, _operators(nodes)
-        text = f"weights and settings are the model's, but {shown} computes something else"
-        return Cause(suspect.paths[0], f"{text} than {kind}", _OPERATOR)
+        path, shown = suspect.paths[0], _operators(nodes)
+        kind = type(self._model.get_submodule(path)).__name__
+        text = (
+            f"weights and settings are the model's, but {shown} computes something else than {kind}"
+        )
+        return Cause(path, text, _OPERATOR)
 
     def nowhere(self, value: Value, behind: str) -> Cause:
         """The cause where no tensor has the value, and the first one behind is wrong."""
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
         return Cause(value.path, text, _OTHER_MODEL)
+
+    def output(self, name: str, right: str) -> Cause:
+        """The cause where an output of the file is another tensor than the right one, although
+        all layers are right."""
+        if right in self._graph.outputs:
+            text = (
+                f"output {name} is what the model returns elsewhere, and {right} is what it returns"
+            )
+            return Cause("", f"{text} there: the outputs are in another order", _OUTPUTS)
+        places, _ = self._graph.segment(name, self._cuts)
+        nodes = _operators([self._graph.nodes[place] for place in places])
+        text = f"output {name} is not what the model returns, which is {right} in the file"
+        return Cause("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
 
     def _training(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
         if not settings.training(nodes):
@@ -121,7 +140,7 @@ class Detective:
             told = weights.folded_differences(pair, (layer.path, value.path), found)
         if not told:
             return None
-        return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else _WEIGHTS)
+        return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else WEIGHTS)
 
     def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
         if suspect.value.functional:
@@ -155,8 +174,8 @@ class Detective:
     def _code(
         self, suspect: Suspect, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
     ) -> Cause | None:
-        value = suspect.value
-        if not value.functional:
+        value = suspect.value if suspect.value.functional else suspect.got
+        if value is None:
             return None
         forward = f"the forward of {value.path}" if value.path else "the model's own forward"
         place = f" before {value.before}" if value.before != value.path else ""

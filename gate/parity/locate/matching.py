@@ -159,13 +159,14 @@ class Matcher:
 
     def _likely(self, value: Value, free: _Free) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""
-        # What only hands on another value mostly has no node: only its own name speaks for one.
-        best, most = None, 0.0 if value.repeats is None else EXACT
+        best, most = None, 0.0
         after, until = free.neighbours(value)
         known = self.before(value, free.taken)
         got = {free.taken[number].name for number in known or ()}
         for tensor in free.like(value, any_size=True):
             name = self._clues.name(value, tensor.place, tensor.scope)
+            if value.repeats is not None and name < EXACT:
+                continue  # what only hands on a value mostly has no node
             score = name + self._clues.kind(value, tensor.op)
             if tensor.shape != value.shape:
                 score -= _SHAPE

@@ -9,7 +9,7 @@ from torch import nn
 
 from gate.evidence import Subject
 from gate.localisation import LayerRow, LayerVerdict, Localisation
-from gate.parity.locate.cause import Cause, Detective, Suspect
+from gate.parity.locate.cause import WEIGHTS, Cause, Detective, Suspect
 from gate.parity.locate.graph import Graph
 from gate.parity.locate.layout import Layout
 from gate.parity.locate.measuring import Layer, Level, Measured
@@ -50,7 +50,13 @@ class Findings:
             missing=number not in self.layout.matching.tensors,
             folded=self.survey.values[layers[number]] if unmatched else None,
             alone=self.measured.layers[number].alone,
+            got=self._lost(number),
         )
+
+    def _lost(self, number: int) -> Value | None:
+        """What code computed, and no tensor has, of what the value was computed from."""
+        values = (self.survey.values[before] for before in self.survey.values[number].inputs)
+        return next((v for v in values if v.functional and v.number not in self.layout.names), None)
 
     def is_comparable(self, value: Value) -> bool:
         """False for what needs no tensor: code between modules, inputs, what only hands on a
@@ -93,8 +99,8 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
             )
     causes = dict(sorted(causes.items()))
     rows = [*_layers(findings, limits, causes, model), *_outputs(measured, limits, bool(causes))]
-    first = next(iter(causes.values()), None)
-    text, remedy = _sources(list(causes.values())) if causes else _whole(measured, limits, rows)
+    told = list(causes.values()) or list(_exchanged(findings, limits, detective))
+    text, remedy = _sources(told) if told else _whole(measured, limits, rows)
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
     return Localisation(
@@ -102,7 +108,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         runtime=limits.runtime,
         samples=measured.samples,
         layers=tuple(rows),
-        first_divergence=None if first is None else first.module,
+        first_divergence=told[0].module if told else None,
         whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
         remedy=remedy,
@@ -186,12 +192,24 @@ def _outputs(measured: Measured, limits: Limits, has_source: bool) -> Iterator[L
             )
 
 
+def _exchanged(findings: Findings, limits: Limits, detective: Detective) -> Iterator[Cause]:
+    """Outputs that are other tensors than the right ones, where all layers are right."""
+    returned = zip(findings.graph.outputs, findings.survey.outputs, strict=False)
+    for name, number in returned:
+        right = findings.layout.names.get(number, name)
+        if right != name and not limits.agrees({name: findings.measured.marked[name]}):
+            yield detective.output(name, right)
+
+
 def _sources(causes: list[Cause]) -> tuple[str, str]:
     first = causes[0]
-    others = [m for m in dict.fromkeys(cause.module for cause in causes) if m != first.module]
+    titles = dict.fromkeys(cause.module or "(model)" for cause in causes)
+    others = [title for title in titles if title != (first.module or "(model)")]
     name = first.module or "The model itself"
     text = f"{name} is wrong although its inputs are right: {first.text}."
-    if others:
+    if len(others) > 2 and all(cause.remedy == WEIGHTS for cause in causes):
+        text += f" So are {len(others)} more: the file is of another checkpoint."
+    elif others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         text += (
             f" So are {', '.join(others[:5])}{more}." if len(others) > 1 else f" So is {others[0]}."
