@@ -114,13 +114,13 @@ def measured(model: nn.Module, file: Path, inputs: Path, *, batch_size: int) -> 
     return runtime.outputs[0].max_abs_diff
 
 
-def export_resnet18(model: nn.Module, file: Path) -> Path:
+def export_resnet18(model: nn.Module, file: Path, *, size: int = 64) -> Path:
     """The traced export with a dynamic batch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
-            (torch.zeros(2, 3, 64, 64),),
+            (torch.zeros(2, 3, size, size),),
             str(file),
             dynamo=False,
             opset_version=13,

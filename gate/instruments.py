@@ -6,11 +6,17 @@ weights and inputs in float64, `c` the runtime.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gate.record import Measured, Record
+from gate.record import Measured, Record, later
+
+EPSILON = 2.0**-24
+"""Half the distance of 1.0 to the next float32: the least error that float32 makes."""
+UNDERFLOW = 2.0**-126
+"""The smallest normal float32: a runtime may flush what is below it to zero."""
 
 Count = Annotated[int, Field(ge=0)]
 Side = Literal["reference", "candidate", "neither"]
@@ -44,16 +50,31 @@ class NoiseParity(Record):
     """rms(r32 - r64): the rounding error that PyTorch itself makes."""
     candidate_rms: Measured
     """rms(c - r64): the runtime's error."""
+    rounding_rms: Measured | None = later(None)
+    """The error that random rounding makes (`gate.parity.rounding`). None: not measured, because
+    no runtime was suspiciously far off in units of `reference_rms` alone."""
     ratio: Measured
-    """`noise_ratio`: rms(c - r64) / max(rms(r32 - r64), 2^-24 rms(r64)); the largest of these over
-    the whole output and over its smaller elements alone, so that huge constants hide nothing."""
+    """`noise_ratio`: rms(c - r64) / `floor_rms`; the largest of these over the whole output and
+    over its smaller elements alone, so that huge constants hide nothing."""
     peak: Measured
-    """max|c - r64| / max(max|r32 - r64|, 2^-24 max|r64|)."""
+    """max|c - r64| / floor, with the maxima of the same errors instead of their rms."""
     diff: Measured
-    """`noise_diff`: max|c - r32| over *all* samples / max(max|r32 - r64|, 2^-24 max|r64|), the
-    latter over the samples here: what only a late sample shows is told in the same units."""
+    """`noise_diff`: max|c - r32| over *all* samples / floor, the latter over the samples here: what
+    only a late sample shows is told in the same units."""
     closer: Side
     """Which of r32 and c is closer to r64 (rms)."""
+
+    @property
+    def floor_rms(self) -> float:
+        """The unit of `ratio` over the whole output; NaN if one of the errors is."""
+        return noise_floor(self.truth_rms, self.reference_rms, self.rounding_rms or 0.0)
+
+
+def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
+    """The error that no runtime is blamed for: PyTorch's own or that of random rounding, whichever
+    is larger, and one rounding of the truth at least. NaN if one of them is."""
+    errors = (reference, rounding, EPSILON * truth, UNDERFLOW)
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
 class StabilityParity(Record):

@@ -241,7 +241,7 @@ class Policy(_PolicyRecord):
         cpu = Bounds(
             scaled_diff=1e-3,
             top1_agreement=agreement,
-            noise_ratio=2.0,
+            noise_ratio=1.5,
             noise_peak=6.0,
             noise_diff=32.0,
             repeatability_ratio=8.0,

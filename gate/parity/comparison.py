@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gate.errors import OutputMismatch
 from gate.evidence import OutputParity
 from gate.parity.noise import NoiseStatistics
 from gate.parity.statistics import Array, OutputStatistics, Span
+
+_SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
+"""In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the
+policy's: the evidence must not depend on bounds."""
 
 
 class Comparison:
@@ -18,6 +23,7 @@ class Comparison:
         self._names = tuple(names)
         self._outputs: list[OutputStatistics] = []
         self._noise: dict[str, NoiseStatistics] = {}
+        self._rounding: dict[str, NoiseStatistics] = {}
 
     def check(self, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
         """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
@@ -71,6 +77,20 @@ class Comparison:
                 statistics = self._noise.setdefault(name, NoiseStatistics())
                 statistics.update(r64, r, c, samples=samples)
 
+    def suspicious(self) -> bool:
+        """True if the runtime is farther off than PyTorch itself, in any output."""
+        seen = [statistics.result() for statistics in self._noise.values()]
+        return any(
+            one.ratio > _SUSPICIOUS_RATIO or one.peak > _SUSPICIOUS_PEAK
+            for one in seen
+            if math.isfinite(one.ratio)
+        )
+
+    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
+        """Judge by the error of random rounding where that is larger; one an output, in order."""
+        floors = zip(self._names, rounding, strict=False)
+        self._rounding = {name: floor for name, floor in floors if floor is not None}
+
     def result(self) -> tuple[OutputParity, ...]:
         """One record an output, in the file's order."""
         return tuple(self._of(statistics) for statistics in self._outputs)
@@ -80,7 +100,10 @@ class Comparison:
         parity = statistics.result()
         if noise is None:
             return parity
-        return parity.model_copy(update={"noise": noise.result(max_abs_diff=parity.max_abs_diff)})
+        seen = noise.result(
+            max_abs_diff=parity.max_abs_diff, rounding=self._rounding.get(statistics.name)
+        )
+        return parity.model_copy(update={"noise": seen})
 
     def _check_output(self, name: str, r: Array, c: Array) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:

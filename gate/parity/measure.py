@@ -27,6 +27,7 @@ from gate.parity.candidate import Candidate
 from gate.parity.determinism import cublas_reason, deterministic
 from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
 from gate.parity.examination import Examination
+from gate.parity.floor import rounding_floor
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
 from gate.parity.onnx_runner import OnnxRunner
@@ -132,6 +133,10 @@ def measure(  # noqa: PLR0913
                 track.step(batch, expected, span, truth=true)
             done += count
             advance(count)
+        if any(track.suspicious for track in tracks):
+            rounding = rounding_floor(stand)
+            for track in tracks:
+                track.widen(rounding)
         search = examination.run(tracks, advance)
         runtimes = tuple(track.evidence() for track in tracks)
         environment = describe_environment(switches)

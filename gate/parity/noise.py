@@ -2,6 +2,8 @@
 
 The float64 twin stands for the truth. PyTorch's own float32 error against it is the unit in which
 the runtime's error is told: a correct float32 export scores about 1 whatever the model's scale.
+Where PyTorch happens to be more exact than it need be, random rounding gives the unit
+(`gate.parity.rounding`).
 """
 
 from __future__ import annotations
@@ -11,11 +13,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.instruments import NoiseParity, Side
+from gate.instruments import NoiseParity, Side, noise_floor
 from gate.parity.statistics import Array
 
-_EPSILON = 2.0**-24
-"""Half the distance of 1.0 to the next float32: the least error that float32 makes."""
 _LOWEST, _BINADES = -1074, 2100
 """Exponents of float64 (`frexp`), denormal numbers included; zero gets a place of its own."""
 _ORDINARY = 10
@@ -67,28 +67,44 @@ class NoiseStatistics:
         merged._broken = self._broken or other._broken
         return merged
 
-    def result(self, *, max_abs_diff: float = math.nan) -> NoiseParity:
+    def result(
+        self, *, max_abs_diff: float = math.nan, rounding: NoiseStatistics | None = None
+    ) -> NoiseParity:
         """The record. Without elements every number is NaN, which no bound lets pass.
 
         `max_abs_diff`: max|c - r32| over all samples, those without a truth too; where it is not
-        known, `diff` is NaN.
+        known, `diff` is NaN. `rounding`: the same samples with a run under random rounding as the
+        candidate.
         """
+        sums, peaks = self._with(rounding)
         elements = int(self._counts.sum())
         truth, reference, candidate = (
             np.sqrt(self._sums.sum(axis=1) / elements) if elements else np.full(3, math.nan)
         )
         groups = [slice(None), slice(0, self._ordinary())]
+        tossed = rounding.result().candidate_rms if rounding else None
         return NoiseParity(
             samples=self._samples,
             elements=elements,
             truth_rms=float(truth),
             reference_rms=float(reference),
             candidate_rms=float(candidate),
-            ratio=self._worst([np.sqrt(self._sums[:, group].sum(axis=1)) for group in groups]),
-            peak=self._worst([self._peaks[:, group].max(axis=1) for group in groups]),
-            diff=self._worst([np.array([*self._peaks[:2].max(axis=1), max_abs_diff])]),
+            rounding_rms=tossed,
+            ratio=self._worst([self._rms(sums, group) for group in groups]),
+            peak=self._worst([peaks[:, group].max(axis=1) for group in groups]),
+            diff=self._worst([np.array([*peaks[:3].max(axis=1), max_abs_diff])]),
             closer=_closer(float(reference), float(candidate)),
         )
+
+    def _with(
+        self, rounding: NoiseStatistics | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sums and peaks by binade of r64, r32 - r64, the error of random rounding, c - r64."""
+        of = rounding or NoiseStatistics()
+        return np.insert(self._sums, 2, of._sums[2], 0), np.insert(self._peaks, 2, of._peaks[2], 0)
+
+    def _rms(self, sums: NDArray[np.float64], group: slice) -> NDArray[np.float64]:
+        return np.asarray(np.sqrt(sums[:, group].sum(axis=1) / max(self._counts[group].sum(), 1)))
 
     def _ordinary(self) -> int:
         """One past the last binade of ordinary elements."""
@@ -113,12 +129,11 @@ def _binades(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(values == 0.0, 0, exponents - _LOWEST + 2)
 
 
-def _in_units(truth: float, reference: float, candidate: float) -> float:
-    """`candidate` in units of the floor; 0 without any error, infinite without any floor."""
-    floor = max(float(reference), _EPSILON * float(truth))
+def _in_units(truth: float, reference: float, rounding: float, candidate: float) -> float:
+    """`candidate` in units of the floor; 0 without any error."""
     if candidate == 0.0:
         return 0.0
-    return float(candidate) / floor if floor > 0.0 else math.inf
+    return float(candidate) / noise_floor(float(truth), float(reference), float(rounding))
 
 
 def _closer(reference: float, candidate: float) -> Side:

@@ -10,6 +10,7 @@ from gate.evidence import OutputParity, RuntimeEvidence
 from gate.instruments import ProbeParity, StabilityParity
 from gate.parity.comparison import Comparison
 from gate.parity.latency import Stopwatch
+from gate.parity.noise import NoiseStatistics
 from gate.parity.runner import Batch, Runner
 from gate.parity.statistics import Array, Span
 from gate.runtime import RUNTIMES, RuntimeName
@@ -80,6 +81,15 @@ class Track:
         outputs = self.runner.run(batch)
         self._comparison.check(reference, outputs)
         return outputs
+
+    @property
+    def suspicious(self) -> bool:
+        """True if the runtime computes, and is farther off than PyTorch itself."""
+        return self.runner is not None and self._comparison.suspicious()
+
+    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
+        """Judge by the error of random rounding where it is larger; one an output, in order."""
+        self._comparison.widen(rounding)
 
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""

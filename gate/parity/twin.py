@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gate.errors import ModelError
 from gate.parity.binding import Binding
+from gate.parity.dispatch import DispatchMode
 from gate.parity.runner import Batch
 from gate.parity.statistics import Array
 from gate.parity.torch_runner import TorchRunner, private_copy
@@ -69,7 +69,7 @@ def in_double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks for float64 wherever float32 is asked for."""
 
     def __torch_dispatch__(

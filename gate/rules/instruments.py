@@ -21,7 +21,6 @@ _CLOSER = {
     "candidate": "The runtime is closer to the float64 truth than PyTorch.",
     "neither": "Both are equally far from the float64 truth.",
 }
-_EPSILON = 2.0**-24
 _ROUNDING = 1e-9
 """Of float64 sums: two ways to the same ratio."""
 
@@ -147,15 +146,12 @@ def _widened(bound: float | None, elements: int) -> float | None:
 def _noise_ratio(seen: NoiseParity) -> float:
     """The recorded ratio, or that of the recorded errors where it is larger: numbers that
     contradict each other must not pass by the better of them."""
-    errors = (seen.truth_rms, seen.reference_rms, seen.candidate_rms)
     if not (math.isfinite(seen.ratio) and seen.ratio >= 0.0):
         return seen.ratio
-    if not all(math.isfinite(error) for error in errors):
+    floor = seen.floor_rms
+    if not (math.isfinite(floor) and math.isfinite(seen.candidate_rms)):
         return math.nan
-    floor = max(seen.reference_rms, _EPSILON * seen.truth_rms)
-    if floor > 0.0:
-        return max(seen.ratio, seen.candidate_rms / floor * (1.0 - _ROUNDING))
-    return seen.ratio if seen.candidate_rms == 0.0 else math.inf
+    return max(seen.ratio, seen.candidate_rms / floor * (1.0 - _ROUNDING))
 
 
 def _lacking(policy: Policy, evidence: Evidence, seen: NoiseParity | None) -> str | None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.instruments import NoiseParity
+from gate.instruments import NoiseParity, noise_floor
 from gate.parity.noise import NoiseStatistics
 from tests.parity.close import assert_close
 
@@ -131,10 +131,45 @@ def test_without_elements_every_number_is_nan():
         assert all(math.isnan(x) for x in (result.ratio, result.peak, result.candidate_rms))
 
 
-def test_no_error_at_all_is_zero_and_an_error_on_zeros_is_infinite():
+def test_on_zeros_only_what_a_runtime_may_flush_to_zero_is_no_error():
     zeros = np.zeros((4, 3))
     assert noise(zeros, zeros, zeros).ratio == 0.0
-    assert noise(zeros, zeros, zeros + 1e-30).ratio == INF
+    assert noise(zeros, zeros, zeros + 2.0**-126).ratio == pytest.approx(1.0)
+    assert noise(zeros, zeros, zeros + 1e-30).ratio > 1e7
+
+
+def tossed(truth, reference, moved) -> NoiseStatistics:
+    statistics = NoiseStatistics()
+    statistics.update(truth, reference, moved, samples=len(truth))
+    return statistics
+
+
+@pytest.mark.parametrize(("times", "unit"), [(0.1, 1.0), (1.0, 1.0), (5.0, 5.0)])
+def test_random_rounding_widens_the_floor_where_it_is_larger(times, unit):
+    truth, reference, candidate = logits()
+    moved = truth + (reference - truth) * times
+    statistics = tossed(truth, reference, candidate)
+    alone = statistics.result(max_abs_diff=1e-5)
+    widened = statistics.result(max_abs_diff=1e-5, rounding=tossed(truth, reference, moved))
+    assert alone.rounding_rms is None
+    assert widened.rounding_rms == pytest.approx(times * alone.reference_rms)
+    for name in ("ratio", "peak", "diff"):
+        assert getattr(widened, name) == pytest.approx(getattr(alone, name) / unit)
+    assert widened.ratio == pytest.approx(widened.candidate_rms / widened.floor_rms)
+
+
+def test_random_rounding_excuses_no_infinity():
+    truth, reference, candidate = logits()
+    candidate[3, 3] = INF
+    rounding = tossed(truth, reference, truth + 1e9)
+    assert tossed(truth, reference, candidate).result(rounding=rounding).ratio == INF
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_floor_of_nan_is_nan(place):
+    errors = [1.0, 1.0, 1.0]
+    errors[place] = NAN
+    assert math.isnan(noise_floor(*errors))
 
 
 ARRAYS = hnp.arrays(

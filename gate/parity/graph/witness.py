@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gate.parity.dispatch import DispatchMode
 from gate.parity.runner import Batch
 from gate.parity.statistics import Array
 
@@ -62,7 +62,7 @@ class Witness:
         return conduct, outputs
 
 
-class Conduct(TorchDispatchMode):
+class Conduct(DispatchMode):
     """Watches the operators of PyTorch that run inside it.
 
     Without gradients these are the ones that forward calls, such as `batch_norm` and `linear`.

@@ -155,7 +155,19 @@ class Matcher:
         if not nearest <= _EQUAL:
             return None
         near = [tensor for distance, tensor in distances if distance <= _AS_NEAR * nearest]
+        near = [tensor for tensor in near if not self._belongs_behind(value, tensor)]
+        if not near:
+            return None
         return max(near, key=lambda t: (self._clues.name(value, t.place, t.scope), -t.place))
+
+    def _belongs_behind(self, value: Value, tensor: Tensor) -> bool:
+        """True if the tensor may as well be the BatchNorm that is folded into the value's weights:
+        one that was hardly trained changes next to nothing."""
+        after = self.folded.get(value.number)
+        if after is None:
+            return False
+        folded = difference(self._values[after].sketch, tensor.sketch)
+        return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
     def _likely(self, value: Value, free: _Free) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import GateError, OutputMismatch
-from gate.instruments import ProbeParity
+from gate.instruments import UNDERFLOW, ProbeParity
 from gate.parity.noise import NoiseStatistics
 from gate.parity.probes.jitter import jittered
 from gate.parity.probes.observed import Probe
@@ -28,8 +28,6 @@ _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 twin runs."""
 _EXPLODED = 1000.0
 """How many times larger than to any sample an answer must be to say nothing about rounding."""
-_UNDERFLOW = 2.0**-126
-"""The smallest normal float32: a runtime may flush what is below it to zero."""
 
 Mask = NDArray[np.bool_]
 Compute = Callable[[Batch, Sequence[Array]], list[Array]]
@@ -212,7 +210,7 @@ def _distance(r: Array, c: Array) -> float:
 def _relative(r: Array, c: Array) -> float:
     """max|c - r| / max|r| of finite floats; 0 without any difference."""
     moved = _distance(r, c)
-    if moved <= _UNDERFLOW:
+    if moved <= UNDERFLOW:
         return 0.0
     scale = float(np.abs(r.astype(np.float64)).max(initial=0.0))
     return moved / scale if scale > 0.0 else math.inf
@@ -223,7 +221,7 @@ def _widest(truth: Array, known: Sequence[Array]) -> Array:
     r64 = truth.astype(np.float64)
     errors = np.stack([array.astype(np.float64) - r64 for array in known])
     farthest = np.take_along_axis(errors, np.abs(errors).argmax(axis=0)[None], axis=0)[0]
-    error = np.copysign(np.maximum(np.abs(farthest), _UNDERFLOW), farthest)
+    error = np.copysign(np.maximum(np.abs(farthest), UNDERFLOW), farthest)
     return np.asarray(r64 + error)
 
 
