@@ -64,6 +64,8 @@ REMEDIES: dict[str, str] = {
     "name the axis dynamic; or fix it in the file's inputs.",
     "probe_search": "The trace took another branch than the model does: replace Python conditions "
     "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
+    "probe_as_samples": "The samples themselves disagree: mend that first, then see whether this "
+    "input still does.",
     "graph": "Measure again with this version: it reads the graph of the file.",
     "graph_training_mode": "Export in eval mode (model.eval(), training=TrainingMode.EVAL).",
     "graph_fixed_batch": "Export with dynamic_batch: true, or ask for a fixed batch.",

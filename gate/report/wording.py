@@ -6,13 +6,20 @@ Names of inputs and outputs come from the judged file, so every text goes throug
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from gate.checks import CheckResult, Verdict
 from gate.decision import Decision
 from gate.evidence import Evidence
+from gate.remedies import REMEDIES
 from gate.rules.comparisons import top1_lower_bound
 
+_KINDS: tuple[tuple[str, Callable[[CheckResult], bool]], ...] = (
+    ("passed", lambda check: check.verdict is Verdict.PASS),
+    ("fail as the samples do", lambda check: check.remedy == REMEDIES["probe_as_samples"]),
+)
+"""Checks of a family that are told in one line."""
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
 
 
@@ -56,16 +63,17 @@ def groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
 def folded_groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
     """The same with one line for all probes that passed, and one for the graph: the worst of them.
 
-    Nothing that is not PASS is ever folded.
+    Of what is not PASS only probes that fail as the samples do are folded.
     """
     for runtime, checks in groups(decision):
         shown = []
-        for family, members in itertools.groupby(checks, key=_family):
-            together = list(members)
-            passed = [check for check in together if check.verdict is Verdict.PASS]
-            if family is not None and len(passed) > 1:
-                shown.append(_folded(family, passed))
-                together = [check for check in together if check.verdict is not Verdict.PASS]
+        for family, run in itertools.groupby(checks, key=_family):
+            together = list(run)
+            for told, kind in _KINDS if family is not None else ():
+                members = [check for check in together if kind(check)]
+                if len(members) > 1:
+                    shown.append(_folded(f"{family}: {len(members)} {told}", members))
+                    together = [check for check in together if not kind(check)]
             shown += together
         yield runtime, tuple(shown)
 
@@ -75,19 +83,18 @@ def _family(check: CheckResult) -> str | None:
     return next((name for name in ("probe", "graph") if check.name.startswith(f"{name}_")), None)
 
 
-def _folded(family: str, checks: list[CheckResult]) -> CheckResult:
-    """One line for checks that passed: the one that came closest to its bound."""
+def _folded(told: str, checks: list[CheckResult]) -> CheckResult:
+    """One line for these checks: the one that is closest to its bound, or farthest beyond it."""
     worst = max(checks, key=_strain)
-    return worst.model_copy(
-        update={
-            "name": f"{family}: {len(checks)} passed, the worst {worst.name.partition('_')[2]}",
-            "samples": None,
-        }
-    )
+    name = f"{told}, the worst {worst.name.partition('_')[2]}"
+    return worst.model_copy(update={"name": name, "samples": None})
 
 
 def _strain(check: CheckResult) -> float:
-    """How much of its bound a check that passed has used."""
+    """How much of its bound a check has used; infinite where it fails without a number."""
+    known = isinstance(check.observed, float) and not math.isnan(check.observed)
+    if check.verdict is Verdict.FAIL and not known:
+        return math.inf
     if not (isinstance(check.observed, float) and isinstance(check.bound, float) and check.bound):
         return 0.0
     return check.observed / check.bound

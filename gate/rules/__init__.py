@@ -34,6 +34,7 @@ def _of_runtime(
     if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
         yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
     yield statements.outputs(policy, evidence, runtime)
+    samples_fail = False
     for output in runtime.outputs:
         yield statements.reference(policy, runtime, output)
         yield statements.finite(policy, runtime, output)
@@ -47,4 +48,5 @@ def _of_runtime(
             yield statements.unbounded(runtime, output)
         yield from checks
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
-    yield from instruments.probes(policy, evidence, runtime)
+        samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
+    yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)

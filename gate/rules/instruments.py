@@ -87,8 +87,13 @@ def stability(
             yield result.model_copy(update={"samples": seen.samples if seen else 0})
 
 
-def probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """One check a probe; an ERROR where probes that the policy asks for are lacking."""
+def probes(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, *, samples_fail: bool = False
+) -> Iterator[CheckResult]:
+    """One check a probe; an ERROR where probes that the policy asks for are lacking.
+
+    `samples_fail`: the samples themselves disagree, so a probe that does says nothing new.
+    """
     if not policy.instruments.probes:
         return
     lacking = list(_lacking_probes(policy, evidence, runtime))
@@ -101,7 +106,10 @@ def probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iter
             remedy=REMEDIES["probes"],
         )
     for probe in runtime.probes:
-        yield _probe(policy, runtime, probe)
+        result = _probe(policy, runtime, probe)
+        if samples_fail and result.verdict is Verdict.FAIL:
+            result = result.model_copy(update={"remedy": REMEDIES["probe_as_samples"]})
+        yield result
 
 
 def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gate.checks import CheckResult, Verdict
 from gate.decision import decide
+from gate.remedies import REMEDIES
 from gate.report import wording
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
@@ -119,3 +120,20 @@ def test_probes_that_passed_are_one_line_and_the_others_stay():
     shown = [check for _, checks in wording.folded_groups(decision) for check in checks]
     assert [check.name for check in shown[4:]] == ["probe: 2 passed, the worst ones", "probe_noise"]
     assert [check.observed for check in shown[4:5]] == [3.0]
+
+
+def test_probes_that_fail_as_the_samples_do_are_one_line():
+    good = _decision()
+    known = {"remedy": REMEDIES["probe_as_samples"]}
+    like = [
+        _probe(name, observed=observed, verdict=Verdict.FAIL).model_copy(update=known)
+        for name, observed in (("zeros", 80.0), ("batch_1", None), ("ones", 1e9))
+    ]
+    alone = _probe("noise", observed=99.0, verdict=Verdict.FAIL)
+    decision = good.model_copy(update={"checks": (*good.checks[:4], *like, alone)})
+    shown = [check for _, checks in wording.folded_groups(decision) for check in checks][4:]
+    assert [check.name for check in shown] == [
+        "probe: 3 fail as the samples do, the worst batch_1",
+        "probe_noise",
+    ]
+    assert {check.verdict for check in shown} == {Verdict.FAIL}

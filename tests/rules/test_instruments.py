@@ -16,6 +16,7 @@ from gate.evidence import Evidence, ExportRecord, TensorSpec
 from gate.instruments import GraphFinding, TraceSearch
 from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.record import Record
+from gate.remedies import REMEDIES
 from gate.runtime import RUNTIMES
 from tests import builders
 
@@ -99,6 +100,9 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (noise(ratio=0.0, reference_rms=0.0, truth_rms=0.0), "noise_ratio", FAIL),
         (noise(candidate_rms=NAN), "noise_ratio", FAIL),
         (noise(reference_rms=INF), "noise_ratio", FAIL),
+        (noise(rounding_rms=NAN), "noise_ratio", FAIL),
+        (noise(rounding_rms=INF), "noise_ratio", FAIL),
+        (noise(ratio=0.0, candidate_rms=1e-3, rounding_rms=1e-4), "noise_ratio", FAIL),
         (noise(truth_rms=NAN), "finite", FAIL),
         (everywhere(stability=None), "repeatability_ratio", ERROR),
         (stability(samples=0), "batch_invariance_ratio", ERROR),
@@ -240,6 +244,25 @@ def test_integers_have_no_noise_floor():
     counts = everywhere(dtype="int64", noise=None, classification=None, scaled_diff=0.0)
     names = {check.name for check in judge(counts, task="classification").checks}
     assert not names & set(ALL)
+
+
+@pytest.mark.parametrize("samples_fail", [True, False])
+def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_fail):
+    bad = probed(PROBE("zeros", noise_ratio=1e6))
+    if samples_fail:
+        output = builders.output_parity(noise=builders.noise_parity(ratio=1e6))
+        runtimes = tuple(
+            r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in bad.runtimes
+        )
+        bad = bad.model_copy(update={"runtimes": runtimes})
+    decision = judge(bad)
+    (found,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert found.verdict is FAIL
+    assert (found.remedy == REMEDIES["probe_as_samples"]) is samples_fail
+
+
+def test_the_wider_floor_of_random_rounding_is_no_contradiction():
+    assert judge(noise(ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3)).passed
 
 
 @pytest.mark.parametrize(
