@@ -187,5 +187,6 @@ class Detective:
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:
     """The last nodes, with their names."""
     names = [f"{node.op_type} {node.name}".strip() for node in nodes if node.op_type != "Constant"]
-    more = f"{len(names) - _SHOWN} nodes and " if len(names) > _SHOWN else ""
-    return more + ", ".join(names[-_SHOWN:])
+    more = len(names) - _SHOWN
+    before = "" if more <= 0 else "1 node and " if more == 1 else f"{more} nodes and "
+    return before + ", ".join(names[-_SHOWN:])

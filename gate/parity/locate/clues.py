@@ -79,7 +79,7 @@ def _folded(
     norms = [value for value in values if _plain(value.kind) == "batchnorm"]
     missing = operators.get("BatchNormalization", 0) < len(norms)
     for value in norms:
-        (before,) = value.inputs
+        before = value.inputs[0]
         layer = values[before]
         if _plain(layer.kind) in ("conv", "convtranspose", "linear"):
             has_name = {value.path in named, layer.path in named}

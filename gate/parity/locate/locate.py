@@ -17,7 +17,7 @@ from gate.parity.locate.bench import BUDGET, Bench
 from gate.parity.locate.finding import Finder
 from gate.parity.locate.graph import Graph
 from gate.parity.locate.matching import Matcher
-from gate.parity.locate.measuring import Measuring
+from gate.parity.locate.measuring import Measured, Measuring
 from gate.parity.locate.names import Paths
 from gate.parity.locate.sides import ModelSide
 from gate.parity.locate.telling import Findings, tell
@@ -80,9 +80,11 @@ def locate(  # noqa: PLR0913
         except Exception as error:  # of ONNX Runtime, without a common base
             raise EvidenceError(
                 f"{candidate.path.name} can't compute the samples layer by layer: "
-                f"{describe_failure(error)}."
+                f"{describe_failure(error)}. If the whole file can, it is of another model: give "
+                "the factory and the checkpoint that it was exported from."
             ) from error
     candidate.verify()
+    _check_finite(measured)
     findings = Findings(survey, graph, layout, measured, matcher.folded)
     limits = Limits(runtime, twin=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
@@ -109,6 +111,16 @@ def _step(survey: Survey, size: int, budget: int) -> int:
 
 def _count(batch: Batch) -> int:
     return len(next(iter(batch.values())))
+
+
+def _check_finite(measured: Measured) -> None:
+    """Raises EvidenceError if the model has nothing to compare an output with."""
+    for name, output in measured.marked.items():
+        if not output.finite:
+            raise EvidenceError(
+                f"the model returns no finite number for output '{name}' on {measured.samples} "
+                "samples: nothing can be compared. Give samples on which it does."
+            )
 
 
 def _check_matched(

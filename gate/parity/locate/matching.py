@@ -242,7 +242,8 @@ class _Free:
 def difference(value: Array, tensor: Array) -> float:
     """rms(tensor - value) / rms(value) over the elements that are finite in both.
 
-    0 where both are zero; infinite where none is finite in both, or other elements are.
+    0 where all of these are equal, also if there are none; infinite where other elements are finite
+    in one than in the other, or are other infinities.
     """
     r, c = value.astype(np.float64), tensor.astype(np.float64)
     finite = np.isfinite(r) & np.isfinite(c)

@@ -28,15 +28,20 @@ class Deviation:
         self._sum = 0.0
         self._elements = 0
         self._noise = NoiseStatistics()
+        self._compared = False
         self._exact = False
+        self.finite = False
+        """True if the model has any finite number here."""
         self._scale = 0.0
         self._scale_with_twin = 0.0
 
     def update(self, value: Array, tensor: Array) -> None:
         """Add a batch."""
+        self.finite = self.finite or bool(np.isfinite(value).any())
         if value.shape != tensor.shape:
             self.mismatch = self.mismatch or f"{tensor.shape} in the file, {value.shape} in PyTorch"
             return
+        self._compared = True
         self._exact = value.dtype.kind != "f"
         self._scale = max(self._scale, _magnitude(value))
         apart = _apart(value, tensor)
@@ -52,6 +57,11 @@ class Deviation:
             true = seen.astype(np.float64) if truth is None else truth
             self._scale_with_twin = max(self._scale_with_twin, _magnitude(value))
             self._noise.update(true, seen, sketch(tensor), samples=len(value) if value.ndim else 1)
+
+    @property
+    def equal(self) -> bool:
+        """True if all elements are equal, NaN to NaN."""
+        return self._compared and self.mismatch is None and self.largest == 0.0
 
     @property
     def mean(self) -> float:
@@ -83,8 +93,8 @@ class Deviation:
         if self.mismatch is not None or math.isinf(self.largest):
             return math.inf
         if self._exact:
-            return 0.0 if self.largest == 0.0 else math.inf
-        return number
+            return 0.0 if self.equal else math.inf
+        return 0.0 if self.equal and math.isnan(number) else number  # no finite number, no noise
 
 
 def _apart(value: Array, tensor: Array) -> NDArray[np.float64]:

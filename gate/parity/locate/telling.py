@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -98,9 +98,13 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
                 else detective.nowhere(unmatched, findings.layout.names[number]),
             )
     causes = dict(sorted(causes.items()))
-    rows = [*_layers(findings, limits, causes, model), *_outputs(measured, limits, bool(causes))]
-    told = list(causes.values()) or list(_exchanged(findings, limits, detective))
+    exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
+    told = list(causes.values()) or list(exchanged.values())
+    rows = [*_layers(findings, limits, causes, model)]
+    rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     text, remedy = _sources(told) if told else _whole(measured, limits, rows)
+    if told and _is_optimiser(measured, limits):
+        text, remedy = f"{text} With optimisations off the file agrees.", _FUSION
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
     return Localisation(
@@ -171,15 +175,21 @@ def _detail(suspect: Suspect, layer: Layer, cause: Cause | None) -> str | None:
         return cause.text
     if layer.through.mismatch is not None:
         return layer.through.mismatch
+    if layer.through.equal and not layer.through.finite:
+        return "no finite number in the file, nor in PyTorch"
     return f"with {suspect.folded.path} folded in" if suspect.folded else None
 
 
-def _outputs(measured: Measured, limits: Limits, has_source: bool) -> Iterator[LayerRow]:
-    """The outputs of the file as it is, which marking could have changed."""
+def _outputs(
+    measured: Measured, limits: Limits, exchanged: Container[str], *, has_source: bool
+) -> Iterator[LayerRow]:
+    """The outputs of the file as it is, which marking could have changed. `exchanged`: those that
+    are other tensors than the right ones."""
     for level, outputs in measured.whole.items():
         for name, output in outputs.items():
             agrees = limits.agrees({name: output})
-            alone = limits.agrees({name: measured.marked[name]}) and not has_source
+            inside_right = name in exchanged or limits.agrees({name: measured.marked[name]})
+            alone = inside_right and not has_source
             yield LayerRow(
                 module="",
                 kind=f"output of the whole file, {_LEVELS[level]}",
@@ -192,13 +202,15 @@ def _outputs(measured: Measured, limits: Limits, has_source: bool) -> Iterator[L
             )
 
 
-def _exchanged(findings: Findings, limits: Limits, detective: Detective) -> Iterator[Cause]:
+def _exchanged(
+    findings: Findings, limits: Limits, detective: Detective
+) -> Iterator[tuple[str, Cause]]:
     """Outputs that are other tensors than the right ones, where all layers are right."""
     returned = zip(findings.graph.outputs, findings.survey.outputs, strict=False)
     for name, number in returned:
         right = findings.layout.names.get(number, name)
         if right != name and not limits.agrees({name: findings.measured.marked[name]}):
-            yield detective.output(name, right)
+            yield name, detective.output(name, right)
 
 
 def _sources(causes: list[Cause]) -> tuple[str, str]:
@@ -215,6 +227,12 @@ def _sources(causes: list[Cause]) -> tuple[str, str]:
             f" So are {', '.join(others[:5])}{more}." if len(others) > 1 else f" So is {others[0]}."
         )
     return text, first.remedy
+
+
+def _is_optimiser(measured: Measured, limits: Limits) -> bool:
+    """True if the file as it is agrees with optimisations off, and not with those of the runtime."""
+    plain = measured.whole["ORT_DISABLE_ALL"]
+    return limits.agrees(plain) and not limits.agrees(measured.whole[limits.level])
 
 
 def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[str, str | None]:
