@@ -91,7 +91,7 @@ class Detective:
         nodes = [self._graph.nodes[place] for place in places]
         for evidence in (
             self._training(suspect, nodes),
-            self._weights(suspect, places),
+            self._weights(suspect, places, nodes),
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
@@ -129,12 +129,16 @@ class Detective:
             return None
         return Cause(suspect.value.path, "its nodes compute as in training", _EVAL)
 
-    def _weights(self, suspect: Suspect, places: Sequence[int]) -> Cause | None:
+    def _weights(
+        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> Cause | None:
         found = self._graph.constants(places)
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is None:
             told = weights.differences(module, value.path, found, own=value.functional)
+            turned = weights.transposed(module, value.path, nodes, found)
+            told += [] if turned is None else [turned]
         else:
             pair = (self._model.get_submodule(layer.path), module)
             told = weights.folded_differences(pair, (layer.path, value.path), found)

@@ -230,7 +230,7 @@ def _sources(causes: list[Cause]) -> tuple[str, str]:
 
 
 def _is_optimiser(measured: Measured, limits: Limits) -> bool:
-    """True if the file as it is agrees with optimisations off, and not with those of the runtime."""
+    """True if the file as it is agrees with optimisations off, but not as the runtime has them."""
     plain = measured.whole["ORT_DISABLE_ALL"]
     return limits.agrees(plain) and not limits.agrees(measured.whole[limits.level])
 

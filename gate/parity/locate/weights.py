@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -42,6 +43,26 @@ def differences(
     return told
 
 
+def transposed(
+    module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, Array]
+) -> Difference | None:
+    """The square weight of a Linear, where a product reads it the wrong way round. `differences`
+    takes both, because exporters turn the weights of Linear themselves."""
+    if not isinstance(module, nn.Linear):
+        return None
+    weight = module.weight.detach().numpy()
+    for node in nodes:
+        array = found.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
+        if array is None or array.shape != weight.shape:
+            continue
+        turns = any(one.name == "transB" and one.i for one in node.attribute)
+        want = weight if turns else weight.T
+        if np.array_equal(array, want.T) and not np.array_equal(array, want):
+            name = f"{path}.weight" if path else "weight"
+            return Difference(path, f"`{name}` of the file is the model's, transposed")
+    return None
+
+
 def folded_differences(
     modules: tuple[nn.Module, nn.Module], paths: tuple[str, str], found: Mapping[str, Array]
 ) -> list[Difference]:
@@ -67,6 +88,11 @@ def folded_differences(
         text = f"the scale of `{paths[1]}` (weight, running_var, eps) that was folded in is another"
         return [Difference(paths[1], text)]
     wrong |= scaled[:, None]
+    rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
+    if rounded is not None:
+        name = f"{paths[0]}.weight"
+        text = f"`{name}` of the file is the model's, rounded to {rounded} after folding"
+        return [Difference(paths[0], text, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
         return [_told(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
@@ -74,6 +100,16 @@ def folded_differences(
         text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
         return [Difference(paths[1], text)]
     return []
+
+
+def _folded_rounding(rows: Floats, want: Floats) -> str | None:
+    """The format to which the products were rounded. What folding in float32 makes of a product may
+    be rounded up where its exact value is rounded down."""
+    for name, rounded in _FORMATS.items():
+        below, above = rounded(want * (1 - _FOLDING)), rounded(want * (1 + _FOLDING))
+        if ((rows == below) | (rows == above)).all():
+            return name
+    return None
 
 
 def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:

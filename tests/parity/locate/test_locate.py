@@ -4,6 +4,7 @@ caller's changes."""
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ from tests.parity.locate.nets import (
     change,
     found,
     layers,
+    middle,
     node,
     verdicts,
 )
@@ -69,43 +71,44 @@ def made(tmp_path_factory) -> Made:
     return make
 
 
-class TestMapping:
-    # In the order of execution. A BatchNorm that is folded stands for its convolution; Dropout in
-    # eval mode computes nothing; the second call of a module is another row.
-    ROWS = {
-        Residual: {
-            "stem.1": "BatchNorm2d",
-            "stem.2": "ReLU",
-            "block.bn1": "BatchNorm2d",
-            "block.relu": "ReLU",
-            "block.bn2": "BatchNorm2d",
-            "block.relu#1": "ReLU",
-            "pool": "AvgPool2d",
-            "head": "Linear",
-        },
-        Tokens: {
-            "embed": "Embedding",
-            "layer.norm1": "LayerNorm",
-            "layer.qkv": "Linear",
-            "layer.proj": "Linear",
-            "layer.norm2": "LayerNorm",
-            "layer.fc1": "Linear",
-            "layer.act": "GELU",
-            "layer.fc2": "Linear",
-            "head": "Linear",
-        },
-        Shared: {
-            "twice": "Linear",
-            "act": "Tanh",
-            "twice#1": "Linear",
-            "act#1": "Tanh",
-            "left": "Linear",
-            "right": "Linear",
-        },
-        Codes: {"conv": "Conv2d", "head": "Linear"},
-    }
-    ROWS[Flat] = ROWS[Shared]
+# In the order of execution. A BatchNorm that is folded stands for its convolution; Dropout in
+# eval mode computes nothing; the second call of a module is another row.
+ROWS = {
+    Residual: {
+        "stem.1": "BatchNorm2d",
+        "stem.2": "ReLU",
+        "block.bn1": "BatchNorm2d",
+        "block.relu": "ReLU",
+        "block.bn2": "BatchNorm2d",
+        "block.relu#1": "ReLU",
+        "pool": "AvgPool2d",
+        "head": "Linear",
+    },
+    Tokens: {
+        "embed": "Embedding",
+        "layer.norm1": "LayerNorm",
+        "layer.qkv": "Linear",
+        "layer.proj": "Linear",
+        "layer.norm2": "LayerNorm",
+        "layer.fc1": "Linear",
+        "layer.act": "GELU",
+        "layer.fc2": "Linear",
+        "head": "Linear",
+    },
+    Shared: {
+        "twice": "Linear",
+        "act": "Tanh",
+        "twice#1": "Linear",
+        "act#1": "Tanh",
+        "left": "Linear",
+        "right": "Linear",
+    },
+    Codes: {"conv": "Conv2d", "head": "Linear"},
+}
+ROWS[Flat] = ROWS[Shared]
 
+
+class TestMapping:
     @pytest.mark.parametrize(
         ("kind", "by"),
         [
@@ -129,8 +132,8 @@ class TestMapping:
         model, candidate = made(kind, by)
         told = found(model, candidate, INPUTS[kind])
         rows = layers(told)
-        assert {title: row.kind for title, row in rows.items()} == self.ROWS[kind]
-        assert list(rows) == list(self.ROWS[kind])
+        assert {title: row.kind for title, row in rows.items()} == ROWS[kind]
+        assert list(rows) == list(ROWS[kind])
         tensors = [row.tensor for row in rows.values()]
         assert None not in tensors
         assert len(set(tensors)) == len(tensors)
@@ -279,12 +282,6 @@ class _OwnNorm(nn.Module):
         return self.norm(self.layer(x), x)
 
 
-def middle(values: np.ndarray) -> np.ndarray:
-    """One value in the middle is off."""
-    values.reshape(-1)[values.size // 2] += 0.1 * np.abs(values).max()
-    return values
-
-
 def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Callable:
     """Change the weight that a node reads."""
     return lambda proto: change(proto, node(proto, op, place).input[argument], how)
@@ -339,7 +336,7 @@ class TestOneFault:
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("MatMul", 0, 1))
         rows = [row for row in found(model, bad, TOKENS).layers if row.local_ratio is not None]
         assert rows[0].amplification is None
-        for before, row in zip(rows, rows[1:], strict=False):
+        for before, row in itertools.pairwise(rows):
             if before.noise_ratio:
                 assert row.amplification == row.noise_ratio / before.noise_ratio
         (source,) = (row for row in rows if row.verdict == "source")
