@@ -124,10 +124,13 @@ class Graph:
         del model.graph.output[:]
         del model.graph.value_info[:]
         met: dict[str, None] = {}
+        read = set(outputs)
         for at in places:
+            read.update(self._needs[at])
             node = model.graph.node.add()
             node.CopyFrom(self.nodes[at])
             met.update(dict.fromkeys(_exchange(node, cuts)))
+        _forget(model.graph, {name for name in self.weights if name not in read})
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         for name in met:
             kind = helper.np_dtype_to_tensor_dtype(cuts[name])
@@ -135,6 +138,14 @@ class Graph:
                 helper.make_tensor_value_info(reference_name(name), kind, None)
             )
         return Piece(model, self.weights, outputs, tuple(met))
+
+
+def _forget(graph: onnx.GraphProto, unread: Container[str]) -> None:
+    """Leave out weights that no node reads: ONNX Runtime takes no values for them."""
+    for listed in (graph.initializer, graph.input):
+        kept = [one for one in listed if one.name not in unread]
+        del listed[:]
+        listed.extend(kept)
 
 
 def reference_name(tensor: str) -> str:
