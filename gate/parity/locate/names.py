@@ -47,10 +47,6 @@ class Paths:
         parts = node.name.split("/")
         return self._walk(parts[1:-1]) if len(parts) > 1 and not parts[0] else None
 
-    def owner(self, parameter: str) -> str | None:
-        """Path of the module whose parameter or buffer has this name, or None."""
-        return self._canonical.get(parameter.rpartition(".")[0]) if "." in parameter else None
-
     def _listed(self, text: str) -> Scope | None:
         try:
             listed = ast.literal_eval(text)

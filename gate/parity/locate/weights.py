@@ -78,7 +78,8 @@ def folded_differences(
     scale, shift = _affine(norm)
     rows, channels = seen[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
     factor = _factor(rows, channels, scale)
-    wrong = np.abs(rows - factor[:, None] * channels) > _FOLDING * np.abs(rows).max(1)[:, None]
+    largest = np.abs(rows).max(1, where=np.isfinite(rows), initial=0.0)
+    wrong = ~(np.abs(rows - factor[:, None] * channels) <= _FOLDING * largest[:, None])
     scaled = ~np.isclose(factor, scale, rtol=_FOLDING, atol=0.0)
     offset = 0.0 if bias is None else bias
     offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
@@ -187,8 +188,10 @@ def _like(array: Array, parameter: Floats) -> Floats:
     numbers = array.astype(np.float64)
     if numbers.shape != parameter.shape:
         return numbers.T
-    straight = np.abs(numbers - parameter).sum()
-    turned = np.abs(numbers.T - parameter).sum() if numbers.T.shape == numbers.shape else np.inf
+    if numbers.T.shape != numbers.shape:
+        return numbers
+    finite = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
+    straight, turned = np.abs(finite - parameter).sum(), np.abs(finite.T - parameter).sum()
     return numbers if straight <= turned else numbers.T
 
 

@@ -551,16 +551,17 @@ class TestNotFinite:
         assert layers(told)["log"].max_abs_diff == np.inf
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    def test_a_weight_of_the_file(self, made, tmp_path, value):
+    @pytest.mark.parametrize("name", ["head.bias", "head.weight"])
+    def test_a_weight_of_the_file(self, made, tmp_path, name, value):
         def spoil(values):
-            values[2] = value
+            values.flat[2] = value
             return values
 
         model, candidate = made(Residual)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.bias", spoil))
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, spoil))
         told = found(model, bad, IMAGES)
         assert told.first_divergence == "head"
-        assert "head.bias" in told.cause
+        assert name in told.cause
         assert verdicts(told, "propagated") == ["(model)", "(model)"]
         Localisation.from_json(told.to_json())
 
