@@ -62,7 +62,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = _lines(README, "gate")
-    assert [words[1] for words in commands] == ["check", "promote", "history", "doctor"]
+    assert [words[1] for words in commands] == [
+        "check",
+        "promote",
+        "history",
+        "doctor",
+        "locate",
+    ]
     for words in commands:
         assert cli.main(words[1:]) == 0, capsys.readouterr().err
     text = capsys.readouterr().out
