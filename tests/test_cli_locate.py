@@ -1,0 +1,229 @@
+"""`gate locate` as its users call it: exit codes, JSON, reports, and what to do about errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gate import cli
+from gate.localisation import Localisation
+from tests.small_project import made
+
+REFERENCE = ("--reference", "small_models:build")
+INPUTS = ("--inputs", "images.npy")
+RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["locate", *arguments])
+    seen = capsys.readouterr()
+    return code, seen.out, seen.err
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = _run(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+class TestHelp:
+    def test_it_has_examples_exit_codes_and_every_option(self, capsys) -> None:
+        code, out, _ = _run(capsys, "--help")
+        assert code == 0
+        examples = out.split("Examples:")[1]
+        assert examples.count("gate locate model.onnx --reference") == 3
+        assert "Exit code 0: no layer diverges; 1: at least one does; 2: could not tell." in out
+        for option in ("--reference", "--checkpoint", "--inputs", "--samples", "--runtime",
+                       "--policy", "--report", "--json"):  # fmt: skip
+            assert option in out
+
+    def test_the_options_of_the_examples_exist(self, capsys) -> None:
+        _, out, _ = _run(capsys, "--help")
+        options, examples = out.split("Examples:")[1].split("Options:")[::-1]
+        assert set(re.findall(r"--[a-z]+", examples)) <= set(re.findall(r"--[a-z]+", options))
+
+    def test_the_group_lists_it(self, capsys) -> None:
+        assert cli.main(["--help"]) == 0
+        assert re.search(r"^  locate .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+class TestAnswer:
+    @pytest.mark.parametrize("runtime", RUNTIMES)
+    def test_a_right_file(self, capsys, runtime: str) -> None:
+        arguments = ("good.onnx", *REFERENCE, *INPUTS, "--runtime", runtime)
+        code, told = _json(capsys, *arguments)
+        assert (code, told.pop("exit_code")) == (0, 0)
+        found = Localisation.from_json(json.dumps(told))
+        assert (found.runtime, found.samples, found.first_divergence) == (runtime, 8, None)
+        assert {row.verdict for row in found.layers} == {"ok"}
+        assert [row.module for row in found.layers][:4] == ["1", "2", "3", "4"]
+
+    @pytest.mark.parametrize("runtime", RUNTIMES)
+    def test_a_wrong_file(self, capsys, runtime: str) -> None:
+        code, told = _json(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--runtime", runtime)
+        assert (code, told.pop("exit_code")) == (1, 1)
+        found = Localisation.from_json(json.dumps(told))
+        assert found.first_divergence == "4"
+        assert "`4.weight` of the file is another: 1 of 720 elements differ" in found.cause
+        assert [row.title for row in found.layers if row.verdict == "source"] == ["4"]
+
+    def test_people_see_the_table_and_what_it_means(self, capsys) -> None:
+        code, out, _ = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS)
+        assert code == 1
+        head, *rows = [line for line in out.splitlines() if line.strip()]
+        assert head.split() == ["layer", "type", "max", "diff", "mean", "diff", "noise", "ratio",
+                                "alone", "growth", "verdict"]  # fmt: skip
+        (source,) = (row for row in rows if row.split()[:2] == ["4", "Linear"])
+        assert "source: `4.weight` of the file is another" in source
+        assert "First diverging layer: 4 (ort-cpu)." in rows
+        assert any(row.startswith("Try: Export again from the checkpoint") for row in rows)
+        assert "report" not in rows[-1]
+
+    def test_a_right_file_in_words(self, capsys) -> None:
+        code, out, _ = _run(capsys, "good.onnx", *REFERENCE, *INPUTS, "--samples", "3")
+        assert code == 0
+        assert out.rstrip().endswith("No layer diverges on 3 samples.")
+
+    def test_two_inputs(self, capsys) -> None:
+        field = ("field.onnx", "--reference", "small_models:field", "--inputs", "field.npz")
+        code, told = _json(capsys, *field)
+        assert code == 0
+        assert [row["module"] for row in told["layers"]][:1] == ["conv"]
+
+    def test_weights_of_a_checkpoint(self, capsys) -> None:
+        checkpoint = ("--checkpoint", "weights.safetensors")
+        assert _json(capsys, "good.onnx", *REFERENCE, *INPUTS, *checkpoint)[0] == 0
+
+    def test_the_report_holds_the_record_and_a_chart(self, capsys, tmp_path: Path) -> None:
+        report = tmp_path / "new" / "report"
+        arguments = ("bad.onnx", *REFERENCE, *INPUTS, "--report", str(report))
+        code, out, _ = _run(capsys, *arguments)
+        assert code == 1
+        found = Localisation.load(report / "localisation.json")
+        assert found.first_divergence == "4"
+        chart = report / "plots" / "localisation.png"
+        assert chart.read_bytes().startswith(b"\x89PNG")
+        assert out.rstrip().endswith(f"report  {chart}")
+
+    def test_the_policys_switches_are_in_force(self, capsys, monkeypatch, tmp_path: Path) -> None:
+        from gate.parity.locate import locate
+
+        seen, switched = [], locate.deterministic
+
+        def watched(policy):
+            seen.append(policy.threads)
+            return switched(policy)
+
+        monkeypatch.setattr(locate, "deterministic", watched)
+        policy = tmp_path / "policy.yaml"
+        bounds = "{scaled_diff: 1.0, top1_agreement: 1.0}"
+        policy.write_text(
+            "determinism: {threads: 1}\n"
+            f"runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}\n"
+        )
+        arguments = ("good.onnx", *REFERENCE, *INPUTS)
+        assert _run(capsys, *arguments, "--policy", str(policy))[0] == 0
+        assert _run(capsys, *arguments)[0] == 0
+        assert seen == [1, None]
+
+    def test_what_a_library_prints_does_not_spoil_the_json(self, capfd) -> None:
+        arguments = ("good.onnx", "--reference", "small_models:talk", *INPUTS, "--json")
+        assert cli.main(["locate", *arguments]) == 0
+        seen = capfd.readouterr()
+        assert json.loads(seen.out)["exit_code"] == 0
+        assert "a library that prints" in seen.err
+
+
+ERRORS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "no file": (("none.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "Export the model first"),
+    "half a file": (("cut.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "cut.onnx"),
+    "an empty file": (("nothing.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "nothing.onnx"),
+    "no module": (("good.onnx", "--reference", "nowhere:build", *INPUTS), "ModelError", "nowhere"),
+    "a broken factory": (("good.onnx", "--reference", "small_models:broken", *INPUTS),
+                         "ModelError", "no weights here"),
+    "another model": (("good.onnx", "--reference", "small_models:field", *INPUTS),
+                      "EvidenceError", "Check that the model is the one that was exported"),
+    "no checkpoint": (("good.onnx", *REFERENCE, *INPUTS, "--checkpoint", "none.pt"),
+                      "CheckpointError", "none.pt"),
+    "another checkpoint": (("good.onnx", *REFERENCE, *INPUTS, "--checkpoint", "other.pt"),
+                           "CheckpointError", "other.pt"),
+    "no samples": (("good.onnx", *REFERENCE, "--inputs", "none.npy"), "DataError", "none.npy"),
+    "other samples": (("field.onnx", "--reference", "small_models:field", *INPUTS),
+                      "InputMismatch", "image"),
+    "no policy": (("good.onnx", *REFERENCE, *INPUTS, "--policy", "none.yaml"), "PolicyError",
+                  "none.yaml"),
+}  # fmt: skip
+
+
+class TestCouldNotTell:
+    @pytest.mark.parametrize("case", ERRORS)
+    def test_errors_say_what_to_do(self, capsys, case: str) -> None:
+        arguments, kind, said = ERRORS[case]
+        code, told = _json(capsys, *arguments)
+        assert (code, told["error"]["type"]) == (2, kind)
+        assert said in told["error"]["message"]
+        assert len(told["error"]["message"]) > 40
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("good.onnx", *INPUTS), "--reference"),
+            (("good.onnx", *REFERENCE), "--inputs"),
+            (REFERENCE + INPUTS, "MODEL"),
+            (("good.onnx", *REFERENCE, *INPUTS, "--samples", "0"), "--samples"),
+            (("good.onnx", *REFERENCE, *INPUTS, "--runtime", "torch-cuda"), "ort-cpu"),
+        ],
+        ids=["no reference", "no inputs", "no model", "no sample", "no such runtime"],
+    )
+    def test_wrong_usage(self, capsys, arguments, said) -> None:
+        code, _, error = _run(capsys, *arguments)
+        assert code == 2
+        assert said in error
+
+    def test_a_runtime_that_this_machine_lacks(self, capsys) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("CUDA is here")
+        arguments = ("good.onnx", *REFERENCE, *INPUTS, "--runtime", "ort-cuda")
+        code, told = _json(capsys, *arguments)
+        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+        assert "CUDA" in told["error"]["message"]
+
+    def test_a_reference_that_ends_the_process(self, capsys) -> None:
+        arguments = ("good.onnx", "--reference", "small_models:leave", *INPUTS)
+        assert _run(capsys, *arguments)[0] == 2
+
+    def test_a_report_that_can_not_be_written(self, capsys, tmp_path: Path) -> None:
+        (tmp_path / "report").write_text("a file")
+        arguments = ("good.onnx", *REFERENCE, *INPUTS, "--report", str(tmp_path / "report"))
+        code, told = _json(capsys, *arguments)
+        assert (code, told["error"]["type"]) == (2, "StorageError")
+
+    def test_samples_that_are_not_finite(self, capsys, tmp_path: Path) -> None:
+        np.save(tmp_path / "nan.npy", np.full((4, 1, 8, 8), np.nan, np.float32))
+        arguments = ("good.onnx", *REFERENCE, "--inputs", str(tmp_path / "nan.npy"))
+        code, told = _json(capsys, *arguments)
+        assert (code, told["error"]["type"]) == (2, "DataError")
+
+
+def test_the_files_of_the_caller_stay_as_they_are(capsys, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(made(), own, ignore=shutil.ignore_patterns("__pycache__"))
+    before = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
+    arguments = [str(own / "bad.onnx"), *REFERENCE, "--inputs", str(own / "images.npy")]
+    assert _json(capsys, *arguments)[0] == 1
+    after = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
+    assert after == before
