@@ -101,7 +101,7 @@ def _apart(value: Array, tensor: Array) -> NDArray[np.float64]:
     """|tensor - value|; infinite where only one of them is finite, 0 where both are the same NaN
     or infinity."""
     with np.errstate(all="ignore"):
-        apart = np.subtract(tensor, value, dtype=np.float64)
+        apart = np.asarray(np.subtract(tensor, value, dtype=np.float64))  # of scalars no array
         np.abs(apart, out=apart)
         if not np.isfinite(apart).all():
             alike = (tensor == value) | (_is_nan(tensor) & _is_nan(value))

@@ -249,6 +249,13 @@ class TestMapping:
         told = found(*made(Shared), VECTORS[:count], limit=limit)
         assert (told.samples, told.diverges) == (samples, False)
 
+    def test_a_module_that_returns_a_single_number(self, tmp_path):
+        model = _Tempered().eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        told = found(model, candidate, VECTORS)
+        assert layers(told)["most"].verdict == "ok"
+        assert not told.diverges
+
     def test_a_norm_of_ones_own_with_two_inputs(self, tmp_path):
         model = _OwnNorm().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
@@ -263,6 +270,22 @@ class _Pair(nn.Module):
 
     def forward(self, left, right):
         return self.first(left) - 2 * self.second(right)
+
+
+class _Most(nn.Module):
+    def forward(self, x):
+        return x.abs().max()
+
+
+class _Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.most = nn.Linear(6, 4), _Most()
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y / self.most(y)
 
 
 class BatchNorm1d(nn.Module):
