@@ -15,6 +15,8 @@ Each message says what was seen, what was expected, and the way out. All of them
     │   └── OutputMismatch     the runtime's outputs are not the model's
     ├── DigestMismatch         bytes are not the bytes they were said to be
     ├── StorageError           a file can't be written (disk full, no permission)
+    ├── ServiceError           the webhook service can't run as it is set
+    │   └── InboxUnavailable   its inbox can't be read or written now
     └── RegistryError          the registry can't be used
         ├── RegistryUnavailable   no server answers
         ├── RegistryDenied        the server refuses this user
@@ -68,6 +70,14 @@ class DigestMismatch(GateError):
 
 class StorageError(GateError):
     """A file can't be written: the disk is full, or permission is missing."""
+
+
+class ServiceError(GateError):
+    """The webhook service can't run as it is set: a setting, its secrets, its port."""
+
+
+class InboxUnavailable(ServiceError):
+    """The service's inbox can't be read or written now."""
 
 
 class RegistryError(GateError):

@@ -1,0 +1,75 @@
+"""Opening the database of the inbox, so that what was committed survives a crash of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from gate.errors import ServiceError
+
+READS = "gate_reads"
+"""Execution option of a connection that will not write."""
+
+CONNECTIONS = 8
+"""Of one process to PostgreSQL."""
+
+_PATIENCE_S = 10
+"""For a lock or an answer: the sender waits 30 s for ours."""
+
+
+def open_database(url: str) -> Engine:
+    """An engine for sqlite:///FILE or postgresql://…; connects to nothing yet.
+
+    Raises ServiceError for a URL or folder that can't be used, or a driver that is not installed.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(parsed)
+        return create_engine(
+            parsed.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            pool_timeout=_PATIENCE_S,
+            pool_size=CONNECTIONS,
+            connect_args={
+                "connect_timeout": 5,
+                "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s",
+            },
+        )
+    except ArgumentError as error:
+        raise ServiceError(
+            "the inbox's URL can't be read. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
+        ) from error
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            f"the inbox needs the driver {error.name}: pip install 'parity-gate[postgresql]'"
+        ) from error
+
+
+def _sqlite(url: URL) -> Engine:
+    path = Path(url.database or "")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServiceError(
+            f"cannot make the folder of the inbox {path}: {error.strerror}. Fix its permissions."
+        ) from error
+    engine = create_engine(url, pool_timeout=_PATIENCE_S, connect_args={"timeout": _PATIENCE_S})
+
+    @event.listens_for(engine, "connect")
+    def _durable(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we begin our transactions ourselves
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # A transaction that reads first and writes then could find itself overtaken.
+        reads = connection.get_execution_options().get(READS)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine

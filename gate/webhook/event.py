@@ -1,0 +1,96 @@
+"""What a delivery says: read strictly, and whether it is any business of ours.
+
+Nothing but the model's name is used of it: events are hints, the registry is read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+EVENTS = (
+    "registered_model.created",
+    "model_version.created",
+    "model_version_tag.set",
+    "model_version_tag.deleted",
+    "model_version_alias.created",
+    "model_version_alias.deleted",
+)
+"""What we subscribe to at the server, as MLflow writes it."""
+
+EXAMPLE_MODEL = "example_model"
+"""The model in MLflow's test deliveries, which carry no other mark."""
+
+_OUR_TAGS = "gate."
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a registered model. `detail`: the tag's key, or the alias."""
+
+    kind: str
+    model: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A well-formed delivery about something that is none of `EVENTS`."""
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """No delivery of MLflow."""
+
+    reason: str
+
+
+def read(body: bytes) -> Event | Unknown | Malformed:
+    """Read a delivery's body. Total: whatever the bytes are, one of the three comes out."""
+    try:
+        said = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError:
+        return Malformed("the body is not UTF-8")
+    except (ValueError, RecursionError):
+        return Malformed("the body is not JSON")
+    if not isinstance(said, dict):
+        return Malformed("the body is not a JSON object")
+    entity, action, data = said.get("entity"), said.get("action"), said.get("data")
+    if not isinstance(entity, str) or not isinstance(action, str):
+        return Malformed("entity and action are not both text")
+    kind = f"{entity}.{action}"
+    return _event(kind, data) if kind in EVENTS else Unknown()
+
+
+def ignored(event: Event, *, aliases: Collection[str]) -> str | None:
+    """Why an event changes nothing for us, or None if the registry must be read again."""
+    if event.kind.startswith("model_version_alias.") and event.detail not in aliases:
+        return "another alias"
+    if event.kind.startswith("model_version_tag.") and not _is_ours(event.detail):
+        return "another tag"
+    return None
+
+
+def _event(kind: str, data: Any) -> Event | Malformed:
+    if not isinstance(data, dict):
+        return Malformed("data is not a JSON object")
+    model = data.get("name")
+    if not isinstance(model, str) or not model:
+        return Malformed("data.name is not a model's name")
+    field = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
+    if field is None:
+        return Event(kind, model)
+    detail = data.get(field)
+    if not isinstance(detail, str):
+        return Malformed(f"data.{field} is not text")
+    return Event(kind, model, detail)
+
+
+def _is_ours(tag: str | None) -> bool:
+    return tag is not None and tag.startswith(_OUR_TAGS)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
