@@ -27,7 +27,7 @@ EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
 INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-_COMMANDS = ("check", "locate", "promote", "rollback", "history", "doctor")
+_COMMANDS = ("check", "locate", "promote", "rollback", "history", "verify-release", "doctor")
 
 
 class _Commands(click.Group):
@@ -39,8 +39,12 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"gate.commands.{cmd_name}").command
+        command: click.Command = importlib.import_module(_module(cmd_name)).command
         return command
+
+
+def _module(command: str) -> str:
+    return f"gate.commands.{command.replace('-', '_')}"
 
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:

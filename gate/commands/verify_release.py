@@ -1,0 +1,88 @@
+"""`gate verify-release`: a consumer proves that its file computes what was promoted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.golden.record import GoldenResult, OutputResult
+
+
+@click.command("verify-release", short_help="Prove that a released file computes the same here.")
+@click.argument("model", type=FILE)
+@click.option(
+    "--golden",
+    type=FILE,
+    required=True,
+    metavar="FOLDER",
+    help="The golden vectors that came with the file: golden.json and its arrays.",
+)
+@machine_options
+def command(model: Path, golden: Path) -> Outcome:
+    """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
+
+    Needs ONNX Runtime, neither PyTorch nor the model's code. Exit code 0: these are the released
+    bytes, and every output is within its tolerance; 1: not so; 2: could not look.
+
+    \b
+    Examples:
+      gate verify-release model.onnx --golden golden
+      gate verify-release model.onnx --golden golden --json
+    """
+    return _verify(model, golden)
+
+
+def _verify(model: Path, golden: Path) -> Outcome:
+    from gate.golden.verify import verify_golden
+
+    result = verify_golden(model, golden)
+    return Outcome(
+        Status.DONE if result.passed else Status.REJECTED,
+        {"verdict": _verdict(result), **result.to_plain()},
+        lambda console: _show(result, console),
+    )
+
+
+def _verdict(result: GoldenResult) -> str:
+    return "PASS" if result.passed else "FAIL"
+
+
+def _show(result: GoldenResult, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from gate.report.wording import printable
+
+    console.print(f"file      {result.model_sha256}")
+    console.print(f"golden    {result.golden_sha256}, {result.samples} samples")
+    runs = printable(", ".join(result.providers) or "not run")
+    console.print(f"computed  ONNX Runtime {printable(result.onnxruntime)}: {runs}")
+    if result.outputs:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("output", "max_abs_diff", "tolerance", "top-1 agreement"):
+            table.add_column(heading, overflow="fold")
+        for output in result.outputs:
+            table.add_row(*(Text(printable(cell)) for cell in _cells(output)))
+        console.print(table)
+    for problem in result.problems:
+        console.print(Text(printable(problem), style="red"))
+    style = "bold green" if result.passed else "bold red"
+    console.print(Text(_verdict(result), style=style))
+
+
+def _cells(output: OutputResult) -> tuple[str, ...]:
+    return (
+        output.name,
+        "" if output.max_abs_diff is None else f"{output.max_abs_diff:.3g}",
+        f"{output.tolerance:.3g}",
+        "" if output.top1_agreement is None else f"{output.top1_agreement:.4g}",
+    )

@@ -1,0 +1,197 @@
+"""Golden vectors in a folder: written so that a crash leaves whole ones, read only when proven."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate import atomic
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError
+from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenTensor, Origin
+
+GOLDEN_JSON = "golden.json"
+_RECORD_LIMIT = 1 << 20
+"""Bytes of golden.json that are read at most."""
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An output of the reference, shape (samples, ...), and its tolerances (`GoldenOutput`)."""
+
+    values: Array
+    max_abs_diff: float
+    top1_agreement: float | None = None
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Golden vectors that were read and proven, by the names of the ONNX file."""
+
+    golden: Golden
+    sha256: Digest
+    """Of golden.json."""
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+def write_golden(
+    folder: Path,
+    *,
+    model: GoldenModel,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Expected],
+    origin: Origin,
+) -> Golden:
+    """Write the vectors into `folder`, which is theirs alone; gives the record.
+
+    The same vectors give the same bytes. Files of data are named by their content and golden.json
+    comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
+    vectors that could prove nothing: none, empty arrays, NaN anywhere, infinite inputs, dtypes
+    that are no plain numbers; StorageError.
+    """
+    if not inputs or not outputs:
+        raise EvidenceError(
+            f"{len(inputs)} inputs and {len(outputs)} outputs are no golden vectors. "
+            "Give every input and every output of the file."
+        )
+    contents: dict[str, bytes] = {}
+    given: list[dict[str, object]] = []
+    for index, (name, values) in enumerate(inputs.items()):
+        _check(name, values, infinite=False)
+        given.append(_described(name, values, f"input-{index}", contents))
+    expected: list[dict[str, object]] = []
+    for index, (name, output) in enumerate(outputs.items()):
+        _check(name, output.values, infinite=True)
+        described = _described(name, output.values, f"output-{index}", contents)
+        described["max_abs_diff"] = output.max_abs_diff
+        expected.append(described | {"top1_agreement": output.top1_agreement})
+    try:
+        golden = Golden(
+            model=model,
+            samples=len(next(iter(inputs.values()))),
+            inputs=tuple(GoldenTensor.model_validate(fields) for fields in given),
+            outputs=tuple(GoldenOutput.model_validate(fields) for fields in expected),
+            origin=origin,
+        )
+    except ValueError as error:
+        raise EvidenceError(f"these are no golden vectors: {error}") from error
+    for file, data in contents.items():
+        atomic.write_bytes(folder / file, data)
+    golden.save(folder / GOLDEN_JSON)
+    for stale in folder.glob("*.bin"):
+        if stale.name not in contents:
+            stale.unlink(missing_ok=True)
+    return golden
+
+
+def read_golden(folder: Path) -> Vectors:
+    """Read the vectors of `folder` and prove every array: kind of file, size, digest, values.
+
+    Raises EvidenceError where golden.json is missing, huge or no whole record, or an array holds
+    NaN; DigestMismatch where an array is not the one that golden.json names.
+    """
+    record = folder / GOLDEN_JSON
+    text = _plain_file(record, limit=_RECORD_LIMIT)
+    golden = Golden.from_json(text)
+    return Vectors(
+        golden=golden,
+        sha256=Digest.of_bytes(text),
+        inputs=_arrays(folder, golden.inputs, infinite=False),
+        outputs=_arrays(folder, golden.outputs, infinite=True),
+    )
+
+
+def files_of(golden: Golden) -> tuple[str, ...]:
+    """Names of all files of the vectors, golden.json first."""
+    return (GOLDEN_JSON, *(tensor.file for tensor in (*golden.inputs, *golden.outputs)))
+
+
+def _described(
+    name: str, values: Array, prefix: str, contents: dict[str, bytes]
+) -> dict[str, object]:
+    """The fields of the array's record; its bytes go into `contents`."""
+    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+    digest = Digest.of_bytes(data)
+    file = f"{prefix}-{digest.short}.bin"
+    contents[file] = data
+    return {
+        "name": name,
+        "dtype": values.dtype.name,
+        "shape": tuple(int(size) for size in values.shape),
+        "file": file,
+        "sha256": digest,
+    }
+
+
+def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, infinite: bool) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for tensor in tensors:
+        path = folder / tensor.file
+        data = _plain_file(path, limit=tensor.size_bytes)
+        if len(data) != tensor.size_bytes:
+            raise DigestMismatch(
+                f"{path} has {len(data)} bytes, {tensor.dtype} {list(tensor.shape)} needs "
+                f"{tensor.size_bytes}. It is damaged: fetch the golden vectors again."
+            )
+        tensor.sha256.verify(Digest.of_bytes(data), what=str(path))
+        dtype = np.dtype(tensor.dtype)
+        little = np.frombuffer(data, dtype=dtype.newbyteorder("<"))
+        values: Array = little.astype(dtype).reshape(tensor.shape)
+        _check(tensor.name, values, infinite=infinite)
+        arrays[tensor.name] = values
+    return arrays
+
+
+def _plain_file(path: Path, *, limit: int) -> bytes:
+    """The bytes of a file that is no link, device or longer than `limit`."""
+    try:
+        seen = path.lstat()
+        if not stat.S_ISREG(seen.st_mode):
+            raise EvidenceError(
+                f"{path} is no plain file. Golden vectors hold no links: fetch them again."
+            )
+        if seen.st_size > limit:
+            raise DigestMismatch(
+                f"{path} has {seen.st_size} bytes, at most {limit} are expected. "
+                "It is another file: fetch the golden vectors again."
+            )
+        # Not a link that took its place in between.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
+            return stream.read(limit + 1)
+    except OSError as error:
+        raise EvidenceError(
+            f"cannot read {path}: {error.strerror}. Name the folder that holds {GOLDEN_JSON}; "
+            "gate check --report and the stage parity write one."
+        ) from error
+
+
+def _check(name: str, values: Array, *, infinite: bool) -> None:
+    """Refuse arrays that prove nothing."""
+    if values.dtype.name not in get_args(DType):
+        raise EvidenceError(
+            f"'{name}' has dtype {values.dtype}, golden vectors hold {', '.join(get_args(DType))}."
+            " Wrap the model to take and return those."
+        )
+    if not values.size or not values.ndim:
+        raise EvidenceError(
+            f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
+        )
+    if values.dtype.kind != "f":
+        return
+    bad = np.isnan(values) if infinite else ~np.isfinite(values)
+    if bad.any():
+        kind = "NaN" if infinite else "NaN or infinite"
+        raise EvidenceError(
+            f"'{name}' has {int(bad.sum())} {kind} values, first in sample "
+            f"{int(np.argwhere(bad)[0][0])}. They prove nothing: leave that sample out."
+        )

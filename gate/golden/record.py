@@ -1,0 +1,145 @@
+"""What golden vectors are, and what came of computing them again.
+
+The arrays lie beside `golden.json` as raw values: little-endian, C order, no header, so that a
+browser or another language reads them without numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gate.record import Measured, Record, Sha256
+
+DType = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64",
+]  # fmt: skip
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2,
+    "uint32": 4, "uint64": 8, "float16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+_FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
+
+Axis = Annotated[int, Field(ge=1)]
+Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+class GoldenModel(Record):
+    """The file that the vectors belong to."""
+
+    sha256: Sha256
+    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    file: str
+    """The file's name when it was measured, which the manifest contains."""
+    external_data: tuple[str, ...] = ()
+    """Names of the data files beside it."""
+
+
+class GoldenTensor(Record):
+    """One array in a file of its own."""
+
+    name: str
+    """Of the input or output in the ONNX file."""
+    dtype: DType
+    shape: Annotated[tuple[Axis, ...], Field(min_length=1)]
+    file: str
+    sha256: Sha256
+    """Of the file's bytes."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the file must be."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class GoldenOutput(GoldenTensor):
+    """An output of the reference, and how far a runtime may be from it."""
+
+    max_abs_diff: Bound
+    """The tolerance: largest absolute difference of an element."""
+    top1_agreement: Share | None = None
+    """Of logits, shape (samples, classes): the least share of samples with the same argmax."""
+
+    @model_validator(mode="after")
+    def _has_classes(self) -> Self:
+        if self.top1_agreement is not None and (len(self.shape) != 2 or self.shape[1] < 2):
+            raise ValueError("top-1 agreement needs logits of shape (samples, classes >= 2)")
+        return self
+
+
+class Origin(Record):
+    """What made the vectors."""
+
+    policy_sha256: Sha256
+    """The policy that the tolerances come from."""
+    versions: dict[str, str]
+    """Distribution name to version: torch, which computed the outputs, and others."""
+
+
+class Golden(Record):
+    """`golden.json`."""
+
+    schema_version: Literal[1] = 1
+    model: GoldenModel
+    samples: Axis
+    inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
+    outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
+    origin: Origin
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for side in (self.inputs, self.outputs):
+            if len({tensor.name for tensor in side}) < len(side):
+                raise ValueError("two inputs, or two outputs, have the same name")
+        files = [tensor.file for tensor in (*self.inputs, *self.outputs)]
+        if len(set(files)) < len(files):
+            raise ValueError("two arrays share a file")
+        unsafe = [name for name in files if not _FILE.fullmatch(name)]
+        if unsafe:
+            raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
+        counted = [*self.inputs, *(o for o in self.outputs if o.top1_agreement is not None)]
+        if any(tensor.shape[0] != self.samples for tensor in counted):
+            raise ValueError(f"axis 0 of inputs and logits must be the {self.samples} samples")
+        return self
+
+
+class OutputResult(Record):
+    """One output, computed again. Either `problem`, or within its bounds."""
+
+    name: str
+    tolerance: Measured
+    max_abs_diff: Measured | None = None
+    """None: there is nothing to compare."""
+    top1_agreement: Measured | None = None
+    """None: not asked for, or nothing to compare."""
+    problem: str | None = None
+
+
+class GoldenResult(Record):
+    """What came of computing the vectors again. Only `passed` says that all is well."""
+
+    schema_version: Literal[1] = 1
+    passed: bool
+    model_sha256: Sha256
+    """Of the file that was looked at."""
+    golden_sha256: Sha256
+    """Of golden.json, which names the digests of all arrays."""
+    samples: int
+    onnxruntime: str
+    providers: tuple[str, ...] = ()
+    """Of the session, in its order; empty: none was opened."""
+    outputs: tuple[OutputResult, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Everything that is wrong, that of the outputs included."""
+
+    @model_validator(mode="after")
+    def _honest(self) -> Self:
+        clean = not self.problems and all(output.problem is None for output in self.outputs)
+        if self.passed and not (clean and self.outputs and self.samples and self.providers):
+            raise ValueError("a result without a whole and clean comparison did not pass")
+        return self

@@ -1,0 +1,123 @@
+"""How far a runtime may be from the golden vectors: what the policy allows the served runtime."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.golden.folder import Expected, read_golden, write_golden
+from gate.golden.record import Golden
+from gate.instruments import EPSILON
+from gate.policy import Bounds, Policy
+from gate.runtime import RUNTIMES, RuntimeName
+
+_SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
+_OWN_NOISE = 2.0
+"""Without any bound: so many times what the served runtime was seen to be off."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Of one output; fields as in `gate.golden.record.GoldenOutput`."""
+
+    max_abs_diff: float
+    top1_agreement: float | None = None
+
+
+def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
+    """The tolerance of each output of the file, by name.
+
+    Of the served runtime (`ort-cpu-optimized`, else `ort-cpu`) and its bounds, the first that is
+    set of
+
+        max_abs_diff,
+        noise_diff · floor,     floor = max_abs_diff seen / noise_diff seen
+                                (their units in `NoiseParity`; noise.floor_rms if both are 0)
+        scaled_diff · std(r32)
+
+    and without any of them twice the largest difference that was seen, or one rounding of the
+    largest reference value, 2^-24 · max|r32|, if that is more. Outputs that are no floats take
+    only max_abs_diff and scaled_diff, else they must be equal. Where nothing was measured the
+    rounding stands for every floor, so that an unmeasured output gets a small tolerance.
+
+    Top-1 agreement as the policy bounds it, for the outputs that evidence counts as logits.
+    """
+    runtime = _served(evidence)
+    bounds = policy.runtimes[runtime.runtime].bounds if runtime else _bounds(policy)
+    seen = {output.name: output for output in runtime.outputs} if runtime else {}
+    return {spec.name: _tolerance(bounds, seen.get(spec.name)) for spec in evidence.subject.outputs}
+
+
+def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> Golden:
+    """Write the vectors of `source` into `target` with the tolerances of this policy.
+
+    Raises EvidenceError, DigestMismatch and StorageError as reading and writing do; DigestMismatch
+    if the vectors are not of the evidence's file.
+    """
+    vectors = read_golden(source)
+    old = vectors.golden
+    evidence.subject.sha256.verify(old.model.sha256, what=f"the file of the vectors in {source}")
+    allowed = tolerances(policy, evidence)
+    outputs = {
+        name: Expected(values, allowed[name].max_abs_diff, allowed[name].top1_agreement)
+        for name, values in vectors.outputs.items()
+    }
+    return write_golden(
+        target,
+        model=old.model,
+        inputs=vectors.inputs,
+        outputs=outputs,
+        origin=old.origin.model_copy(update={"policy_sha256": policy.digest()}),
+    )
+
+
+def _served(evidence: Evidence) -> RuntimeEvidence | None:
+    found = (evidence.runtime(name) for name in _SERVED)
+    return next((runtime for runtime in found if runtime and runtime.outputs), None)
+
+
+def _bounds(policy: Policy) -> Bounds:
+    """Of what would have been served, had it been measured."""
+    asked = [
+        policy.runtimes[name].bounds
+        for name in (*_SERVED, *policy.runtimes)
+        if name in policy.runtimes
+        and policy.runtimes[name].required != "never"
+        and RUNTIMES[name].engine == "onnxruntime"
+    ]
+    return asked[0]
+
+
+def _tolerance(bounds: Bounds, output: OutputParity | None) -> Tolerance:
+    agreement = bounds.top1_agreement if output and output.classification else None
+    return Tolerance(_known(_max_abs_diff(bounds, output)), agreement)
+
+
+def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
+    if bounds.max_abs_diff is not None:
+        return bounds.max_abs_diff
+    if output is None:
+        return 0.0
+    if not output.dtype.startswith("float"):
+        return bounds.scaled_diff or 0.0
+    rounding = _known(EPSILON * output.reference_abs_max)
+    if bounds.noise_diff is not None and output.noise is not None:
+        return bounds.noise_diff * (_known(_floor(output)) or rounding)
+    if bounds.scaled_diff is not None:
+        return bounds.scaled_diff * _known(output.reference_std)
+    return max(_OWN_NOISE * _known(output.max_abs_diff), rounding)
+
+
+def _floor(output: OutputParity) -> float:
+    noise = output.noise
+    assert noise is not None
+    if noise.diff > 0.0:
+        return output.max_abs_diff / noise.diff
+    return noise.floor_rms
+
+
+def _known(number: float) -> float:
+    """The number; 0, which allows nothing, where it was not measured or is none that could be."""
+    return number if math.isfinite(number) and number >= 0.0 else 0.0

@@ -1,0 +1,158 @@
+"""Computing golden vectors again, on the hardware that will serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gate.golden.folder import Array, Vectors, read_golden
+from gate.golden.record import GoldenOutput, GoldenResult, OutputResult
+from gate.golden.session import open_session, read_model
+
+
+def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
+    """Prove that the file is the released one and computes what the vectors in `folder` say.
+
+    Runs ONNX Runtime on the CPU with all optimisations. Whatever is wrong with the file is a
+    returned result that did not pass: another digest, a file that does not load, missing or extra
+    outputs, other shapes or dtypes, NaN, values beyond their tolerance.
+
+    Raises EvidenceError and DigestMismatch where the vectors themselves are not whole, and
+    StorageError where the file can't be read.
+    """
+    vectors = read_golden(folder)
+    digest, model = read_model(model_path, like=vectors.golden.model)
+    expected = vectors.golden.model.sha256
+    seen = _Seen(vectors, digest_text=str(digest))
+    if digest != expected:
+        return seen.refused(
+            f"{model_path} has digest {digest}, the golden vectors are for {expected}: "
+            "it is another file, or was changed"
+        )
+    try:
+        session = open_session(model)
+        seen.providers = tuple(session.get_providers())
+        problem = _other_names(session, vectors)
+        if problem is not None:
+            return seen.refused(problem)
+        names = [output.name for output in vectors.golden.outputs]
+        computed = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
+    except Exception as error:
+        told = str(error).strip().splitlines() or [""]
+        return seen.refused(f"ONNX Runtime can't compute it: {type(error).__name__}: {told[0]}")
+    if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us
+        again, _ = read_model(model_path, like=vectors.golden.model)
+        if again != expected:
+            return seen.refused(f"{model_path} changed while it was loaded: {again}")
+    return seen.compared(compare(vectors, computed))
+
+
+def compare(vectors: Vectors, computed: Mapping[str, Any]) -> tuple[OutputResult, ...]:
+    """Each golden output beside the computed one of the same name."""
+    return tuple(
+        _compared(output, vectors.outputs[output.name], computed.get(output.name))
+        for output in vectors.golden.outputs
+    )
+
+
+class _Seen:
+    """What is known so far, and the result that it makes."""
+
+    def __init__(self, vectors: Vectors, *, digest_text: str) -> None:
+        import onnxruntime
+
+        self._vectors = vectors
+        self._digest = digest_text
+        self._version = str(onnxruntime.__version__)
+        self.providers: tuple[str, ...] = ()
+
+    def refused(self, problem: str) -> GoldenResult:
+        return self._result((), (problem,))
+
+    def compared(self, outputs: tuple[OutputResult, ...]) -> GoldenResult:
+        problems = tuple(f"output '{o.name}': {o.problem}" for o in outputs if o.problem)
+        return self._result(outputs, problems)
+
+    def _result(self, outputs: tuple[OutputResult, ...], problems: tuple[str, ...]) -> GoldenResult:
+        return GoldenResult.model_validate(
+            {
+                "passed": bool(outputs) and not problems,
+                "model_sha256": self._digest,
+                "golden_sha256": self._vectors.sha256,
+                "samples": self._vectors.golden.samples,
+                "onnxruntime": self._version,
+                "providers": self.providers,
+                "outputs": outputs,
+                "problems": problems,
+            }
+        )
+
+
+def _other_names(session: Any, vectors: Vectors) -> str | None:
+    """What is wrong with the file's inputs or outputs, or None."""
+    golden = vectors.golden
+    for side, got, want in (
+        ("inputs", session.get_inputs(), golden.inputs),
+        ("outputs", session.get_outputs(), golden.outputs),
+    ):
+        seen, expected = _sorted(got), _sorted(want)
+        if seen != expected:
+            return f"the file has the {side} {seen}, the golden vectors {expected}"
+    return None
+
+
+def _sorted(values: Sequence[Any]) -> list[str]:
+    return sorted(str(value.name) for value in values)
+
+
+def _compared(golden: GoldenOutput, want: Array, got: Any) -> OutputResult:
+    """Written so that only a comparison that was made, of finite numbers, can pass."""
+    result = OutputResult(name=golden.name, tolerance=golden.max_abs_diff)
+    problem = _other_kind(want, got)
+    if problem is not None:
+        return result.model_copy(update={"problem": problem})
+    diff = _max_abs_diff(want, got)
+    agreement = None
+    problems = []
+    if not (math.isfinite(diff) and diff <= golden.max_abs_diff):
+        problems.append(f"max_abs_diff {diff:.3g} is above the tolerance {golden.max_abs_diff:.3g}")
+    if golden.top1_agreement is not None:
+        agreement = float((np.argmax(want, axis=1) == np.argmax(got, axis=1)).mean())
+        if not agreement >= golden.top1_agreement:
+            problems.append(f"top-1 agreement {agreement:.4g} is below {golden.top1_agreement:.4g}")
+    return result.model_copy(
+        update={
+            "max_abs_diff": diff,
+            "top1_agreement": agreement,
+            "problem": "; ".join(problems) or None,
+        }
+    )
+
+
+def _other_kind(want: Array, got: Any) -> str | None:
+    """Why the two can't be compared, or None."""
+    if not isinstance(got, np.ndarray):
+        return f"is missing, or no tensor ({type(got).__name__})"
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return f"is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
+    if got.dtype.kind == "f":
+        if np.isnan(got).any():
+            return f"has {int(np.isnan(got).sum())} NaN values"
+        infinite = np.isinf(got) | np.isinf(want)
+        if (got[infinite] != want[infinite]).any():
+            return "is infinite on one side only, or with another sign"
+    return None
+
+
+def _max_abs_diff(want: Array, got: Array) -> float:
+    """Over the finite elements; equal infinities are equal. A difference of integers that float64
+    can't tell counts as 1."""
+    finite = np.isfinite(want) if want.dtype.kind == "f" else np.ones(want.shape, np.bool_)
+    with np.errstate(all="ignore"):
+        diffs = np.abs(want[finite].astype(np.float64) - got[finite].astype(np.float64))
+    largest = float(diffs.max(initial=0.0))
+    return largest or float((want[finite] != got[finite]).any())

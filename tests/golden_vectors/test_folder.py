@@ -1,0 +1,204 @@
+"""Golden vectors are written whole and read only when every byte is proven."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gate import atomic
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError
+from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
+from gate.golden.record import Golden, GoldenModel
+from tests import builders
+from tests.golden_vectors import vectors
+
+NAMES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float32", "float64"]
+MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), dtype=st.sampled_from(NAMES))
+def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None:
+    shape = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
+    given = data.draw(hnp.arrays(dtype, shape))
+    answers = data.draw(hnp.arrays(dtype, shape))
+    finite = given.dtype.kind != "f" or np.isfinite(given).all()
+    whole = answers.dtype.kind != "f" or not np.isnan(answers).any()
+    folder = tmp_path_factory.mktemp("golden")
+
+    def write() -> Golden:
+        return write_golden(
+            folder, model=MODEL, inputs={"x": given},
+            outputs={"y": Expected(answers, 0.5)}, origin=vectors.origin(),
+        )  # fmt: skip
+
+    if not (finite and whole):
+        with pytest.raises(EvidenceError, match="prove nothing"):
+            write()
+        return
+    golden = write()
+    read = read_golden(folder)
+    assert read.golden == golden
+    assert read.sha256 == Digest.of_file(folder / GOLDEN_JSON)
+    for got, want in ((read.inputs["x"], given), (read.outputs["y"], answers)):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    assert {path.name for path in folder.iterdir()} == set(files_of(golden))
+
+
+def test_arrays_are_raw_little_endian_values(tmp_path: Path) -> None:
+    golden = write_golden(
+        tmp_path, model=MODEL, inputs={"x": np.array([[1, 2, 3]], dtype=">i4")[:, ::-1]},
+        outputs={"y": Expected(np.ones((1, 2), np.float32), 0.0)}, origin=vectors.origin(),
+    )  # fmt: skip
+    data = (tmp_path / golden.inputs[0].file).read_bytes()
+    assert data == b"\3\0\0\0\2\0\0\0\1\0\0\0"
+    assert Digest.of_bytes(data) == golden.inputs[0].sha256
+
+
+def test_the_same_vectors_are_the_same_bytes_and_leave_nothing_else(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    vectors.golden_of(folder, path)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    vectors.golden_of(folder, path, inputs={"input": vectors.inputs() + 1})
+    assert {file.name for file in folder.iterdir()} == set(files_of(read_golden(folder).golden))
+
+
+def test_a_crash_at_any_file_leaves_whole_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = vectors.made(tmp_path)
+    real = atomic.write_bytes
+    for survived in range(4):
+        left = [survived]
+
+        def write(target: Path, data: bytes, left: list[int] = left) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(target, data)
+
+        monkeypatch.setattr(atomic, "write_bytes", write)
+        other = {"input": vectors.inputs() + survived + 1}
+        try:
+            vectors.golden_of(folder, path, inputs=other)
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert survived == 3
+        read_golden(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"inputs": {}}, "are no golden vectors"),
+        ({"outputs": {}}, "are no golden vectors"),
+        ({"inputs": {"input": np.zeros((0, 3), np.float32)}}, "nothing to compare"),
+        ({"inputs": {"input": np.float32(1).reshape(())}}, "nothing to compare"),
+        ({"inputs": {"input": np.array(["a"])}}, "has dtype"),
+        ({"inputs": {"input": np.zeros((4, 3), np.complex64)}}, "has dtype"),
+        ({"inputs": {"input": np.full((4, 3), np.inf, np.float32)}}, "prove nothing"),
+        ({"outputs": {"y": Expected(np.full((4, 2), np.nan), 1.0)}}, "prove nothing"),
+        ({"outputs": {"y": Expected(np.ones((4, 2)), -1.0)}}, "no golden vectors"),
+        ({"outputs": {"y": Expected(np.ones((4, 2)), float("nan"))}}, "no golden vectors"),
+        ({"outputs": {"y": Expected(np.ones((4, 2)), float("inf"))}}, "no golden vectors"),
+        ({"outputs": {"y": Expected(np.ones((4, 2)), 1.0, 1.5)}}, "no golden vectors"),
+        ({"outputs": {"y": Expected(np.ones((4, 1)), 1.0, 1.0)}}, "no golden vectors"),
+        ({"outputs": {"y": Expected(np.ones((3, 2)), 1.0, 1.0)}}, "no golden vectors"),
+        ({"inputs": {"a": np.ones((4, 3)), "b": np.ones((3, 3))}}, "no golden vectors"),
+    ],
+)  # fmt: skip
+def test_vectors_that_prove_nothing_are_not_written(tmp_path: Path, fields, message) -> None:
+    path, _ = vectors.made(tmp_path)
+    with pytest.raises(EvidenceError, match=message):
+        vectors.golden_of(tmp_path / "other", path, **fields)
+    assert not (tmp_path / "other" / GOLDEN_JSON).exists()
+
+
+def _first_array(folder: Path) -> Path:
+    return folder / read_golden(folder).golden.outputs[0].file
+
+
+def _edited(folder: Path, **changes: object) -> None:
+    plain = json.loads((folder / GOLDEN_JSON).read_text())
+    (folder / GOLDEN_JSON).write_text(json.dumps(plain | changes))
+
+
+def _flip(folder: Path) -> None:
+    path = _first_array(folder)
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+
+
+def _shorten(folder: Path) -> None:
+    path = _first_array(folder)
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def _lengthen(folder: Path) -> None:
+    path = _first_array(folder)
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def _link(folder: Path) -> None:
+    path = _first_array(folder)
+    path.rename(folder / "elsewhere")
+    path.symlink_to("elsewhere")
+
+
+def _name_outside(folder: Path) -> None:
+    output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
+    _edited(folder, outputs=[output | {"file": "../../etc/passwd"}])
+
+
+def _of_numpy(folder: Path) -> None:
+    output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
+    _edited(folder, outputs=[output | {"dtype": "object"}])
+
+
+def _share_a_file(folder: Path) -> None:
+    plain = json.loads((folder / GOLDEN_JSON).read_text())
+    _edited(folder, outputs=[plain["outputs"][0] | {"file": plain["inputs"][0]["file"]}])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (_flip, DigestMismatch),
+        (_shorten, DigestMismatch),
+        (_lengthen, DigestMismatch),
+        (_link, EvidenceError),
+        (_name_outside, EvidenceError),
+        (_of_numpy, EvidenceError),
+        (_share_a_file, EvidenceError),
+        (lambda folder: _first_array(folder).unlink(), EvidenceError),
+        (lambda folder: (folder / GOLDEN_JSON).unlink(), EvidenceError),
+        (lambda folder: (folder / GOLDEN_JSON).write_text("{}"), EvidenceError),
+        (lambda folder: (folder / GOLDEN_JSON).write_text(" " * (1 << 20) + "{}"), DigestMismatch),
+        (lambda folder: _edited(folder, outputs=[]), EvidenceError),
+        (lambda folder: _edited(folder, inputs=[]), EvidenceError),
+        (lambda folder: _edited(folder, samples=0), EvidenceError),
+        (lambda folder: _edited(folder, samples=3), EvidenceError),
+        (lambda folder: _edited(folder, schema_version=2), EvidenceError),
+        (lambda folder: _edited(folder, more=1), EvidenceError),
+    ],
+)
+def test_spoiled_vectors_are_not_read(tmp_path: Path, spoil, error) -> None:
+    _, folder = vectors.made(tmp_path)
+    spoil(folder)
+    with pytest.raises(error):
+        read_golden(folder)
+
+
+def test_old_golden_vectors_are_read_forever() -> None:
+    read = read_golden(Path(__file__).parent / "v1")
+    assert read.sha256.hex == "b579de6ded4ea47979aa30fe646bcac8e1b5f55947ce1bdf6a16c2dede47effa"
+    assert read.golden.outputs[0].max_abs_diff == vectors.TOLERANCE

@@ -1,0 +1,127 @@
+"""Tolerances come from the policy's bounds on the served runtime."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.errors import DigestMismatch
+from gate.evidence import Evidence, TensorSpec
+from gate.golden.folder import read_golden
+from gate.golden.tolerance import refit, tolerances
+from gate.instruments import EPSILON
+from gate.policy import Bounds, Policy, RuntimePolicy
+from tests import builders
+from tests.golden_vectors import vectors
+
+FLOOR = 1.7e-5 / 1.5
+"""max_abs_diff / noise_diff of the builders' good output."""
+
+
+def policy(**bounds: Any) -> Policy:
+    asked = Bounds(**{"top1_agreement": 1.0, **bounds})
+    runtime = RuntimePolicy(required="always", bounds=asked)
+    return builders.policy(
+        precision="reduced", runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime}
+    )
+
+
+def tolerance(seen: Evidence, **bounds: Any) -> float:
+    return tolerances(policy(**bounds), seen)["logits"].max_abs_diff
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"max_abs_diff": 1e-4, "noise_diff": 32.0, "scaled_diff": 1e-3}, 1e-4),
+        ({"max_abs_diff": 0.0, "noise_diff": 32.0}, 0.0),
+        ({"noise_diff": 32.0, "scaled_diff": 1e-3}, 32.0 * FLOOR),
+        ({"scaled_diff": 1e-3}, 1e-3 * 3.0),
+        ({}, 2.0 * 1.7e-5),
+    ],
+)
+def test_the_first_bound_that_is_set_counts(bounds, expected) -> None:
+    assert tolerance(vectors.evidence(), **bounds) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("output", "bounds", "expected"),
+    [
+        ({"noise": builders.noise_parity(diff=0.0), "max_abs_diff": 0.0}, {"noise_diff": 32.0}, 32e-6),
+        ({"noise": builders.noise_parity(diff=math.nan)}, {"noise_diff": 32.0}, 32e-6),
+        ({"noise": builders.noise_parity(diff=math.nan, reference_rms=math.nan)}, {"noise_diff": 32.0},
+         32.0 * EPSILON * 12.0),
+        ({"noise": None}, {"noise_diff": 32.0, "scaled_diff": 1e-3}, 3e-3),
+        ({"max_abs_diff": math.nan}, {}, EPSILON * 12.0),
+        ({"max_abs_diff": math.inf}, {}, EPSILON * 12.0),
+        ({"max_abs_diff": 0.0}, {}, EPSILON * 12.0),
+        ({"reference_std": math.nan}, {"scaled_diff": 1e-3}, 0.0),
+        ({"dtype": "int64"}, {"noise_diff": 32.0}, 0.0),
+        ({"dtype": "int64"}, {"noise_diff": 32.0, "scaled_diff": 1e-3}, 1e-3),
+        ({"dtype": "bool", "max_abs_diff": 7.0}, {}, 0.0),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_gets_a_small_tolerance(output, bounds, expected) -> None:
+    assert tolerance(vectors.evidence(**output), **bounds) == pytest.approx(expected)
+
+
+@given(seen=st.floats(), noise=st.floats(), std=st.floats(), biggest=st.floats())
+def test_a_tolerance_is_always_finite(seen, noise, std, biggest) -> None:
+    parity = builders.noise_parity(diff=noise)
+    spoilt = vectors.evidence(
+        max_abs_diff=seen, noise=parity, reference_std=std, reference_abs_max=biggest
+    )
+    for bounds in ({"noise_diff": 32.0}, {"scaled_diff": 1e-3}, {}):
+        assert 0.0 <= tolerance(spoilt, **bounds) < math.inf
+
+
+def test_an_output_that_was_not_measured_must_be_equal() -> None:
+    seen = builders.evidence()
+    more = (*seen.subject.outputs, TensorSpec(name="more", dtype="float32", shape=("batch", 2)))
+    subject = seen.subject.model_copy(update={"outputs": more})
+    found = tolerances(policy(noise_diff=32.0), seen.model_copy(update={"subject": subject}))
+    assert found["more"].max_abs_diff == 0.0
+    unmeasured = seen.model_copy(update={"runtimes": ()})
+    assert tolerances(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
+
+
+def test_the_served_runtime_counts() -> None:
+    far = builders.output_parity(max_abs_diff=5e-3)
+    runtimes = tuple(
+        runtime.model_copy(update={"outputs": (far,)}) if runtime.runtime == "ort-cpu" else runtime
+        for runtime in builders.evidence().runtimes
+    )
+    seen = builders.evidence(runtimes=runtimes)
+    assert tolerance(seen) == pytest.approx(2.0 * 1.7e-5)
+    without = tuple(r for r in runtimes if r.runtime != "ort-cpu-optimized")
+    assert tolerance(builders.evidence(runtimes=without)) == pytest.approx(1e-2)
+
+
+def test_agreement_is_asked_of_logits_only() -> None:
+    seen = vectors.evidence()
+    assert tolerances(policy(top1_agreement=0.9), seen)["logits"].top1_agreement == 0.9
+    seen = vectors.evidence(classification=None)
+    assert tolerances(policy(), seen)["logits"].top1_agreement is None
+
+
+def test_another_policy_fits_the_same_vectors(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    subject = builders.evidence().subject.model_copy(
+        update={"sha256": vectors.golden_model(path).sha256}
+    )
+    other = policy(max_abs_diff=0.25)
+    before = read_golden(folder)
+    refit(folder, tmp_path / "new", policy=other, evidence=builders.evidence(subject=subject))
+    after = read_golden(tmp_path / "new")
+    assert after.golden.outputs[0].max_abs_diff == 0.25
+    assert after.golden.origin.policy_sha256 == other.digest()
+    assert after.golden.model == before.golden.model
+    assert after.golden.inputs == before.golden.inputs
+    assert after.golden.outputs[0].sha256 == before.golden.outputs[0].sha256
+    with pytest.raises(DigestMismatch):
+        refit(folder, tmp_path / "no", policy=other, evidence=builders.evidence())

@@ -1,0 +1,311 @@
+"""A file passes its golden vectors only if it is the file and computes the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gate import cli
+from gate.errors import DigestMismatch, EvidenceError, StorageError
+from gate.golden.folder import Expected, read_golden, write_golden
+from gate.golden.record import GoldenResult
+from gate.golden.verify import compare, verify_golden
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import onnx_file, onnx_file_with_data
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_released_file_passes(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    result = verify_golden(path, folder)
+    assert result.passed
+    assert result.problems == ()
+    assert result.providers == ("CPUExecutionProvider",)
+    assert result.samples == vectors.SAMPLES
+    (output,) = result.outputs
+    assert output.max_abs_diff is not None
+    assert 0.0 <= output.max_abs_diff <= output.tolerance == vectors.TOLERANCE
+    assert output.top1_agreement == 1.0
+
+
+def test_another_name_is_the_same_file(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    assert verify_golden(path.rename(tmp_path / "other.name"), folder).passed
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data + b"\0", lambda data: data[:-1], lambda _: b""]
+)
+def test_other_bytes_are_refused_without_being_run(tmp_path: Path, spoil) -> None:
+    path, folder = vectors.made(tmp_path)
+    path.write_bytes(spoil(path.read_bytes()))
+    result = verify_golden(path, folder)
+    assert not result.passed
+    assert "has digest" in result.problems[0]
+    assert result.providers == ()
+
+
+def test_external_data_is_the_file_too(tmp_path: Path) -> None:
+    weights = vectors.weights(onnx_file(tmp_path / "single.onnx"))
+    path = onnx_file_with_data(tmp_path / "model.onnx")
+    given = vectors.inputs()
+    outputs = {"logits": Expected(given @ weights, vectors.TOLERANCE, 1.0)}
+    folder = tmp_path / "golden"
+    vectors.golden_of(folder, path, outputs=outputs)
+    assert verify_golden(path, folder).passed
+    assert verify_golden(path.rename(tmp_path / "renamed.onnx"), folder).passed
+    data = tmp_path / "weights.data"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert not verify_golden(tmp_path / "renamed.onnx", folder).passed
+    data.unlink()
+    with pytest.raises(StorageError):
+        verify_golden(tmp_path / "renamed.onnx", folder)
+
+
+def _vectors(tmp_path: Path, **fields: Any) -> tuple[Path, Path]:
+    path, _ = vectors.made(tmp_path)
+    vectors.golden_of(tmp_path / "spoiled", path, **fields)
+    return path, tmp_path / "spoiled"
+
+
+def _expected(values: np.ndarray, tolerance: float = vectors.TOLERANCE) -> dict[str, Expected]:
+    return {"logits": Expected(values, tolerance)}
+
+
+ONES = np.ones((vectors.SAMPLES, 10), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"outputs": _expected(ONES)}, "max_abs_diff"),
+        ({"outputs": _expected(ONES, 0.0)}, "max_abs_diff"),
+        ({"outputs": _expected(ONES[:2])}, r"is float32 \(4, 10\), expected float32 \(2, 10\)"),
+        ({"outputs": _expected(ONES.astype(np.float64))}, "expected float64"),
+        ({"outputs": _expected(np.full_like(ONES, np.inf))}, "infinite on one side"),
+        ({"outputs": {"other": Expected(ONES, 1.0)}}, r"has the outputs \['logits'\]"),
+        ({"outputs": {**_expected(ONES), "other": Expected(ONES, 1.0)}}, "has the outputs"),
+        ({"inputs": {"image": vectors.inputs()}}, r"has the inputs \['input'\]"),
+        ({"inputs": {"input": vectors.inputs()[:, :2]}}, "ONNX Runtime can't compute it"),
+        ({"inputs": {"input": vectors.inputs().astype(np.float64)}}, "can't compute it"),
+    ],
+)
+def test_other_answers_are_refused(tmp_path: Path, fields, message) -> None:
+    result = verify_golden(*_vectors(tmp_path, **fields))
+    assert not result.passed
+    assert re.search(message, " ".join(result.problems)), result.problems
+
+
+def test_an_extra_output_is_refused(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    model = onnx.load(str(path))
+    model.graph.node.append(helper.make_node("Relu", ["logits"], ["more"]))
+    model.graph.output.append(
+        helper.make_tensor_value_info("more", TensorProto.FLOAT, ["batch", 10])
+    )
+    onnx.save(model, str(path))
+    vectors.golden_of(tmp_path / "golden", path)
+    result = verify_golden(path, tmp_path / "golden")
+    assert not result.passed
+    assert "'more'" in result.problems[0]
+
+
+def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    path, _ = vectors.made(tmp_path)
+    given = read_golden(tmp_path / "golden")
+    path.write_bytes(b"no model")
+    write_golden(
+        tmp_path / "golden",
+        model=given.golden.model.model_copy(
+            update={"sha256": builders.Digest.of_bytes(b"no model")}
+        ),
+        inputs=given.inputs,
+        outputs={"logits": Expected(given.outputs["logits"], 1.0)},
+        origin=vectors.origin(),
+    )
+    result = verify_golden(path, tmp_path / "golden")
+    assert not result.passed
+    assert "can't compute it" in result.problems[0]
+
+
+def test_within_the_tolerance_with_another_winner_is_refused(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    logits = read_golden(folder).outputs["logits"].copy()
+    logits[2, logits[2].argmin()] = logits.max() + 1
+    vectors.golden_of(folder, path, outputs={"logits": Expected(logits, 100.0, 1.0)})
+    result = verify_golden(path, folder)
+    assert not result.passed
+    assert "top-1 agreement 0.75 is below 1" in result.problems[0]
+    vectors.golden_of(folder, path, outputs={"logits": Expected(logits, 100.0, 0.75)})
+    assert verify_golden(path, folder).passed
+
+
+@pytest.mark.parametrize(
+    ("got", "message"),
+    [
+        (None, "is missing"),
+        ([1.0], "is missing"),
+        (np.full((4, 10), np.nan, np.float32), "NaN"),
+        (np.full((4, 10), np.inf, np.float32), "infinite"),
+        (np.full((4, 10), 3e38, np.float32), "max_abs_diff"),
+        (np.zeros((4, 10), np.float16), "float16"),
+        (np.zeros((4, 1, 10), np.float32), "expected float32"),
+        (np.zeros((0, 10), np.float32), "expected float32"),
+    ],
+)
+def test_nothing_else_compares_as_equal(tmp_path: Path, got, message) -> None:
+    _, folder = vectors.made(tmp_path)
+    computed = {} if got is None else {"logits": got}
+    (result,) = compare(read_golden(folder), computed)
+    assert message in str(result.problem)
+
+
+def test_one_nan_among_right_answers_is_refused(tmp_path: Path) -> None:
+    _, folder = vectors.made(tmp_path)
+    read = read_golden(folder)
+    logits = read.outputs["logits"].copy()
+    assert compare(read, {"logits": logits})[0].problem is None
+    logits[3, 9] = np.nan
+    assert "1 NaN" in str(compare(read, {"logits": logits})[0].problem)
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "equal"),
+    [
+        (np.array([[np.inf, -np.inf]]), np.array([[np.inf, -np.inf]]), True),
+        (np.array([[np.inf, 1.0]]), np.array([[-np.inf, 1.0]]), False),
+        (np.array([[1e308, 1.0]]), np.array([[-1e308, 1.0]]), False),
+        (np.array([[2**63 - 1]]), np.array([[2**63 - 2]]), False),
+        (np.array([[True]]), np.array([[False]]), False),
+        (np.array([[3]]), np.array([[3]]), True),
+    ],
+)
+def test_differences_of_all_kinds_of_numbers(tmp_path: Path, want, got, equal) -> None:
+    path, _ = vectors.made(tmp_path)
+    fields = {"inputs": {"input": vectors.inputs()[:1]}, "outputs": {"y": Expected(want, 0.5)}}
+    vectors.golden_of(tmp_path / "golden", path, **fields)
+    (result,) = compare(read_golden(tmp_path / "golden"), {"y": got})
+    assert (result.problem is None) is equal
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"outputs": ()},
+        {"providers": ()},
+        {"samples": 0},
+        {"problems": ("something",)},
+    ],
+)
+def test_an_empty_result_can_not_say_that_it_passed(tmp_path: Path, spoil) -> None:
+    result = verify_golden(*vectors.made(tmp_path))
+    with pytest.raises(EvidenceError, match="did not pass"):
+        GoldenResult.from_json(json.dumps(result.to_plain() | spoil))
+
+
+def test_spoiled_vectors_can_not_judge(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    array = folder / read_golden(folder).golden.inputs[0].file
+    array.write_bytes(bytes(array.stat().st_size))
+    with pytest.raises(DigestMismatch):
+        verify_golden(path, folder)
+
+
+# The command.
+
+BLOCKER = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision"):
+            raise ImportError(f"{name} is not installed here")
+
+
+sys.meta_path.insert(0, Blocker())
+"""
+CALL = """
+import sys
+from gate import cli
+
+code = cli.main(sys.argv[1:])
+assert not {"torch", "torchvision", "mlflow"} & set(sys.modules)
+sys.exit(code)
+"""
+
+
+def _without_torch(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    blocked = tmp_path / "blocked"
+    blocked.mkdir(exist_ok=True)
+    (blocked / "sitecustomize.py").write_text(BLOCKER)
+    return subprocess.run(
+        [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{blocked}{os.pathsep}{REPOSITORY}"}, check=False,
+    )  # fmt: skip
+
+
+def test_the_blocker_blocks(tmp_path: Path) -> None:
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKER)
+    answer = subprocess.run(
+        [sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "blocked")},
+    )  # fmt: skip
+    assert "torch is not installed here" in answer.stderr
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    vectors.made(tmp_path)
+    command = ("verify-release", "model.onnx", "--golden", "golden")
+    passed = _without_torch(tmp_path, *command, "--json")
+    assert passed.returncode == 0, passed.stderr
+    plain = json.loads(passed.stdout)
+    assert (plain["verdict"], plain["passed"], plain["exit_code"]) == ("PASS", True, 0)
+    assert plain["providers"] == ["CPUExecutionProvider"]
+    onnx_file(tmp_path / "model.onnx", seed=1)
+    refused = _without_torch(tmp_path, *command)
+    assert refused.returncode == 1, refused.stderr
+    assert "has digest" in refused.stdout
+    assert refused.stdout.rstrip().endswith("FAIL")
+
+
+def test_the_command_tells_what_it_saw(tmp_path: Path, monkeypatch, capsys) -> None:
+    vectors.made(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify-release", "model.onnx", "--golden", "golden"]) == 0
+    told = capsys.readouterr().out
+    assert "CPUExecutionProvider" in told
+    assert "logits" in told
+    assert told.rstrip().endswith("PASS")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no.onnx", "--golden", "golden"], ["model.onnx", "--golden", "."], ["model.onnx"]],
+)
+def test_the_command_that_can_not_look_exits_with_2(
+    tmp_path, monkeypatch, capsys, arguments
+) -> None:
+    vectors.made(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify-release", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_help_has_examples(capsys) -> None:
+    assert cli.main(["verify-release", "--help"]) == 0
+    assert "gate verify-release model.onnx --golden golden" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""Golden vectors of tiny files, good unless a test spoils them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from gate.evidence import Evidence
+from gate.export.onnx_file import read_subject
+from gate.golden.folder import Expected, write_golden
+from gate.golden.record import Golden, GoldenModel, Origin
+from tests import builders
+from tests.registry.releases import onnx_file
+
+SAMPLES = 4
+TOLERANCE = 1e-4
+
+
+def weights(path: Path) -> np.ndarray:
+    """Of the model that `onnx_file` makes: logits = input @ w."""
+    model = onnx.load(str(path))
+    return numpy_helper.to_array(model.graph.initializer[0])
+
+
+def inputs() -> np.ndarray:
+    """Shape (samples, 3)."""
+    return np.random.default_rng(7).normal(size=(SAMPLES, 3)).astype(np.float32)
+
+
+def origin() -> Origin:
+    return Origin(policy_sha256=builders.digest("policy"), versions={"torch": "2.15.0"})
+
+
+def golden_model(path: Path) -> GoldenModel:
+    subject = read_subject(path)
+    return GoldenModel(sha256=subject.sha256, file=path.name, external_data=subject.external_data)
+
+
+def golden_of(folder: Path, path: Path, **overrides: Any) -> Golden:
+    """Vectors of a file of `onnx_file`, by numpy as the reference."""
+    given = inputs()
+    fields: dict[str, Any] = {
+        "model": golden_model(path),
+        "inputs": {"input": given},
+        "outputs": {"logits": Expected(given @ weights(path), TOLERANCE, 1.0)},
+        "origin": origin(),
+    }
+    return write_golden(folder, **fields | overrides)
+
+
+def made(folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
+    """A model and its golden vectors: `model.onnx` and `golden/`."""
+    path = onnx_file(folder / "model.onnx", seed=seed)
+    golden_of(folder / "golden", path)
+    return path, folder / "golden"
+
+
+def evidence(**output: Any) -> Evidence:
+    """Evidence whose served runtime saw this."""
+    parity = builders.output_parity(**output)
+    base = builders.evidence()
+    runtimes = tuple(
+        runtime.model_copy(update={"outputs": (parity,)}) if runtime.outputs else runtime
+        for runtime in base.runtimes
+    )
+    return base.model_copy(update={"runtimes": runtimes})

@@ -1,0 +1,177 @@
+"""Golden vectors are the reference's own answers to measured samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.check import Reference, Verdicted, Workload, check
+from gate.errors import EvidenceError, InputMismatch, OutputMismatch
+from gate.export.onnx_file import read_subject
+from gate.export.settings import ExportSettings
+from gate.export.traced import export_traced
+from gate.golden.folder import read_golden
+from gate.golden.record import Golden
+from gate.golden.verify import verify_golden
+from gate.parity.candidate import Candidate
+from gate.parity.golden import SAMPLES, write_golden_of
+from gate.parity.samples import Samples
+from gate.policy import Instruments, Policy
+from tests.small_project import change_one_weight, made
+
+POLICY = Policy.default(task="classification").model_copy(
+    update={"instruments": Instruments(probes=False, search_inputs=0, stability_samples=2)}
+)
+
+
+@pytest.fixture(scope="module")
+def project() -> Path:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def judged(project: Path) -> tuple[Reference, Workload, Verdicted]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        patch.syspath_prepend(str(project))
+        reference = Reference.load("small_models:build")
+    workload = Workload.open(project / "images.npy")
+    return reference, workload, check(
+        project / "good.onnx", reference=reference, workload=workload, policy=POLICY
+    )  # fmt: skip
+
+
+def _write(folder: Path, path: Path, judged, **changed) -> Golden:
+    reference, workload, verdicted = judged
+    fields = {"model": reference.model, "samples": workload.samples} | changed
+    return write_golden_of(
+        folder,
+        fields["model"],
+        Candidate(path, read_subject(path)),
+        fields["samples"],
+        policy=POLICY,
+        evidence=verdicted.evidence,
+    )
+
+
+def test_the_reference_answers_and_the_file_agrees(tmp_path: Path, project: Path, judged) -> None:
+    reference, _, verdicted = judged
+    assert verdicted.decision.passed
+    golden = _write(tmp_path, project / "good.onnx", judged)
+    assert golden.samples == SAMPLES
+    assert golden.model.sha256 == verdicted.evidence.subject.sha256
+    assert golden.origin.policy_sha256 == POLICY.digest()
+    assert golden.origin.versions["torch"] == torch.__version__
+    read = read_golden(tmp_path)
+    images = read.inputs["input"]
+    everything = np.load(project / "images.npy")
+    assert all((everything == image).all(axis=(1, 2, 3)).any() for image in images)
+    with torch.no_grad():
+        logits = reference.model.eval()(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(read.outputs["logits"], logits, atol=1e-6)
+    (output,) = golden.outputs
+    assert output.top1_agreement == 1.0
+    assert 0.0 < output.max_abs_diff < 1e-3
+    top = np.sort(logits, axis=1)
+    assert (top[:, -1] - top[:, -2] > 2 * output.max_abs_diff).all()
+    result = verify_golden(project / "good.onnx", tmp_path)
+    assert result.passed, result.problems
+
+
+def test_a_changed_weight_is_seen(tmp_path: Path, project: Path, judged) -> None:
+    """Not by its digest alone: the vectors of the bad bytes refuse them too."""
+    change_one_weight(project / "good.onnx", tmp_path / "bad.onnx")
+    _write(tmp_path / "golden", tmp_path / "bad.onnx", judged)
+    result = verify_golden(tmp_path / "bad.onnx", tmp_path / "golden")
+    assert not result.passed
+    assert "max_abs_diff" in result.problems[0]
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path, project: Path, judged) -> None:
+    for name in ("one", "two"):
+        _write(tmp_path / name, project / "good.onnx", judged)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_model_and_the_switches_stay_as_they_were(
+    tmp_path: Path, project: Path, judged
+) -> None:
+    model = judged[0].model
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    try:
+        _write(tmp_path, project / "good.onnx", judged)
+        assert model.training
+    finally:
+        model.eval()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, grad)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
+def test_a_handful_is_kept(tmp_path: Path, project: Path, judged, given: int, kept: int) -> None:
+    samples = Samples.of({"input": np.load(project / "images.npy")[:given]})
+    assert _write(tmp_path, project / "good.onnx", judged, samples=samples).samples == kept
+
+
+def test_samples_without_a_clear_winner_come_last(tmp_path: Path, project: Path, judged) -> None:
+    """Of a mixture the undecided are left out, wherever they lie."""
+    images = np.load(project / "images.npy")
+
+    class Undecided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = judged[0].model
+
+        def forward(self, image):
+            tie = image.flatten(1)[:, :1] > 0
+            return torch.where(tie, torch.zeros(()), self.inner(image))
+
+    _write(tmp_path, project / "good.onnx", judged, model=Undecided())
+    chosen = read_golden(tmp_path).inputs["input"]
+    assert (images[:, 0, 0, 0] > 0).mean() > 0.3
+    assert (chosen[:, 0, 0, 0] <= 0).all()
+
+
+def test_a_fixed_batch_is_filled(tmp_path: Path, project: Path, judged) -> None:
+    path = tmp_path / "fixed.onnx"
+    settings = ExportSettings(
+        strategy="traced", batch_size=4, input_names=("input",), output_names=("logits",),
+        dynamic_batch=False,
+    )  # fmt: skip
+    images = np.load(project / "images.npy")
+    export_traced(judged[0].model, {"input": images[:4]}, settings=settings, output=path)
+    assert _write(tmp_path / "golden", path, judged).samples == 4
+    assert verify_golden(path, tmp_path / "golden").passed
+
+
+def test_what_can_not_be_made_is_told(tmp_path: Path, project: Path, judged) -> None:
+    path = project / "good.onnx"
+    wrong = Samples.of({"input": np.zeros((4, 1, 8, 7), np.float32)})
+    with pytest.raises(InputMismatch):
+        _write(tmp_path, path, judged, samples=wrong)
+
+    class Twice(nn.Module):
+        def forward(self, image):
+            return image.flatten(1)[:, :5], image
+
+    with pytest.raises(OutputMismatch, match="returns 2 outputs"):
+        _write(tmp_path, path, judged, model=Twice())
+
+    class Nan(nn.Module):
+        def forward(self, image):
+            return image.flatten(1)[:, :5] * float("nan")
+
+    with pytest.raises(EvidenceError, match="NaN"):
+        _write(tmp_path, path, judged, model=Nan())
+    assert not list(tmp_path.iterdir())
+    assert onnx.load(path)
