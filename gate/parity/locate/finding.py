@@ -6,7 +6,7 @@ import math
 
 from gate.parity.locate.bench import Bench
 from gate.parity.locate.layout import Layout
-from gate.parity.locate.matching import Matcher, Tensor
+from gate.parity.locate.matching import Matcher, Matching, Tensor
 from gate.parity.locate.runs import Run
 from gate.parity.locate.values import Survey, Value
 from gate.runtime import RUNTIMES
@@ -44,13 +44,20 @@ class Finder:
             if doubtful is None:
                 break
             tried.add(doubtful.number)
-            trial = self._matched(self._without(layout, doubtful))
-            # The first value on which they disagree decides: further behind, what is still off
-            # in one of them had right inputs in the other.
-            differing = trial.matching.equal ^ layout.matching.equal
-            if min(differing, default=math.inf) in trial.matching.equal:
-                layout = trial
+            layout = self._tried(layout, doubtful)
         return layout
+
+    def _tried(self, layout: Layout, value: Value) -> Layout:
+        """The layout without a tensor for the value, if that is the better one."""
+        stand_in = self._stand_in(layout, value)
+        if stand_in is None:
+            trial = self._matched(_absent(layout, value))
+            return trial if trial.matching.equal >= layout.matching.equal else layout
+        trial = self._matched(_without(layout, value, stand_in))
+        # The first value on which they disagree decides: further behind, what is still off in one
+        # of them had right inputs in the other.
+        differing = trial.matching.equal ^ layout.matching.equal
+        return trial if min(differing, default=math.inf) in trial.matching.equal else layout
 
     def _matched(self, layout: Layout) -> Layout:
         """Run the first batch with the file cut, and match again."""
@@ -64,8 +71,9 @@ class Finder:
             run = Run(piece, RUNTIMES["ort-cpu"], bench.policy)
             arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
             tensors += self._matcher.tensors(arrays)
-        matching = self._matcher.match(tensors, layout.matching.names, without=layout.missing)
-        return Layout(matching, layout.missing)
+        without = {*layout.missing, *layout.absent}
+        matching = self._matcher.match(tensors, layout.matching.names, without=without)
+        return Layout(matching, layout.missing, layout.absent)
 
     def _doubtful(self, layout: Layout, tried: set[int]) -> Value | None:
         """The first value of a module that may have no tensor, where something behind is off."""
@@ -76,16 +84,21 @@ class Finder:
             settled = value.number in tried or value.number in layout.matching.equal
             silent = value.functional or value.repeats is not None
             folded = value.number in self._matcher.folded
-            if not (settled or silent or folded) and self._stand_in(layout, value) is not None:
+            if settled or silent or folded:
+                continue
+            if self._stand_in(layout, value) is not None or self._has_sibling(layout, value):
                 return value
         return None
 
-    def _without(self, layout: Layout, value: Value) -> Layout:
-        """The tensor before in the place of this one; all that is not sure behind is open again."""
-        stand_in = self._stand_in(layout, value)
-        assert stand_in is not None
-        missing = {**layout.missing, value.number: stand_in}
-        return Layout(layout.matching.sure(), missing)
+    def _has_sibling(self, layout: Layout, value: Value) -> bool:
+        """True if it has a tensor, and another output of the same call has one too: exporters leave
+        out the outputs that nothing uses."""
+        matched = layout.matching.tensors
+        return value.number in matched and any(
+            (other.path, other.call) == (value.path, value.call)
+            for other in self._survey.values
+            if other.number in matched and other.number != value.number and not other.functional
+        )
 
     def _stand_in(self, layout: Layout, value: Value) -> str | None:
         """The tensor that readers of the value would read if no node computed it."""
@@ -94,3 +107,16 @@ class Finder:
             if self._survey.values[number].shape == value.shape:
                 return known[number]
         return None
+
+
+def _without(layout: Layout, value: Value, stand_in: str) -> Layout:
+    """The tensor before in the place of this one; all that is not sure behind is open again."""
+    missing = {**layout.missing, value.number: stand_in}
+    return Layout(layout.matching.sure(), missing, layout.absent)
+
+
+def _absent(layout: Layout, value: Value) -> Layout:
+    """No tensor for the value; all others keep theirs."""
+    tensors = {n: one for n, one in layout.matching.tensors.items() if n != value.number}
+    matching = Matching(tensors, layout.matching.equal)
+    return Layout(matching, layout.missing, layout.absent | {value.number})

@@ -46,6 +46,11 @@ class Graph:
         self.outputs = tuple(value.name for value in self._skeleton.graph.output)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
         self._needs = [tuple(_reads(node)) for node in self.nodes]
+        self.readers: dict[str, list[int]] = {}
+        """Places of the nodes that read a tensor."""
+        for at, needs in enumerate(self._needs):
+            for name in needs:
+                self.readers.setdefault(name, []).append(at)
         self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
         """What the nodes compute from the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)

@@ -19,6 +19,9 @@ class Layout:
     missing: Mapping[int, str] = field(default_factory=dict)
     """Values that no node computes, to the tensor that is read in their place."""
 
+    absent: frozenset[int] = frozenset()
+    """Values that the file does not have, and nothing in it reads."""
+
     @property
     def names(self) -> dict[int, str]:
         """Names of tensors by the numbers of values, in the order of the values."""

@@ -30,6 +30,8 @@ _STEPS = 12
 """Nodes that compute one module, at most."""
 _READS = 3.0
 """What it is worth that a tensor is computed from what the module got."""
+_LEAVES = 1.0
+"""What it is worth that nodes of other modules read a tensor that is named after the module."""
 _SHAPE = 4.0
 """What speaks against a tensor of another shape: only a fault makes it the value."""
 _NEAR = 0.5
@@ -158,7 +160,22 @@ class Matcher:
         near = [tensor for tensor in near if not self._belongs_behind(value, tensor)]
         if not near:
             return None
-        return max(near, key=lambda t: (self._clues.name(value, t.place, t.scope), -t.place))
+        best = max(near, key=lambda t: (self._clues.name(value, t.place, t.scope), -t.place))
+        return None if self._is_anothers(best, value, free) else best
+
+    def _is_anothers(self, tensor: Tensor, value: Value, free: _Free) -> bool:
+        """True if it equals another free value too, and by name is that one: behind a fault, what a
+        layer gives that hardly changes its input is what the layer before should have given."""
+        clues, place, scope = self._clues, tensor.place, tensor.scope
+        return clues.name(value, place, scope) < EXACT and any(
+            clues.name(other, place, scope) >= EXACT
+            and difference(other.sketch, tensor.sketch) <= _EQUAL
+            for other in self._values
+            if other.shape == tensor.shape
+            and other.number != value.number
+            and other.number not in free.taken
+            and not other.functional
+        )
 
     def _belongs_behind(self, value: Value, tensor: Tensor) -> bool:
         """True if the tensor may as well be the BatchNorm that is folded into the value's weights:
@@ -191,10 +208,17 @@ class Matcher:
                 distance = difference(value.sketch, tensor.sketch)
                 score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
             score += 0.5 if after < tensor.place < until else -1.0
+            score += _LEAVES if name >= EXACT and self._leaves(tensor) else 0.0
             # Of the nodes of one module the last one gives its output.
             if score > most or (score == most and name >= EXACT):
                 best, most = tensor, score
         return best
+
+    def _leaves(self, tensor: Tensor) -> bool:
+        """True if nodes of other modules read it, or it is an output of the file."""
+        readers = self._graph.readers.get(tensor.name, ())
+        elsewhere = any(self._scopes[place] != tensor.scope for place in readers)
+        return elsewhere or tensor.name in self._graph.outputs
 
 
 def _given(value: Value, name: str) -> Tensor:

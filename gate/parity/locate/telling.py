@@ -124,10 +124,13 @@ def _layers(
 ) -> Iterator[LayerRow]:
     """One row a value that a module computed, or that code between modules did."""
     before: float | None = None
+    calls = {(v.path, v.call) for v in findings.survey.values if v.number in findings.layout.names}
     for value in findings.survey.values:
         layer, cause = findings.measured.layers.get(value.number), causes.get(value.number)
         if layer is None:
-            if findings.is_comparable(value):
+            # Where other outputs of the call have a tensor, nothing uses this one.
+            used = (value.path, value.call) not in calls
+            if cause is not None or (used and findings.is_comparable(value)):
                 yield LayerRow(
                     module=value.path,
                     call=value.call,
