@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -40,7 +40,7 @@ def open_database(url: str) -> Engine:
                 "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s",
             },
         )
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ServiceError(
             "the inbox's URL can't be read. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
         ) from error
@@ -50,8 +50,30 @@ def open_database(url: str) -> Engine:
         ) from error
 
 
+def alone(connection: Connection, name: str) -> bool:
+    """Whether this transaction is the only one that asked so for `name`; never waits.
+
+    Row locks can't do that: they know nothing of rows that others are about to insert. In sqlite
+    whoever writes is alone anyway.
+    """
+    if connection.dialect.name == "sqlite":
+        return True
+    locked = select(func.pg_try_advisory_xact_lock(func.hashtext(name)))
+    return bool(connection.execute(locked).scalar())
+
+
+def wait_for_turn(connection: Connection, name: str) -> None:
+    """As `alone`, but wait: `CREATE TABLE IF NOT EXISTS` of two at once can fail in PostgreSQL."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
+
+
 def _sqlite(url: URL) -> Engine:
-    path = Path(url.database or "")
+    if not url.database or url.database == ":memory:":
+        raise ServiceError(
+            "an inbox in memory is forgotten in a crash. Name a file: sqlite:///FILE"
+        )
+    path = Path(url.database)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from gate.errors import InboxUnavailable
-from gate.webhook.database import CONNECTIONS, READS, open_database
+from gate.webhook.database import CONNECTIONS, READS, alone, open_database, wait_for_turn
 
 _TROUBLE_LENGTH = 500
 
@@ -97,7 +97,9 @@ class Inbox:
         self._engine = open_database(url)
         self.parallel = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
         """How many threads may usefully call at once."""
-        self._make_table()
+        with self._writing() as connection:
+            wait_for_turn(connection, "gate_inbox")
+            _METADATA.create_all(connection)
 
     def receive(self, delivery: Delivery) -> Literal["new", "seen"]:
         """Keep a delivery. It is on disk when this returns `new`."""
@@ -188,14 +190,6 @@ class Inbox:
         with _translated(), self._engine.connect() as connection:
             yield connection.execution_options(**{READS: True})
 
-    def _make_table(self) -> None:
-        try:
-            with self._writing() as connection:
-                _METADATA.create_all(connection)
-        except InboxUnavailable:  # two processes that start at once make it both: look again
-            with self._writing() as connection:
-                _METADATA.create_all(connection)
-
 
 def _due_models(connection: Connection, models: Collection[str], now: float) -> list[str]:
     due = (
@@ -208,20 +202,13 @@ def _due_models(connection: Connection, models: Collection[str], now: float) -> 
 
 
 def _lock(connection: Connection, model: str, *, now: float, limit: int) -> Sequence[Any]:
-    """Lock a model's free rows until the transaction ends; none if another process has it.
-
-    Whoever takes rows of a model locks its oldest one first, so that two don't share a model.
-    (sqlite knows no row locks and needs none: it writes one transaction at a time.)
-    """
-    head = (
-        select(_C.delivery_id)
-        .where(_C.model == model, _C.done_at.is_(None))
-        .order_by(_C.received_at, _C.delivery_id)
-        .limit(1)
-        .scalar_subquery()
+    """Lock a model's free rows until the transaction ends; none if another process has it."""
+    if not alone(connection, f"gate_inbox {model}"):
+        return ()
+    leased = select(_C.delivery_id).where(
+        _C.model == model, _C.done_at.is_(None), _C.leased_until > now
     )
-    first = select(_C.delivery_id).where(_C.delivery_id == head, *_free(now))
-    if connection.execute(first.with_for_update(skip_locked=True)).first() is None:
+    if connection.execute(leased.limit(1)).first() is not None:
         return ()
     rows = (
         select(_C.delivery_id, _C.attempts)

@@ -56,7 +56,7 @@ def serve(
         sys.stderr, log_format=settings.log_format, redaction=Redaction(lambda: parts.keyring.known)
     )
     try:
-        with _listening(settings.host, settings.port) as listener:
+        with listening(settings.host, settings.port) as listener:
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
             ready(address)
@@ -102,7 +102,8 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections already. Raises ServiceError where it can't be had."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -1,0 +1,39 @@
+"""Databases for inboxes, and services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.webhook.deliveries import Service, running, settings
+from tests.webhook.postgres import MISSING, postgres, program
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    if program("initdb") is None:
+        pytest.skip(MISSING)
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/inbox.db"
+    import psycopg
+
+    url = request.getfixturevalue("postgres_server")
+    name = f"test_{abs(hash(tmp_path))}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with running(settings(tmp_path)) as started:
+        yield started
