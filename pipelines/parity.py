@@ -12,9 +12,12 @@ import json
 
 from gate import atomic
 from gate.decision import decide
+from gate.errors import EvidenceError
 from gate.evidence import Evidence, Subject
 from gate.explanation import Case, explain
 from gate.export.onnx_file import read_subject
+from gate.golden.folder import GOLDEN_JSON
+from gate.parity.golden import write_golden_of
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
@@ -45,6 +48,7 @@ def main() -> int:
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
         explanation = explain(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
+        _write_golden(case, evidence)
         _write_numbers(evidence)
         pages.write_parity(page, evidence, policy)
     print(
@@ -94,6 +98,27 @@ def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
         export=report.record if same else None,
     )
     return evidence, Case(model, candidate, samples, policy)
+
+
+def _write_golden(case: Case, evidence: Evidence) -> None:
+    """What a consumer of the file will compare with. The reason alone where there can be none."""
+    paths.GOLDEN.mkdir(parents=True, exist_ok=True)
+    unmade = paths.GOLDEN / "unmade.txt"
+    try:
+        write_golden_of(
+            paths.GOLDEN,
+            case.model,
+            case.candidate,
+            case.samples,
+            policy=case.policy,
+            evidence=evidence,
+        )
+    except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
+        (paths.GOLDEN / GOLDEN_JSON).unlink(missing_ok=True)
+        atomic.write_text(unmade, f"{error}\n")
+        print(f"parity: no golden vectors: {error}")
+    else:
+        unmade.unlink(missing_ok=True)
 
 
 def _is_exported(subject: Subject, report: ExportReport) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 from gate import atomic
 from gate.commands.outcome import console
 from gate.decision import Decision, decide
 from gate.evidence import Evidence
+from gate.golden.tolerance import refit
 from gate.localisation import Explanation
+from gate.policy import Policy
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.promotion import Release, promote
@@ -45,7 +49,10 @@ def main() -> int:
         pages.write_export(page, export)
         pages.write_parity(page, evidence, policy)
 
-    with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
+    with (
+        tempfile.TemporaryDirectory(prefix="gate-") as folder,
+        tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
+    ):
         pages.write_decision(page, decision, policy)
         for name, png in drawn.items():
             page.bytes(png, f"plots/{name}.png")
@@ -60,6 +67,7 @@ def main() -> int:
             description=cut(
                 markdown.describe(decision, evidence, _links(page), explanation), DESCRIPTION_LIMIT
             ),
+            golden=_golden(Path(folder), policy, evidence) if decision.passed else None,
         )
         ledger = Ledger(paths.state() / "ledger.jsonl")
         promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
@@ -80,6 +88,13 @@ def main() -> int:
     _tell(decision, evidence, report, confidence=policy.confidence)
     # An experiment is there to be compared, whatever came out.
     return stage.DONE if "DVC_EXP_NAME" in os.environ else report.exit_code()
+
+
+def _golden(folder: Path, policy: Policy, evidence: Evidence) -> Path:
+    """The vectors that `parity` wrote, with the tolerances of the policy as it is now: another
+    bound decides anew without another measurement."""
+    refit(paths.GOLDEN, folder / "golden", policy=policy, evidence=evidence)
+    return folder / "golden"
 
 
 def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:

@@ -15,7 +15,7 @@ from gate.commands.progress import bar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.check import Verdicted
+    from gate.check import Reference, Verdicted, Workload
 
 
 class _Question(TypedDict):
@@ -90,6 +90,7 @@ def _judge(question: _Question) -> Outcome:
     decision, evidence = verdicted.decision, verdicted.evidence
     if question["report"] is not None:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
+        _write_golden(question["report"] / "golden", reference, workload, verdicted, question)
     return Outcome(
         _STATUS[decision.verdict.value],
         {
@@ -100,6 +101,31 @@ def _judge(question: _Question) -> Outcome:
             "explanation": verdicted.explanation.to_plain(),
         },
         lambda console: _show(question, verdicted, console),
+    )
+
+
+def _write_golden(
+    folder: Path,
+    reference: Reference,
+    workload: Workload,
+    verdicted: Verdicted,
+    question: _Question,
+) -> None:
+    """What a consumer of a file that passed will compare with; else nothing of an earlier one."""
+    from gate.golden.folder import GOLDEN_JSON
+    from gate.parity.candidate import Candidate
+    from gate.parity.golden import write_golden_of
+
+    if not verdicted.decision.passed:
+        (folder / GOLDEN_JSON).unlink(missing_ok=True)
+        return
+    write_golden_of(
+        folder,
+        reference.model,
+        Candidate(question["model"], verdicted.evidence.subject),
+        workload.samples,
+        policy=verdicted.policy,
+        evidence=verdicted.evidence,
     )
 
 

@@ -27,6 +27,7 @@ class _Request(TypedDict):
     name: str
     report: Path
     policy: Path | None
+    golden: Path | None
     run_id: str | None
     ledger: Path
     tracking_uri: str | None
@@ -43,6 +44,12 @@ class _Request(TypedDict):
     help="What gate check --report wrote: evidence.json and decision.json.",
 )
 @click.option("--policy", type=FILE, help="The policy that was applied. Default: the built-in one.")
+@click.option(
+    "--golden",
+    type=FILE,
+    metavar="FOLDER",
+    help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
+)
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
 @LEDGER
 @TRACKING_URI
@@ -81,6 +88,7 @@ def _promote(request: _Request) -> Outcome:
         decision=decision,
         run_id=request["run_id"] or "",
         description=describe(decision, evidence, {}),
+        golden=_golden(request),
     )
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
@@ -88,6 +96,12 @@ def _promote(request: _Request) -> Outcome:
     with given if release.run_id else release_run(uri, request["report"]) as run_id:
         release = replace(release, run_id=run_id)
         return promoted(promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger))
+
+
+def _golden(request: _Request) -> Path | None:
+    """As named, else those of the report; releases of before there were any have none."""
+    beside: Path = request["report"] / "golden"
+    return request["golden"] or (beside if (beside / "golden.json").exists() else None)
 
 
 def _policy(path: Path | None, decision: Decision) -> Policy:

@@ -67,11 +67,11 @@ def write_golden(
     contents: dict[str, bytes] = {}
     given: list[dict[str, object]] = []
     for index, (name, values) in enumerate(inputs.items()):
-        _check(name, values, infinite=False)
+        _check(name, values, output=False)
         given.append(_described(name, values, f"input-{index}", contents))
     expected: list[dict[str, object]] = []
     for index, (name, output) in enumerate(outputs.items()):
-        _check(name, output.values, infinite=True)
+        _check(name, output.values, output=True)
         described = _described(name, output.values, f"output-{index}", contents)
         described["max_abs_diff"] = output.max_abs_diff
         expected.append(described | {"top1_agreement": output.top1_agreement})
@@ -106,8 +106,8 @@ def read_golden(folder: Path) -> Vectors:
     return Vectors(
         golden=golden,
         sha256=Digest.of_bytes(text),
-        inputs=_arrays(folder, golden.inputs, infinite=False),
-        outputs=_arrays(folder, golden.outputs, infinite=True),
+        inputs=_arrays(folder, golden.inputs, output=False),
+        outputs=_arrays(folder, golden.outputs, output=True),
     )
 
 
@@ -133,7 +133,7 @@ def _described(
     }
 
 
-def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, infinite: bool) -> dict[str, Array]:
+def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for tensor in tensors:
         path = folder / tensor.file
@@ -147,7 +147,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, infinite: bool) ->
         dtype = np.dtype(tensor.dtype)
         little = np.frombuffer(data, dtype=dtype.newbyteorder("<"))
         values: Array = little.astype(dtype).reshape(tensor.shape)
-        _check(tensor.name, values, infinite=infinite)
+        _check(tensor.name, values, output=output)
         arrays[tensor.name] = values
     return arrays
 
@@ -175,23 +175,23 @@ def _plain_file(path: Path, *, limit: int) -> bytes:
         ) from error
 
 
-def _check(name: str, values: Array, *, infinite: bool) -> None:
+def _check(name: str, values: Array, *, output: bool) -> None:
     """Refuse arrays that prove nothing."""
     if values.dtype.name not in get_args(DType):
         raise EvidenceError(
             f"'{name}' has dtype {values.dtype}, golden vectors hold {', '.join(get_args(DType))}."
             " Wrap the model to take and return those."
         )
-    if not values.size or not values.ndim:
+    if not values.size or not (values.ndim or output):
         raise EvidenceError(
             f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
         )
     if values.dtype.kind != "f":
         return
-    bad = np.isnan(values) if infinite else ~np.isfinite(values)
+    bad = np.isnan(values) if output else ~np.isfinite(values)
     if bad.any():
-        kind = "NaN" if infinite else "NaN or infinite"
+        kind = "NaN" if output else "NaN or infinite"
         raise EvidenceError(
-            f"'{name}' has {int(bad.sum())} {kind} values, first in sample "
-            f"{int(np.argwhere(bad)[0][0])}. They prove nothing: leave that sample out."
+            f"'{name}' has {int(bad.sum())} {kind} values, first at index "
+            f"{int(bad.argmax())}. They prove nothing: leave that sample out."
         )

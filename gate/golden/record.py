@@ -46,7 +46,8 @@ class GoldenTensor(Record):
     name: str
     """Of the input or output in the ONNX file."""
     dtype: DType
-    shape: Annotated[tuple[Axis, ...], Field(min_length=1)]
+    shape: tuple[Axis, ...]
+    """Axis 0 of an input is the samples; an output may be a single number, shape ()."""
     file: str
     sha256: Sha256
     """Of the file's bytes."""
@@ -103,7 +104,7 @@ class Golden(Record):
         if unsafe:
             raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
         counted = [*self.inputs, *(o for o in self.outputs if o.top1_agreement is not None)]
-        if any(tensor.shape[0] != self.samples for tensor in counted):
+        if any(tensor.shape[:1] != (self.samples,) for tensor in counted):
             raise ValueError(f"axis 0 of inputs and logits must be the {self.samples} samples")
         return self
 

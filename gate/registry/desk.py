@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.digest import Digest
-from gate.errors import DigestMismatch, PromotionConflict
+from gate.errors import DigestMismatch, EvidenceError, PromotionConflict
+from gate.golden.folder import read_golden
+from gate.registry.journal import Journal
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.lock import promotion_lock
-from gate.registry.port import CHAMPION, Alias, Registry
+from gate.registry.port import CHAMPION, GOLDEN, Alias, Registry
 from gate.registry.release import Release, digest_of_model
 
 
@@ -23,6 +25,8 @@ class Desk:
     registry: Registry
     ledger: Ledger
     model: str
+    cause: str | None = None
+    """What made us look, for the ledger; None: somebody called."""
 
     def history(self) -> tuple[LedgerEntry, ...]:
         """The ledger's lines about this model in this registry, oldest first."""
@@ -42,6 +46,20 @@ class Desk:
         about: Release | LedgerEntry | Digest | None = None,
     ) -> LedgerEntry:
         """Append a line; `about` gives the digests."""
+        return self.ledger.append(
+            self.entry(action, reason, version=version, previous=previous, about=about)
+        )
+
+    def entry(
+        self,
+        action: Action,
+        reason: str,
+        *,
+        version: str | None = None,
+        previous: str | None = None,
+        about: Release | LedgerEntry | Digest | None = None,
+    ) -> LedgerEntry:
+        """A line that is not in the ledger yet."""
         digests: dict[str, Digest | str | None] = {}
         if isinstance(about, Digest):
             digests = {"sha256": about}
@@ -55,7 +73,7 @@ class Desk:
                 "evidence_sha256": about.decision.evidence_sha256,
                 "run_id": about.run_id,
             }
-        entry = LedgerEntry.model_validate(
+        return LedgerEntry.model_validate(
             {
                 "action": action,
                 "registry": self.registry.identity,
@@ -63,36 +81,54 @@ class Desk:
                 "version": version,
                 "previous_version": previous,
                 "reason": reason,
+                "cause": self.cause,
                 **digests,
             }
         )
-        return self.ledger.append(entry)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the promotion lock. Raises PromotionConflict, after writing it down."""
+    def alone(self, *, patience_s: float = 0.0) -> Iterator[None]:
+        """Hold the promotion lock, and finish the move of `champion` that a crash left.
+
+        Raises PromotionConflict where another process holds it for longer than `patience_s`; who
+        has no patience writes that down.
+        """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(promotion_lock(self.ledger))
+                stack.enter_context(promotion_lock(self.ledger, patience_s=patience_s))
             except PromotionConflict as error:
-                self.write("conflict", str(error))
+                if patience_s == 0.0:
+                    self.write("conflict", str(error))
                 raise
+            self._finish_move()
             yield
 
     def alias(self, alias: Alias) -> str | None:
         """The version that an alias points at, or None."""
         return self.registry.alias(self.model, alias)
 
-    def prove(self, number: str, expected: Digest) -> None:
-        """Download a version and hash it. Raises DigestMismatch, after writing a violation down."""
+    def prove(self, number: str, expected: Digest, *, golden: str | None = None) -> None:
+        """Download a version and hash it, and its golden vectors where they are to have a digest.
+
+        Raises DigestMismatch, after writing a violation down.
+        """
+        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+            self.download(number, expected, Path(folder), golden=golden)
+
+    def download(
+        self, number: str, expected: Digest, folder: Path, *, golden: str | None = None
+    ) -> Path:
+        """The proven file of a version with all that is beside it, in `folder`; as `prove`."""
+        what = f"version {number} of {self.model} in the registry"
         try:
-            with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-                path = self.registry.download(self.model, number, Path(folder))
-                seen = digest_of_model(path, expected=expected)
-                expected.verify(seen, what=f"version {number} of {self.model} in the registry")
+            path = self.registry.download(self.model, number, folder)
+            expected.verify(digest_of_model(path, expected=expected), what=what)
+            if golden is not None:
+                _prove_golden(path.parent / GOLDEN, golden, what=what)
         except DigestMismatch as error:
             self.write("violation", str(error), version=number, about=expected)
             raise
+        return path
 
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
@@ -116,11 +152,60 @@ class Desk:
         self.write("conflict", reason, version=seen)
         raise PromotionConflict(reason)
 
-    def move_champion(self, number: str, *, seen: str | None) -> None:
-        """Move `champion` from `seen` to a version, and read it back.
+    def move_champion(
+        self, number: str | None, *, seen: str | None, entry: LedgerEntry
+    ) -> LedgerEntry:
+        """Move `champion` from `seen` to a version (None: take it away), read it back, and tell
+        the ledger; all of it or, after a crash, as soon as the lock is held again.
 
         A registry without compare-and-swap leaves a gap between the look and the move; the look
         afterwards sees most of what slips through it.
         """
         self.expect(CHAMPION, seen)
-        self.point(CHAMPION, number)
+        move = self._journal.begin(entry, seen=seen, target=number)
+        try:
+            if number is not None:
+                self.point(CHAMPION, number)
+            elif seen is not None:
+                self.registry.delete_alias(self.model, CHAMPION)
+                self.expect(CHAMPION, None)
+        except PromotionConflict:  # which is written down
+            self._journal.end()
+            raise
+        told = self.ledger.append(move.entry)
+        self._journal.end()
+        return told
+
+    @property
+    def _journal(self) -> Journal:
+        return Journal(self.ledger, self.model, self.registry.identity)
+
+    def _finish_move(self) -> None:
+        """Tell of a move that happened and was not told of; forget one that did not happen."""
+        move = self._journal.pending()
+        if move is None:
+            return
+        champion = self.alias(CHAMPION)
+        told = any(entry.operation == move.operation for entry in self.history())
+        if not told and champion == move.target:
+            self.ledger.append(move.entry)
+        elif not told and champion != move.seen:
+            reason = (
+                f"a move of '{CHAMPION}' from version {move.seen or 'none'} to "
+                f"{move.target or 'none'} was interrupted, and now it points at "
+                f"{champion or 'none'}: nobody knows whether the move happened"
+            )
+            self.write("conflict", reason, version=champion)
+        self._journal.end()
+
+
+def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
+    try:
+        seen = read_golden(folder).sha256
+    except EvidenceError as error:
+        raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
+    if seen.hex != expected:
+        raise DigestMismatch(
+            f"{what} has golden vectors with digest {seen}, expected {expected}. "
+            "They were exchanged: promote the file anew."
+        )

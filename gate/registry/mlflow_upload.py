@@ -37,6 +37,8 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         source_run_id=draft.run_id,
         tags={TAG_SHA256: draft.subject.sha256.hex},
     )
+    for place, folder in draft.beside.items():  # first, because READY comes with the file
+        client.log_model_artifacts(logged.model_id, str(folder), place)
     proto = _proto_of_same_bytes(draft)
     if proto is None:
         _log_files(client, logged.model_id, draft)

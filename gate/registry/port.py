@@ -7,7 +7,7 @@ RegistryDenied, StorageError, DigestMismatch (a version's artifact is not there)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -29,6 +29,14 @@ TAG_POLICY = "gate.policy_sha256"
 TAG_EVIDENCE = "gate.evidence_sha256"
 TAG_RUNTIMES = "gate.runtimes"
 TAG_WAIVED = "gate.waived"
+TAG_GOLDEN = "gate.golden_sha256"
+"""Digest of golden.json, on versions with golden vectors beside their file."""
+GOLDEN = "golden"
+"""The folder of the golden vectors, beside the ONNX file."""
+TAG_REVIEW = "gate.review"
+"""A reviewer's word on a version that passed: `approved` or `rejected`."""
+TAG_REVERTED = "gate.reverted"
+"""Set on a version that the guard took `champion` from: when, and why."""
 TAG_ROLLED_BACK = "gate.rolled_back"
 """Set on a version that a rollback took out of service: a veto until somebody deletes it."""
 
@@ -42,6 +50,8 @@ class Draft:
     run_id: str
     tags: Mapping[str, str]
     description: str
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that are uploaded beside the file, by the name that they get there."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,10 @@ class Registry(Protocol):
         ...
 
     def download(self, name: str, number: str, folder: Path) -> Path:
-        """Download a version's artifact into `folder`; gives the path of its ONNX file."""
+        """Download a version's artifact into `folder`; gives the path of its ONNX file.
+
+        What the draft had `beside` it is beside it again.
+        """
         ...
 
     def alias(self, name: str, alias: Alias) -> str | None:
@@ -88,6 +101,10 @@ class Registry(Protocol):
 
     def set_alias(self, name: str, alias: Alias, number: str) -> None:
         """Point an alias at a version."""
+        ...
+
+    def delete_alias(self, name: str, alias: Alias) -> None:
+        """Take an alias away; one that is not there is no error."""
         ...
 
     def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:

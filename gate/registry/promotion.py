@@ -16,6 +16,7 @@ from gate.registry.port import (
     CANDIDATE,
     CHAMPION,
     PREVIOUS,
+    TAG_GOLDEN,
     TAG_POLICY,
     TAG_ROLLED_BACK,
     Registry,
@@ -30,7 +31,8 @@ __all__ = ["Promotion", "Release", "promote", "rollback"]
 def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Ledger) -> Promotion:
     """Make the release's file the champion, if the decision on it is a PASS.
 
-    Refused (a returned outcome): the decision is not PASS, or these bytes were rolled back.
+    Refused (a returned outcome): the decision is not PASS, or these bytes were rolled back or
+    rejected in review. `passed`: the policy asks for a review, and the version waits for it.
     `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves already.
 
     Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
@@ -50,10 +52,10 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)
     with desk.alone():
-        return _promote(desk, release)
+        return _promote(desk, release, policy)
 
 
-def _promote(desk: Desk, release: Release) -> Promotion:
+def _promote(desk: Desk, release: Release, policy: Policy) -> Promotion:
     # A broken ledger must stop the promotion before it touches the registry.
     desk.history()
     desk.registry.ensure_model(desk.model)
@@ -67,14 +69,29 @@ def _promote(desk: Desk, release: Release) -> Promotion:
     number = _left_behind(desk, release, champion, found) or _create(desk, release)
     desk.expect(CHAMPION, champion)
     desk.point(CANDIDATE, number)
+    if policy.review == "required":
+        return _hand_in(desk, release, number, champion)
     if champion is not None and not _violated(desk, champion):
         desk.point(PREVIOUS, champion)
-    desk.move_champion(number, seen=champion)
+    reason = _why(release)
+    entry = desk.entry("promoted", reason, version=number, previous=champion, about=release)
+    desk.move_champion(number, seen=champion, entry=entry)
+    return Promotion("promoted", number, champion, reason)
+
+
+def _why(release: Release) -> str:
     reason = f"PASS on {', '.join(release.decision.runtimes)}"
     if release.decision.waived:
         reason += f"; waived: {', '.join(check.title for check in release.decision.waived)}"
-    desk.write("promoted", reason, version=number, previous=champion, about=release)
-    return Promotion("promoted", number, champion, reason)
+    return reason
+
+
+def _hand_in(desk: Desk, release: Release, number: str, champion: str | None) -> Promotion:
+    """Have the version wait for its review."""
+    reason = f"{_why(release)}; waits for review: set the tag {TAG_REVIEW} to approved or rejected"
+    if not any(e.action in ("passed", "rejected") and e.version == number for e in desk.history()):
+        desk.write("passed", reason, version=number, previous=champion, about=release)
+    return Promotion("passed", number, champion, reason)
 
 
 def _why_not(release: Release) -> str:
@@ -100,8 +117,8 @@ def _serves_already(
     desk: Desk, release: Release, champion: str, found: tuple[Version, ...]
 ) -> bool:
     policy = release.decision.policy_sha256.hex
-    same = any(v.number == champion and v.tags.get(TAG_POLICY) == policy for v in found)
-    return same and _whole(desk, release, champion)
+    same = [v for v in found if v.number == champion and v.tags.get(TAG_POLICY) == policy]
+    return bool(same) and _whole(desk, release, same[0])
 
 
 def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
@@ -124,7 +141,7 @@ def _left_behind(
     wanted = release.draft().tags.items()
     for version in found:
         fits = version.number != champion and wanted <= version.tags.items()
-        if fits and _whole(desk, release, version.number):
+        if fits and _whole(desk, release, version):
             return version.number
     return None
 
@@ -138,16 +155,18 @@ def _create(desk: Desk, release: Release) -> str:
             f"version {number} of {desk.model} reads back with other tags or another description "
             f"than it was made with: {dict(seen.tags)}. It was not promoted; repeat."
         )
-    desk.prove(number, release.decision.subject_sha256)
+    golden = draft.tags.get(TAG_GOLDEN)
+    desk.prove(number, release.decision.subject_sha256, golden=golden)
     return number
 
 
-def _whole(desk: Desk, release: Release, number: str) -> bool:
+def _whole(desk: Desk, release: Release, version: Version) -> bool:
     """True if a version's bytes are the release's. A violation is written down once."""
-    if _violated(desk, number):
+    if _violated(desk, version.number):
         return False
+    golden = version.tags.get(TAG_GOLDEN)
     try:
-        desk.prove(number, release.decision.subject_sha256)
+        desk.prove(version.number, release.decision.subject_sha256, golden=golden)
     except DigestMismatch:
         return False
     return True

@@ -10,9 +10,12 @@ from gate.decision import Decision, decide
 from gate.digest import Digest
 from gate.errors import EvidenceError, OnnxFileError
 from gate.evidence import Evidence
+from gate.golden.folder import Vectors, read_golden
 from gate.policy import Policy
 from gate.registry.port import (
+    GOLDEN,
     TAG_EVIDENCE,
+    TAG_GOLDEN,
     TAG_POLICY,
     TAG_RUNTIMES,
     TAG_SHA256,
@@ -21,7 +24,7 @@ from gate.registry.port import (
     Draft,
 )
 
-Outcome = Literal["promoted", "unchanged", "refused", "dry_run", "rolled_back"]
+Outcome = Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,14 @@ class Release:
     decision: Decision
     run_id: str
     description: str
+    golden: Path | None = None
+    """The folder of golden vectors that goes beside the file, with the decision's policy."""
 
     def verify(self, policy: Policy) -> None:
         """Prove that file, evidence, policy and decision belong together.
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
-        again does not give this decision.
+        again does not give this decision or the golden vectors are not whole.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
@@ -51,6 +56,13 @@ class Release:
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
         again = decide(policy, self.evidence, decided_at=decision.decided_at)
+        golden = self._vectors()
+        if golden is not None:
+            made_for, origin = golden.golden.model.sha256, golden.golden.origin
+            subject.verify(made_for, what=f"the file of the golden vectors in {self.golden}")
+            decision.policy_sha256.verify(
+                origin.policy_sha256, what=f"the policy of the golden vectors in {self.golden}"
+            )
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
             raise EvidenceError(
@@ -84,7 +96,17 @@ class Release:
         }
         if decision.waived:
             tags[TAG_WAIVED] = ",".join(check.title for check in decision.waived)
-        return Draft(self.onnx_path, self.evidence.subject, self.run_id, tags, self.description)
+        golden = self._vectors()
+        beside = {}
+        if golden is not None and self.golden is not None:
+            tags[TAG_GOLDEN] = golden.sha256.hex
+            beside = {GOLDEN: self.golden}
+        return Draft(
+            self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, beside
+        )
+
+    def _vectors(self) -> Vectors | None:
+        return None if self.golden is None else read_golden(self.golden)
 
 
 @dataclass(frozen=True)

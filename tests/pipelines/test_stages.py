@@ -16,10 +16,14 @@ from onnx import numpy_helper
 from gate.decision import Decision
 from gate.digest import Digest
 from gate.evidence import Evidence
+from gate.golden.folder import read_golden
+from gate.golden.verify import verify_golden
 from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
 from pipelines import export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
+from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
 from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, code_of
@@ -279,3 +283,36 @@ def test_what_is_torn_or_missing_is_named(
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
+
+
+def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> None:
+    assert promote.main() == DONE
+    registry = MlflowRegistry(tracking_uri())
+    downloaded = registry.download("tiny", "1", tmp_path)
+    golden = downloaded.parent / "golden"
+    assert champion().tags["gate.golden_sha256"] == Digest.of_file(golden / "golden.json").hex
+    assert read_golden(golden).golden.origin.policy_sha256 == load_policy().digest()
+    result = verify_golden(downloaded, golden)
+    assert result.passed, result.problems
+    assert {path.name for path in golden.iterdir()} == {p.name for p in paths.GOLDEN.iterdir()}
+
+
+def test_another_policy_gives_the_vectors_its_own_tolerances(
+    measured: Path, tmp_path: Path
+) -> None:
+    text = paths.PARAMS.read_text()
+    paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 2.0e-4"))
+    before = (paths.GOLDEN / "golden.json").read_bytes()
+    assert promote.main() == DONE
+    downloaded = MlflowRegistry(tracking_uri()).download("tiny", "1", tmp_path)
+    (output,) = read_golden(downloaded.parent / "golden").golden.outputs
+    assert output.max_abs_diff == 2e-4
+    assert (paths.GOLDEN / "golden.json").read_bytes() == before
+
+
+def test_no_golden_vectors_no_promotion(measured: Path) -> None:
+    (paths.GOLDEN / "golden.json").unlink()
+    assert code_of(promote.main) == COULD_NOT_JUDGE
+    assert client().search_registered_models() == []
+    assert parity.main() == DONE
+    assert promote.main() == DONE

@@ -22,6 +22,7 @@ class Stored:
     tags: dict[str, str]
     run_id: str
     description: str
+    beside: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,7 +44,13 @@ class Simulator:
 
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())
-        self.versions.append(Stored(data, dict(draft.tags), draft.run_id, draft.description))
+        beside = {
+            f"{place}/{path.name}": path.read_bytes()
+            for place, source in draft.beside.items()
+            for path in source.iterdir()
+        }
+        stored = Stored(data, dict(draft.tags), draft.run_id, draft.description, beside)
+        self.versions.append(stored)
         return str(len(self.versions))
 
     def version(self, name: str, number: str) -> Version:
@@ -52,7 +59,11 @@ class Simulator:
 
     def download(self, name: str, number: str, folder: Path) -> Path:
         path = folder / "model.onnx"
-        path.write_bytes(self.versions[int(number) - 1].data)
+        stored = self.versions[int(number) - 1]
+        path.write_bytes(stored.data)
+        for place, data in stored.beside.items():
+            (folder / place).parent.mkdir(exist_ok=True)
+            (folder / place).write_bytes(data)
         return path
 
     def alias(self, name: str, alias: Alias) -> str | None:

@@ -1,0 +1,27 @@
+"""`gate check --report` writes golden vectors of a file that passed, and of no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.golden.folder import GOLDEN_JSON
+from tests.small_project import made
+
+COMMAND = ["--reference", "small_models:build", "--inputs", "images.npy"]
+
+
+def test_a_passed_file_gets_vectors_and_a_refused_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(made())
+    report = ["--report", str(tmp_path)]
+    assert cli.main(["check", "good.onnx", *COMMAND, *report]) == 0
+    golden = str(tmp_path / "golden")
+    assert cli.main(["verify-release", "good.onnx", "--golden", golden]) == 0
+    assert cli.main(["verify-release", "bad.onnx", "--golden", golden]) == 1
+    assert cli.main(["check", "bad.onnx", *COMMAND, *report]) == 1
+    assert not (tmp_path / "golden" / GOLDEN_JSON).exists()
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Golden vectors go beside the file into the registry, and are proven there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError
+from gate.golden.folder import GOLDEN_JSON, read_golden
+from gate.golden.verify import verify_golden
+from gate.policy import Policy
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.port import CHAMPION, TAG_GOLDEN
+from gate.registry.promotion import Release, promote
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import onnx_file, onnx_file_with_data, release
+from tests.registry.servers import make_run
+from tests.registry.simulator import Simulator, Watched
+
+POLICY = builders.policy()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> tuple[MlflowRegistry, str]:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    return MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
+
+
+def with_golden(path: Path, folder: Path, *, policy: Policy = POLICY, **overrides: Any) -> Release:
+    origin = vectors.origin().model_copy(update={"policy_sha256": policy.digest()})
+    vectors.golden_of(folder, path, **{"origin": origin, **overrides})
+    return release(path, golden=folder, policy=policy)
+
+
+def external(path: Path) -> tuple[Path, dict[str, Any]]:
+    weights = vectors.weights(onnx_file(path.with_name("single.onnx")))
+    outputs = {"logits": vectors.Expected(vectors.inputs() @ weights, 1e-4, 1.0)}
+    return onnx_file_with_data(path), {"outputs": outputs}
+
+
+@pytest.mark.parametrize("kind", ["one file", "external data"])
+def test_a_version_brings_its_vectors(registry, ledger: Ledger, tmp_path: Path, kind: str) -> None:
+    mlflow, run_id = registry
+    path, overrides, policy = onnx_file(tmp_path / "model.onnx"), {}, POLICY
+    if kind == "external data":  # which the policy forbids by default
+        path, overrides = external(tmp_path / "model.onnx")
+        instruments = POLICY.instruments.model_copy(update={"graph_forbid": ()})
+        policy = POLICY.model_copy(update={"instruments": instruments})
+    of = with_golden(path, tmp_path / "golden", policy=policy, **overrides)
+    of = dataclasses.replace(of, run_id=run_id)
+    promotion = promote(mlflow, of, policy=policy, ledger=ledger)
+    assert promotion.outcome == "promoted", promotion.reason
+    downloaded = mlflow.download(of.model_name, "1", tmp_path / "down")
+    tag = mlflow.version(of.model_name, "1").tags[TAG_GOLDEN]
+    assert tag == Digest.of_file(tmp_path / "golden" / GOLDEN_JSON).hex
+    assert verify_golden(downloaded, downloaded.parent / "golden").passed
+    again = promote(mlflow, of, policy=policy, ledger=ledger)
+    assert again.outcome == "unchanged"
+
+
+def test_without_vectors_as_before(registry, ledger: Ledger, first: Release) -> None:
+    mlflow, run_id = registry
+    of = dataclasses.replace(first, run_id=run_id)
+    assert promote(mlflow, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    assert TAG_GOLDEN not in mlflow.version(of.model_name, "1").tags
+
+
+def test_a_champion_of_before_stays_when_vectors_come(registry, ledger, tmp_path: Path) -> None:
+    mlflow, run_id = registry
+    path = onnx_file(tmp_path / "model.onnx")
+    bare = release(path, run_id=run_id)
+    assert promote(mlflow, bare, policy=POLICY, ledger=ledger).outcome == "promoted"
+    of = dataclasses.replace(with_golden(path, tmp_path / "golden"), run_id=run_id)
+    assert promote(mlflow, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+    assert "violation" not in [entry.action for entry in ledger.entries()]
+
+
+def test_vectors_of_another_file_or_policy_are_not_promoted(ledger, tmp_path: Path, first) -> None:
+    other = with_golden(onnx_file(tmp_path / "other.onnx", seed=9), tmp_path / "golden")
+    wrong = dataclasses.replace(first, golden=other.golden)
+    with pytest.raises(DigestMismatch, match="the file of the golden vectors"):
+        promote(Simulator(), wrong, policy=POLICY, ledger=ledger)
+    vectors.golden_of(tmp_path / "loose", first.onnx_path)
+    loose = dataclasses.replace(first, golden=tmp_path / "loose")
+    with pytest.raises(DigestMismatch, match="the policy of the golden vectors"):
+        promote(Simulator(), loose, policy=POLICY, ledger=ledger)
+    missing = dataclasses.replace(first, golden=tmp_path / "nowhere")
+    with pytest.raises(EvidenceError, match=r"golden\.json"):
+        promote(Simulator(), missing, policy=POLICY, ledger=ledger)
+
+
+@pytest.mark.parametrize("how", ["exchange", "remove", "damage"])
+def test_vectors_that_change_in_the_registry_stop_the_promotion(
+    registry, ledger: Ledger, tmp_path: Path, how: str
+) -> None:
+    mlflow, run_id = registry
+    path = onnx_file(tmp_path / "model.onnx")
+    of = dataclasses.replace(with_golden(path, tmp_path / "golden"), run_id=run_id)
+    watched = Watched(mlflow)
+
+    def tamper(call: str, index: int) -> None:
+        if call != "create_version":
+            return
+        (stored,) = (tmp_path / "artifacts").rglob(GOLDEN_JSON)
+        if how == "remove":
+            stored.unlink()
+        elif how == "damage":
+            array = stored.parent / read_golden(stored.parent).golden.outputs[0].file
+            array.write_bytes(bytes(array.stat().st_size))
+        else:
+            vectors.golden_of(stored.parent, path, inputs={"input": vectors.inputs() + 1})
+
+    watched.after = tamper
+    with pytest.raises(DigestMismatch, match="golden|digest"):
+        promote(watched, of, policy=POLICY, ledger=ledger)
+    assert mlflow.alias(of.model_name, CHAMPION) is None
+    assert [entry.action for entry in ledger.entries()] == ["violation"]
+    # The next call finishes the job with a version of its own.
+    assert promote(mlflow, of, policy=POLICY, ledger=ledger).version == "2"
