@@ -86,18 +86,20 @@ class Finder:
             folded = value.number in self._matcher.folded
             if settled or silent or folded:
                 continue
-            if self._stand_in(layout, value) is not None or self._has_sibling(layout, value):
+            if self._stand_in(layout, value) is not None or self._may_be_unused(layout, value):
                 return value
         return None
 
-    def _has_sibling(self, layout: Layout, value: Value) -> bool:
+    def _may_be_unused(self, layout: Layout, value: Value) -> bool:
         """True if it has a tensor, and another output of the same call has one too: exporters leave
         out the outputs that nothing uses."""
-        matched = layout.matching.tensors
-        return value.number in matched and any(
+        survey, matched = self._survey, layout.matching.tensors
+        returned = {n for at in survey.outputs for n in (at, survey.values[at].repeats)}
+        return value.number in matched.keys() - returned and any(
             (other.path, other.call) == (value.path, value.call)
-            for other in self._survey.values
-            if other.number in matched and other.number != value.number and not other.functional
+            for other in survey.values
+            if other.number in matched.keys() - {value.number, *survey.inputs}
+            and not other.functional
         )
 
     def _stand_in(self, layout: Layout, value: Value) -> str | None:

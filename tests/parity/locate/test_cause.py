@@ -12,6 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from gate.parity.candidate import Candidate
+from gate.parity.locate.cause import Detective, Suspect
+from gate.parity.locate.graph import Graph
+from gate.parity.locate.layout import Layout
+from gate.parity.locate.rows import Deviation
+from gate.parity.locate.values import Value
 from tests.parity import tiny
 from tests.parity.locate import nets
 from tests.parity.locate.nets import (
@@ -266,3 +271,29 @@ def test_a_shape_that_no_setting_explains(tmp_path):
 class _Doubled(nn.Module):
     def forward(self, x):
         return nn.functional.interpolate(x, scale_factor=2, mode="nearest")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "rounding", "named"),
+    [
+        ("ort-cuda", 2.0**-11, True),
+        ("ort-cuda", 1e-6, False),
+        ("ort-cuda", 0.1, False),
+        ("ort-cpu", 2.0**-11, False),
+    ],
+)
+def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, rounding, named):
+    """Without the device: from the numbers that such a layer would have."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).eval()
+    graph = Graph(nets.export(model, tmp_path / "m.onnx", VECTORS))
+    right = VECTORS.astype(np.float32)
+    wrong = right * (1 + rounding * np.random.default_rng(0).uniform(-1, 1, right.shape))
+    alone = Deviation()
+    alone.update(right, wrong.astype(np.float32))
+    alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64))
+    value = Value(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
+    suspect = Suspect(value, "logits", missing=False, folded=None, alone=alone)
+    cause = Detective(model, graph, Layout(), runtime).cause(suspect)
+    assert ("is that of TF32" in cause.text) == named
+    assert ("determinism.tf32: false" in cause.remedy) == named

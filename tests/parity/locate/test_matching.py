@@ -135,6 +135,33 @@ class TestSeveralOutputs:
         assert verdicts(told, "source") == ["halves"]
         assert [row.verdict for row in told.layers[:2]].count("ok") == 1
 
+    @pytest.mark.parametrize("place", [0, 1])
+    @pytest.mark.parametrize("behind", [nn.Identity, nn.Dropout])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_a_fault_in_one_that_the_model_returns(self, tmp_path, place, behind, several):
+        model = Returned(behind() if several else None).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("one", "two"))
+        assert not found(model, candidate, VECTORS).diverges
+
+        def turned(proto: onnx.ModelProto) -> None:
+            node(proto, "Mul", place).op_type = "Sub"
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        assert told.first_divergence == "halves"
+        assert verdicts(told, "source") == ["halves"]
+
+
+class Returned(nn.Module):
+    """Both outputs of a module are those of the model, or a module that hands them on returns."""
+
+    def __init__(self, behind: nn.Module | None) -> None:
+        super().__init__()
+        self.halves, self.behind = Halves(), behind
+
+    def forward(self, x):
+        left, right = self.halves(x)
+        return (self.behind(left), self.behind(right)) if self.behind else (left, right)
+
 
 class TestNames:
     """They are a help and no proof."""
