@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gate.instruments import GraphCode
 from gate.record import Record, later
 from gate.runtime import RUNTIMES, RuntimeName
-from gate.settings import load_section
+from gate.settings import has_section, load_section
 
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -170,6 +170,11 @@ class Policy(_PolicyRecord):
     waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
+    review: Literal["automatic", "required"] = later("automatic")
+    """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
+    max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
+    """How old evidence may be when its version becomes `champion` after the promotion: in review,
+    or by hand."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -230,6 +235,11 @@ class Policy(_PolicyRecord):
     def load(cls, path: Path, *, section: str | None = "gate") -> Self:
         """Read the policy from a YAML file. Raises PolicyError with one line per wrong field."""
         return load_section(cls, path, section)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
+        return cls.load(path, section="gate" if has_section(path, "gate") else None)
 
     @classmethod
     def default(cls, *, task: Task = "classification") -> Self:

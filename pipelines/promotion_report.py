@@ -14,7 +14,7 @@ class PromotionReport(Record):
 
     schema_version: Literal[1] = 1
     verdict: Verdict
-    outcome: Literal["promoted", "unchanged", "refused", "dry_run", "rolled_back"]
+    outcome: Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
     model_name: str
     version: str | None
     previous_version: str | None
@@ -45,6 +45,11 @@ class PromotionReport(Record):
         if self.outcome == "promoted":
             before = f" (before: version {self.previous_version})" if self.previous_version else ""
             return f"Promoted: champion is version {self.version} of {file}{before}."
+        if self.outcome == "passed":
+            return (
+                f"Passed, waits for review: candidate is version {self.version} of {file}. "
+                "A reviewer sets its tag gate.review to approved or rejected."
+            )
         if self.outcome == "unchanged":
             return f"Unchanged: champion is version {self.version} of {file} already."
         if self.outcome == "dry_run":

@@ -20,9 +20,23 @@ from pydantic import Field
 from gate.atomic import write_bytes
 from gate.digest import Digest, canonical_json
 from gate.errors import EvidenceError, StorageError
-from gate.record import Record, Sha256
+from gate.record import Record, Sha256, later
 
-Action = Literal["promoted", "unchanged", "refused", "rolled_back", "violation", "conflict"]
+Action = Literal[
+    "passed",
+    "promoted",
+    "unchanged",
+    "refused",
+    "rejected",
+    "rolled_back",
+    "reverted",
+    "deployed",
+    "not_deployed",
+    "violation",
+    "conflict",
+]
+"""`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
+from a version that must not serve (`previous_version`), to `version`."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
@@ -60,6 +74,10 @@ class LedgerEntry(Record):
     actor: str = Field(default_factory=actor)
     reason: str
     previous_version: str | None = None
+    cause: str | None = later(None)
+    """What made the service look: `delivery <id>`, `timer`, or who called `gate reconcile`."""
+    operation: str | None = later(None)
+    """Id of the move of `champion` that the line tells of (`gate.registry.journal`)."""
     parent: Sha256 | None = None
     """Digest of the line before, without its newline; None in the first line. `append` sets it."""
 

@@ -20,15 +20,15 @@ _PATIENCE, _PAUSE_S = 20, 0.05
 
 
 @contextlib.contextmanager
-def promotion_lock(ledger: Ledger) -> Iterator[None]:
+def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the lock beside the ledger; the operating system frees it if this process dies.
 
-    Raises PromotionConflict at once where another process holds it, and StorageError where the
-    folder can't be written.
+    Raises PromotionConflict where another process holds it (at once, or after `patience_s`), and
+    StorageError where the folder can't be written.
     """
     path = ledger.path.with_name(f"{ledger.path.name}.promotion.lock")
     holder = path.with_suffix(".holder")
-    lock = FileLock(path, timeout=0)
+    lock = FileLock(path, timeout=patience_s)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

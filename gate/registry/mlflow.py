@@ -120,6 +120,11 @@ class MlflowRegistry:
         with self._using(f"set the alias '{alias}' of '{name}'") as client:
             client.set_registered_model_alias(name, alias, number)
 
+    def delete_alias(self, name: str, alias: Alias) -> None:
+        """Take an alias away."""
+        with self._using(f"take the alias '{alias}' of '{name}' away") as client:
+            client.delete_registered_model_alias(name, alias)
+
     def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
         """Set a tag on a version."""
         with self._using(f"tag version {number} of '{name}'") as client:

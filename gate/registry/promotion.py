@@ -7,6 +7,9 @@ interrupted promotion left behind (its bytes are hashed again), and may veto, ne
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError, RegistryError
 from gate.policy import Policy
@@ -16,12 +19,15 @@ from gate.registry.port import (
     CANDIDATE,
     CHAMPION,
     PREVIOUS,
+    REJECTED,
     TAG_GOLDEN,
     TAG_POLICY,
+    TAG_REVIEW,
     TAG_ROLLED_BACK,
     Registry,
     Version,
 )
+from gate.registry.records import RECORDS, Records
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
 
@@ -61,11 +67,14 @@ def _promote(desk: Desk, release: Release, policy: Policy) -> Promotion:
     desk.registry.ensure_model(desk.model)
     champion = desk.alias(CHAMPION)
     found = desk.registry.find(desk.model, release.decision.subject_sha256)
-    vetoed = next((version for version in found if TAG_ROLLED_BACK in version.tags), None)
-    if vetoed is not None:
-        return _refuse(desk, release, _veto(desk, vetoed), version=vetoed.number)
+    for version in found:
+        veto = _veto(desk, version)
+        if veto is not None:
+            return _refuse(desk, release, veto, version=version.number)
     if champion is not None and _serves_already(desk, release, champion, found):
-        return _unchanged(desk, release, champion)
+        if policy.review == "automatic" or _served(desk, champion):
+            return _unchanged(desk, release, champion)
+        return _hand_in(desk, release, champion, champion)
     number = _left_behind(desk, release, champion, found) or _create(desk, release)
     desk.expect(CHAMPION, champion)
     desk.point(CANDIDATE, number)
@@ -100,12 +109,21 @@ def _why_not(release: Release) -> str:
     return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
 
-def _veto(desk: Desk, version: Version) -> str:
-    return (
-        f"these bytes were rolled back as version {version.number} "
-        f"({version.tags[TAG_ROLLED_BACK]}). To promote them all the same, delete the tag "
-        f"{TAG_ROLLED_BACK} of version {version.number} of {desk.model}, then repeat."
-    )
+def _veto(desk: Desk, version: Version) -> str | None:
+    if TAG_ROLLED_BACK in version.tags:
+        return (
+            f"these bytes were rolled back as version {version.number} "
+            f"({version.tags[TAG_ROLLED_BACK]}). To promote them all the same, delete the tag "
+            f"{TAG_ROLLED_BACK} of version {version.number} of {desk.model}, then repeat."
+        )
+    said = version.tags.get(TAG_REVIEW) == REJECTED
+    told = any(e.action == "rejected" and e.version == version.number for e in desk.history())
+    if said or told:
+        return (
+            f"a reviewer rejected these bytes as version {version.number} of {desk.model}. Train "
+            "or export anew, and hand that in."
+        )
+    return None
 
 
 def _refuse(desk: Desk, release: Release, reason: str, *, version: str | None = None) -> Promotion:
@@ -123,8 +141,7 @@ def _serves_already(
 
 def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
     previous = desk.alias(PREVIOUS)
-    served = any(e.action == "promoted" and e.version == champion for e in desk.history())
-    if served:
+    if _served(desk, champion):
         reason = f"version {champion} serves these bytes already, under the same policy"
         desk.write("unchanged", reason, version=champion, previous=previous, about=release)
     else:
@@ -132,6 +149,10 @@ def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
         reason = f"version {champion} was champion already, without a line in this ledger"
         desk.write("promoted", reason, version=champion, previous=previous, about=release)
     return Promotion("unchanged", champion, previous, reason)
+
+
+def _served(desk: Desk, number: str) -> bool:
+    return any(e.action == "promoted" and e.version == number for e in desk.history())
 
 
 def _left_behind(
@@ -148,7 +169,10 @@ def _left_behind(
 
 def _create(desk: Desk, release: Release) -> str:
     draft = release.draft()
-    number = desk.registry.create_version(desk.model, draft)
+    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        Records(release.evidence, release.decision).write(Path(folder))
+        whole = replace(draft, beside={**draft.beside, RECORDS: Path(folder)})
+        number = desk.registry.create_version(desk.model, whole)
     seen = desk.registry.version(desk.model, number)
     if not draft.tags.items() <= seen.tags.items() or seen.description != draft.description:
         raise RegistryError(

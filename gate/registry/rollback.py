@@ -8,7 +8,7 @@ from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
 from gate.registry.release import Promotion
 
-_SERVED = ("promoted", "unchanged", "rolled_back")
+_SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
 
 
 def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str) -> Promotion:
@@ -39,10 +39,11 @@ def _rollback(desk: Desk, reason: str) -> Promotion:
                 "There must have been two promotions."
             ),
         )
-    unfinished = _unfinished(desk, history, champion, target)
-    if unfinished is not None:
-        champion, target = unfinished, champion
-    elif champion == target:
+    unfinished = _unfinished(history, champion, target)
+    if unfinished is not None and unfinished.previous_version is not None:
+        desk.point(PREVIOUS, unfinished.previous_version)
+        return Promotion("rolled_back", champion, unfinished.previous_version, unfinished.reason)
+    if champion == target:
         error = RegistryError(
             f"{desk.model} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
             f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat."
@@ -52,27 +53,23 @@ def _rollback(desk: Desk, reason: str) -> Promotion:
     if TAG_ROLLED_BACK not in desk.registry.version(desk.model, champion).tags:
         # Before the alias moves: a crash in between must not leave the bad bytes promotable.
         desk.registry.set_tag(desk.model, champion, (TAG_ROLLED_BACK, f"{now()}: {reason}"))
-    if desk.alias(CHAMPION) != target:
-        desk.move_champion(target, seen=champion)
+    vouched = _vouching(history, target)
+    entry = desk.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
+    desk.move_champion(target, seen=champion, entry=entry)
     # After champion: until then `previous` is the only word on where to go back to.
     desk.point(PREVIOUS, champion)
-    vouched = _vouching(history, target)
-    desk.write("rolled_back", reason, version=target, previous=champion, about=vouched)
     return Promotion("rolled_back", target, champion, reason)
 
 
 def _unfinished(
-    desk: Desk, history: tuple[LedgerEntry, ...], champion: str, previous: str
-) -> str | None:
-    """The version that an interrupted rollback took out of service already, or None.
-
-    By the ledger it serves still; it is marked, and `champion` has left it.
-    """
-    served = [entry.version for entry in history if entry.action in _SERVED and entry.version]
-    if not served or served[-1] == champion or previous not in (served[-1], champion):
+    history: tuple[LedgerEntry, ...], champion: str, previous: str
+) -> LedgerEntry | None:
+    """The line of a rollback that was interrupted before it moved `previous`, or None."""
+    served = [entry for entry in history if entry.action in _SERVED and entry.version]
+    if not served or champion != previous:
         return None
-    marked = TAG_ROLLED_BACK in desk.registry.version(desk.model, served[-1]).tags
-    return served[-1] if marked else None
+    last = served[-1]
+    return last if last.action == "rolled_back" and last.version == champion else None
 
 
 def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gate.errors import DigestMismatch
 from gate.policy import Policy
 from gate.registry.desk import Desk
-from gate.registry.examination import APPROVED, VOUCHING, Examined, examine, veto, vouching
+from gate.registry.examination import Examined, examine, veto, vouching
 from gate.registry.ledger import LedgerEntry, now
-from gate.registry.port import CHAMPION, TAG_REVERTED, TAG_REVIEW
+from gate.registry.port import APPROVED, CHAMPION, TAG_REVERTED, TAG_REVIEW
 from gate.webhook.port import Taken
 
 SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
@@ -85,11 +85,9 @@ def _last_good(desk: Desk, but: str) -> LedgerEntry | None:
         if vouched is None or veto(desk, history, number).problem is not None:
             continue
         try:
-            desk.prove_entry(vouched)
+            assert vouched.sha256 is not None
+            desk.prove(number, vouched.sha256)
         except DigestMismatch:
             continue
         return vouched
     return None
-
-
-__all__ = ["SERVED", "VOUCHING", "guard", "serving"]

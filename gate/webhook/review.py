@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from gate.policy import Policy
 from gate.registry.desk import Desk
-from gate.registry.examination import APPROVED, REJECTED, examine
+from gate.registry.examination import examine
 from gate.registry.ledger import LedgerEntry
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_REVIEW
+from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, PREVIOUS, REJECTED, TAG_REVIEW
 from gate.webhook.port import Taken
 
 

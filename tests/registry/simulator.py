@@ -72,6 +72,9 @@ class Simulator:
     def set_alias(self, name: str, alias: Alias, number: str) -> None:
         self.aliases[alias] = number
 
+    def delete_alias(self, name: str, alias: Alias) -> None:
+        self.aliases.pop(alias, None)
+
     def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
         self.versions[int(number) - 1].tags[tag[0]] = tag[1]
 

@@ -1,0 +1,67 @@
+"""The journal: what is about to happen to `champion`, kept until the ledger tells of it.
+
+A move is two writes in two places, the registry's alias and the ledger's line. The journal makes
+them one: it is written before the first and removed after the second. Whoever holds the promotion
+lock next finishes what a crash left: exactly one line for a move that happened, none for one that
+did not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from gate.atomic import write_text
+from gate.digest import Digest
+from gate.errors import StorageError
+from gate.record import Record
+from gate.registry.ledger import Ledger, LedgerEntry
+
+
+class Move(Record):
+    """A move of `champion` that was begun."""
+
+    operation: str
+    seen: str | None
+    """The version that it pointed at."""
+    target: str | None
+    """Where it goes; None: nowhere."""
+    entry: LedgerEntry
+    """The line that tells of it."""
+
+
+class Journal:
+    """The move of one model that is under way, in a file beside the ledger."""
+
+    def __init__(self, ledger: Ledger, model: str, registry: str) -> None:
+        name = Digest.of_bytes(f"{registry}\n{model}".encode()).short
+        self._path = ledger.path.with_name(f"{ledger.path.name}.{name}.move.json")
+
+    def begin(self, entry: LedgerEntry, *, seen: str | None, target: str | None) -> Move:
+        """Keep the move before it happens. Raises StorageError."""
+        operation = secrets.token_hex(8)
+        told = entry.model_copy(update={"operation": operation})
+        move = Move(operation=operation, seen=seen, target=target, entry=told)
+        write_text(self._path, move.to_json(indent=1) + "\n")
+        return move
+
+    def pending(self) -> Move | None:
+        """The move that was begun and not ended. Raises EvidenceError, StorageError."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {self._path}: {error.strerror}. Fix its permissions."
+            ) from error
+        return Move.from_json(text)
+
+    def end(self) -> None:
+        """The ledger tells of it, or it never happened."""
+        self._path.unlink(missing_ok=True)
+
+    @property
+    def path(self) -> Path:
+        """Where a move under way is kept."""
+        return self._path
