@@ -15,6 +15,9 @@ from pathlib import Path
 from gate.atomic import replacing
 from gate.errors import ServiceError
 
+SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
+"""The environment variable that is read where no file is named."""
+
 MIN_LENGTH = 16
 _PRIVATE = 0o600
 _log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from gate.errors import ServiceError
 from gate.registry.mlflow_process import redacted
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.webhook.event import EXAMPLE_MODEL
-from gate.webhook.keyring import Keyring
+from gate.webhook.keyring import SECRETS_VARIABLE, Keyring
 
 LogFormat = Literal["text", "json"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
-SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
+
 _DAY_S = 86_400.0
 
 

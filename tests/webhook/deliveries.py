@@ -115,12 +115,14 @@ def settings(folder: Path, **given: Any) -> Settings:
 
 
 @contextmanager
-def running(chosen: Settings, recorder: Recorder | None = None) -> Iterator[Service]:
+def running(
+    chosen: Settings, recorder: Recorder | None = None, *, mounts: Any = None
+) -> Iterator[Service]:
     """The whole service behind a real socket, in this process."""
     recorder = recorder or Recorder()
     parts = assemble(chosen, recorder)
     listener = listening(chosen.host, chosen.port)
-    runner = server(application(parts))
+    runner = server(application(parts, mounts=mounts))
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:

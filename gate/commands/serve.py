@@ -1,0 +1,112 @@
+"""`gate serve`: the service that acts on what happens in the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.service_options import SECRET_FILE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.webhook.settings import LogFormat
+
+
+class _Request(TypedDict):
+    """The options, as parsed."""
+
+    models: tuple[str, ...]
+    aliases: tuple[str, ...]
+    host: str | None
+    port: int | None
+    secret_file: Path | None
+    inbox_url: str | None
+    store: Path | None
+    policy: Path | None
+    body_cap: int | None
+    window_s: float | None
+    interval_s: float | None
+    log_format: LogFormat | None
+    ledger: Path
+    tracking_uri: str | None
+
+
+def _environment(name: str) -> dict[str, Any]:
+    return {"envvar": f"GATE_{name}", "show_envvar": True}
+
+
+@click.command("serve", short_help="Act on what happens in the registry.")
+@click.option(
+    "--model", "models", multiple=True, **_environment("MODELS"),
+    help="A registered model to look after; repeat it for more. Others are left alone.",
+)  # fmt: skip
+@click.option(
+    "--alias", "aliases", multiple=True, **_environment("ALIASES"),
+    help="An alias whose moving matters; repeat it. Default: candidate, champion and previous.",
+)  # fmt: skip
+@click.option("--host", **_environment("HOST"), help="Default: 127.0.0.1.")
+@click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free one.")
+@SECRET_FILE
+@click.option(
+    "--inbox", "inbox_url", metavar="URL", **_environment("INBOX"),
+    help="sqlite:///FILE, or postgresql://USER@HOST/NAME for several replicas. "
+    "Default: sqlite:///.gate/inbox.db.",
+)  # fmt: skip
+@click.option("--store", type=FILE, **_environment("STORE"), help="Default: .gate/store.")
+@click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")
+@click.option(
+    "--body-cap", type=int, metavar="BYTES", help="The largest body that is read. Default: 1 MiB."
+)
+@click.option(
+    "--window", "window_s", type=float, metavar="SECONDS",
+    help="How far a delivery's timestamp may lie from this clock. Default: 300.",
+)  # fmt: skip
+@click.option(
+    "--interval", "interval_s", type=float, metavar="SECONDS",
+    help="After which all models are looked at without any event. Default: 60.",
+)  # fmt: skip
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
+    help="Default: text.",
+)  # fmt: skip
+@LEDGER
+@TRACKING_URI
+@machine_options
+def command(**request: Unpack[_Request]) -> Outcome:
+    """Take MLflow's webhooks and keep the registry and what is deployed right.
+
+    POST /webhooks/mlflow takes deliveries; /healthz, /readyz and /metrics tell how it does. The
+    log goes to stderr. SIGTERM and Ctrl-C end it well: what was begun is finished first.
+
+    \b
+    Examples:
+      gate webhooks register --url http://127.0.0.1:8400/webhooks/mlflow --secret-file .gate/secrets
+      gate serve --model digits --secret-file .gate/secrets
+      gate serve --model digits --secret-file .gate/secrets --inbox postgresql://gate@db/gate
+    """
+    return _serve(request)
+
+
+def _serve(request: _Request) -> Outcome:
+    from gate.registry.mlflow_process import redacted
+    from gate.webhook.service import serve
+    from gate.webhook.settings import Settings
+
+    given = {name: value for name, value in request.items() if value not in (None, ())}
+    settings = Settings.of(**given | {"tracking_uri": tracking_uri(request["tracking_uri"])})
+    settings.keyring()  # before anything slow is loaded
+
+    from gate.webhook.reconciler import reconciler
+
+    serve(settings, reconciler(settings))
+    plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
+    return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
+
+
+def _show(console: Console) -> None:
+    console.print("stopped; what was begun is finished, what waits is in the inbox")
