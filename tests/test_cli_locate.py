@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from gate import cli
@@ -101,6 +102,16 @@ class TestAnswer:
         code, told = _json(capsys, *field)
         assert code == 0
         assert [row["module"] for row in told["layers"]][:1] == ["conv"]
+
+    def test_a_fault_in_the_models_own_code_is_one_too(self, capsys, tmp_path: Path) -> None:
+        """The path of the model itself is empty."""
+        proto = onnx.load("field.onnx")
+        (scaling,) = (node for node in proto.graph.node if node.op_type == "Mul")
+        scaling.op_type = "Sub"
+        onnx.save(proto, tmp_path / "bad.onnx")
+        field = ("--reference", "small_models:field", "--inputs", "field.npz")
+        code, told = _json(capsys, str(tmp_path / "bad.onnx"), *field)
+        assert (code, told["first_divergence"]) == (1, "")
 
     def test_weights_of_a_checkpoint(self, capsys) -> None:
         checkpoint = ("--checkpoint", "weights.safetensors")

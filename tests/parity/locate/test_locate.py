@@ -696,28 +696,24 @@ class _Noisy(nn.Module):
         return self.layer(x)
 
 
-@pytest.fixture
-def unusual():
-    """Switches as nobody else sets them, put back afterwards."""
-    before = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch.backends.cudnn.benchmark = True
-    torch.set_num_threads(2)
+@pytest.fixture(params=[True, False], ids=["usual", "unusual"])
+def switches(request):
+    """Every switch in both positions, put back afterwards."""
+    mha, cudnn = torch.backends.mha, torch.backends.cudnn
+    before = torch.get_num_threads(), mha.get_fastpath_enabled(), cudnn.benchmark
+    mha.set_fastpath_enabled(request.param)
+    cudnn.benchmark = not request.param
+    torch.set_num_threads(2 if request.param else 3)
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
-        torch.backends.mha.set_fastpath_enabled(before[1])
-        torch.backends.cudnn.benchmark = False
+        mha.set_fastpath_enabled(before[1])
+        cudnn.benchmark = before[2]
 
 
 @pytest.mark.parametrize("breaks", [False, True], ids=["locates", "raises"])
-@pytest.mark.parametrize("switches", ["usual", "unusual"])
-def test_the_caller_keeps_model_switches_and_random_states(
-    request, made, tmp_path, breaks, switches
-):
-    if switches == "unusual":
-        request.getfixturevalue("unusual")
+def test_the_caller_keeps_model_switches_and_random_states(switches, tmp_path, breaks):
     model = _Noisy(breaks=False)
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", VECTORS)
     model.breaks = breaks
@@ -737,7 +733,7 @@ def test_the_caller_keeps_model_switches_and_random_states(
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
-def test_what_stops_in_the_middle_leaves_everything_too(made, monkeypatch, raised):
+def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypatch, raised):
     def stop(*_):
         raise raised
 
