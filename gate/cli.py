@@ -27,7 +27,17 @@ EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
 INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-_COMMANDS = ("check", "locate", "promote", "rollback", "history", "verify-release", "doctor")
+_COMMANDS = (
+    "check",
+    "locate",
+    "promote",
+    "rollback",
+    "history",
+    "verify-release",
+    "serve",
+    "webhooks",
+    "doctor",
+)
 
 
 class _Commands(click.Group):
