@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 PORT ?= 5000
+SERVICE_PORT ?= 8400
 
-.PHONY: help install repro ui lint fix test check
+.PHONY: help install repro ui stack lint fix test check
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -27,6 +28,9 @@ repro: $(READY)  ## Data to promoted model: dvc repro, then what happened and wh
 
 ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT=5000)
 	@exec $(BIN)/python -m pipelines.ui --port $(PORT)
+
+stack: $(READY)  ## MLflow, its webhook and the service on 127.0.0.1, until Ctrl-C
+	@exec $(BIN)/python -m pipelines.stack --port $(PORT) --service-port $(SERVICE_PORT)
 
 lint: $(READY)  ## Format check, lint, types, import walls
 	$(BIN)/ruff format --check .

@@ -34,8 +34,11 @@ _COMMANDS = (
     "rollback",
     "history",
     "verify-release",
+    "deploy",
+    "deployed",
     "serve",
     "webhooks",
+    "reconcile",
     "doctor",
 )
 

@@ -25,7 +25,7 @@ def main() -> int:
     quiet_process()
     uri = tracking_uri()
     if not uri.startswith(("http://", "https://")):
-        _require_free(port)
+        require_free(port, remedy="make ui PORT=5001")
         print("\n".join(links(f"http://{HOST}:{port}")), flush=True)
         _become_server(uri, port)
     print("\n".join(links(redacted(uri).rstrip("/"))))
@@ -57,15 +57,15 @@ def links(base: str) -> list[str]:
     ]
 
 
-def _require_free(port: int) -> None:
+def require_free(port: int, *, remedy: str) -> None:
+    """Raise RegistryUnavailable if something listens there already."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             raise RegistryUnavailable(
-                f"port {port} of {HOST} is taken ({error.strerror}). "
-                "Choose another: make ui PORT=5001"
+                f"port {port} of {HOST} is taken ({error.strerror}). Choose another: {remedy}"
             ) from error
 
 

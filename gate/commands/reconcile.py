@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where deployed files are.",
 )
+@click.option(
+    "--same-registry",
+    metavar="URI",
+    multiple=True,
+    help="Another address of the same registry, under which things were promoted; repeat it.",
+)
 @LEDGER
 @TRACKING_URI
 @machine_options
-def command(
-    models: tuple[str, ...],
-    policy: Path | None,
-    store: Path,
-    ledger: Path,
-    tracking_uri: str | None,
-) -> Outcome:
+def command(tracking_uri: str | None, **places: Any) -> Outcome:
     """Do for each MODEL what the service does after an event, without one.
 
     A reviewed candidate is promoted, the alias 'champion' goes back from a version that must not
@@ -48,24 +48,20 @@ def command(
       gate reconcile digits
       gate reconcile digits --policy params.yaml --store /srv/models --json
     """
-    return _reconcile(models, (policy, store, ledger), tracking_uri)
+    return _reconcile(tracking_uri, places)
 
 
-def _reconcile(
-    models: tuple[str, ...], places: tuple[Path | None, Path, Path], address: str | None
-) -> Outcome:
+def _reconcile(address: str | None, places: dict[str, Any]) -> Outcome:
     from gate.registry.ledger import actor
     from gate.registry.mlflow import preflight
     from gate.webhook.reconciler import reconciler
     from gate.webhook.settings import Settings
 
-    policy, store, ledger = places
     uri = tracking_uri(address)
+    settings = Settings.of(tracking_uri=uri, **places)
     preflight(uri)
-    reconcile = reconciler(
-        Settings.of(models=models, tracking_uri=uri, policy=policy, store=store, ledger=ledger)
-    )
-    done = {model: reconcile(model, cause=f"gate reconcile by {actor()}") for model in models}
+    reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
+    done = {model: reconcile(model, cause=cause) for model in settings.models}
     told = {model: [asdict(one) for one in taken] for model, taken in done.items()}
     return Outcome(Status.DONE, {"models": told}, lambda console: _show(done, console))
 

@@ -26,6 +26,7 @@ class _Request(TypedDict):
     port: int | None
     secret_file: Path | None
     inbox_url: str | None
+    same_registry: tuple[str, ...]
     store: Path | None
     policy: Path | None
     body_cap: int | None
@@ -56,6 +57,10 @@ def _environment(name: str) -> dict[str, Any]:
     "--inbox", "inbox_url", metavar="URL", **_environment("INBOX"),
     help="sqlite:///FILE, or postgresql://USER@HOST/NAME for several replicas. "
     "Default: sqlite:///.gate/inbox.db.",
+)  # fmt: skip
+@click.option(
+    "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
+    help="Another address of the same registry, under which things were promoted; repeat it.",
 )  # fmt: skip
 @click.option("--store", type=FILE, **_environment("STORE"), help="Default: .gate/store.")
 @click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")

@@ -27,13 +27,16 @@ class Desk:
     model: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
+    same: tuple[str, ...] = ()
+    """Other identities of this very registry: the database behind a server, its old address."""
 
     def history(self) -> tuple[LedgerEntry, ...]:
         """The ledger's lines about this model in this registry, oldest first."""
+        names = {self.registry.identity, *self.same}
         return tuple(
             entry
             for entry in self.ledger.entries()
-            if (entry.registry, entry.model) == (self.registry.identity, self.model)
+            if entry.registry in names and entry.model == self.model
         )
 
     def write(

@@ -30,9 +30,19 @@ _RECHECK_S = 600.0
 class Reconciler:
     """Implements `gate.webhook.port.Reconcile`."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, policy: Policy, *, store: Store) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        policy: Policy,
+        *,
+        store: Store,
+        same: tuple[str, ...] = (),
+    ) -> None:
+        """`same`: other identities of the registry, under which the ledger has lines, too."""
         self._registry = registry
         self._ledger = ledger
+        self._same = same
         self._policy = policy
         self._store = store
         self._proven: dict[str, tuple[str | None, float]] = {}
@@ -40,7 +50,7 @@ class Reconciler:
 
     def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
         """As `Reconcile`. Every action is a line in the ledger, with `cause`."""
-        desk = Desk(self._registry, self._ledger, model, cause=cause)
+        desk = Desk(self._registry, self._ledger, model, cause=cause, same=self._same)
         with desk.alone(patience_s=_PATIENCE_S):
             thoroughly = self._is_due(model, desk.alias(CHAMPION))
             taken = guard(desk, self._policy, thoroughly=thoroughly)
@@ -59,4 +69,10 @@ def reconciler(settings: Settings) -> Reconciler:
     """The reconciler of a service. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
-    return Reconciler(registry, Ledger(settings.ledger), policy, store=Store(settings.store))
+    return Reconciler(
+        registry,
+        Ledger(settings.ledger),
+        policy,
+        store=Store(settings.store),
+        same=settings.same_registry,
+    )

@@ -34,6 +34,9 @@ class Settings(BaseModel):
     port: int = Field(default=8400, ge=0, le=65_535)
     """0: any free one."""
     tracking_uri: str = Field(min_length=1)
+    same_registry: tuple[Name, ...] = ()
+    """Other addresses of the registry at `tracking_uri`, under which the ledger has lines: the
+    database behind the server, or the server's old name."""
     secret_file: Path | None = None
     """One secret in a line; None: they are in `secret_variable`."""
     secret_variable: str = SECRETS_VARIABLE

@@ -1,0 +1,5 @@
+"""`python -m gate`: the same as the command `gate`."""
+
+from gate.cli import run
+
+run()

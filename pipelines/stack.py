@@ -1,0 +1,183 @@
+"""`make stack`: MLflow's server, the service with its webhook, all on this machine, until Ctrl-C.
+
+What they need to keep lies in `.gate/`: the ledger, the inbox, the deployed files, the secrets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate import atomic
+from gate.errors import RegistryUnavailable
+from gate.registry.mlflow_process import quiet_process
+from pipelines import paths, stage
+from pipelines.params import RegistryParams
+from pipelines.run import tracking_uri
+from pipelines.ui import HOST, require_free
+
+_PATIENCE_S = 120.0
+_STOP_S = 30.0
+
+
+def main() -> int:
+    """Start both, register the webhook, say where to look, wait. Exit code 2 where one ends."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.stack", description=__doc__)
+    parser.add_argument("--port", type=int, default=5000, help="of MLflow")
+    parser.add_argument("--service-port", type=int, default=8400)
+    arguments = parser.parse_args()
+    quiet_process()
+    ports = arguments.port, arguments.service_port
+    for port in ports:
+        require_free(port, remedy="make stack PORT=5001 SERVICE_PORT=8401")
+    try:
+        run(*ports, model=RegistryParams.load().model_name)
+    except (KeyboardInterrupt, stage.Stopped):
+        print("Stopped. What was promoted and deployed is kept; make stack goes on with it.")
+    return stage.DONE
+
+
+def run(port: int, service_port: int, *, model: str) -> None:
+    """Until Ctrl-C or SIGTERM; or until one of them ends: RegistryUnavailable."""
+    database = tracking_uri()
+    if not database.startswith("sqlite:///"):
+        raise RegistryUnavailable(
+            f"MLFLOW_TRACKING_URI names a server already ({database}); make stack starts its own "
+            "on the database here. Unset it; for a server of yours see docs/production.md."
+        )
+    registry, service = f"http://{HOST}:{port}", f"http://{HOST}:{service_port}"
+    secret_file = paths.state() / "webhook-secrets"
+    with started("mlflow", mlflow_command(port, database), mlflow_environment()) as mlflow:
+        wait_for(f"{registry}/health", mlflow)
+        _gate(["webhooks", "register", "--url", f"{service}/webhooks/mlflow",
+               "--secret-file", str(secret_file), "--tracking-uri", registry])  # fmt: skip
+        command = serve_command(service_port, (registry, database), model, secret_file)
+        with started("gate serve", command, dict(os.environ)) as served:
+            wait_for(f"{service}/readyz", served)
+            print("\n".join(told(registry, service, model)), flush=True)
+            _watch([mlflow, served])
+
+
+def mlflow_command(port: int, database: str) -> list[str]:
+    """The server on the database that `make repro` writes to."""
+    artifacts = (paths.project_root() / "mlartifacts").as_uri()
+    return [
+        sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
+        "--backend-store-uri", database, "--default-artifact-root", artifacts, "--workers", "1",
+    ]  # fmt: skip
+
+
+def mlflow_environment() -> dict[str, str]:
+    """Webhooks to this machine over plain http; the key that keeps their secrets stays the same."""
+    return os.environ | {
+        "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
+        "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
+        "MLFLOW_WEBHOOK_CACHE_TTL": "2",
+        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": encryption_key(paths.state() / "mlflow-key"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+def serve_command(port: int, registry: tuple[str, str], model: str, secret_file: Path) -> list[str]:
+    """The service; `registry`: the server's address, and that of its database."""
+    address, database = registry
+    state = paths.state()
+    return [
+        sys.executable, "-m", "gate", "serve", "--model", model, "--port", str(port),
+        "--tracking-uri", address, "--same-registry", database,
+        "--secret-file", str(secret_file), "--policy", str(paths.PARAMS),
+        "--ledger", str(state / "ledger.jsonl"), "--store", str(state / "store"),
+        "--inbox", f"sqlite:///{state / 'inbox.db'}",
+    ]  # fmt: skip
+
+
+def encryption_key(path: Path) -> str:
+    """A Fernet key, made once, for our eyes only."""
+    if not path.is_file():
+        atomic.write_bytes(path, base64.urlsafe_b64encode(secrets.token_bytes(32)))
+        path.chmod(0o600)
+    return path.read_text(encoding="ascii")
+
+
+def told(registry: str, service: str, model: str) -> list[str]:
+    """Where to look, and what to do."""
+    return [
+        f"MLflow:   {registry}/#/models/{model}",
+        f"service:  {service}/readyz, {service}/metrics",
+        f"deployed: {service}/models/{model}/manifest.json",
+        f"promote:  MLFLOW_TRACKING_URI={registry} make repro",
+        "review:   with review: required in params.yaml, set the tag gate.review to approved",
+        "Ctrl-C stops it all.",
+    ]
+
+
+@contextmanager
+def started(
+    name: str, command: list[str], env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours with a log in `.gate/`; ended with SIGTERM, then with SIGKILL."""
+    log = paths.state() / f"{name.replace(' ', '-')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        # Its own group, so that Ctrl-C reaches only us and we end it in order.
+        process = subprocess.Popen(
+            command, env=env, stdout=stream, stderr=stream, start_new_session=True
+        )
+    try:
+        yield Child(f"{name} (its log: {log})", process)
+    finally:
+        _end(process)
+
+
+def wait_for(url: str, child: Child) -> None:
+    """Until it answers 200. Raises RegistryUnavailable where the process ends or is too slow."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        child.check()
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.2)
+    raise RegistryUnavailable(f"{child.name} did not answer at {url} in {_PATIENCE_S:.0f} s.")
+
+
+def _watch(children: Sequence[Child]) -> None:
+    while True:
+        for child in children:
+            child.check()
+        time.sleep(0.5)
+
+
+def _gate(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gate", *arguments], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RegistryUnavailable(f"gate {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+if __name__ == "__main__":
+    stage.run(main)
