@@ -123,10 +123,21 @@ def told(registry: str, service: str, model: str) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Child:
+    """A process of ours; `name` says where its log is."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+    def check(self) -> None:
+        """Raise RegistryUnavailable if it ended."""
+        if self.process.poll() is not None:
+            raise RegistryUnavailable(f"{self.name} ended with {self.process.returncode}.")
+
+
 @contextmanager
-def started(
-    name: str, command: list[str], env: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(name: str, command: list[str], env: dict[str, str]) -> Iterator[Child]:
     """A process of ours with a log in `.gate/`; ended with SIGTERM, then with SIGKILL."""
     log = paths.state() / f"{name.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
