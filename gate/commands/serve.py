@@ -27,6 +27,7 @@ class _Request(TypedDict):
     secret_file: Path | None
     inbox_url: str | None
     same_registry: tuple[str, ...]
+    cors_origins: tuple[str, ...]
     store: Path | None
     policy: Path | None
     body_cap: int | None
@@ -63,6 +64,10 @@ def _environment(name: str) -> dict[str, Any]:
     help="Another address of the same registry, under which things were promoted; repeat it.",
 )  # fmt: skip
 @click.option("--store", type=FILE, **_environment("STORE"), help="Default: .gate/store.")
+@click.option(
+    "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
+    **_environment("CORS_ORIGINS"), help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
+)  # fmt: skip
 @click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")
 @click.option(
     "--body-cap", type=int, metavar="BYTES", help="The largest body that is read. Default: 1 MiB."
@@ -85,8 +90,9 @@ def _environment(name: str) -> dict[str, Any]:
 def command(**request: Unpack[_Request]) -> Outcome:
     """Take MLflow's webhooks and keep the registry and what is deployed right.
 
-    POST /webhooks/mlflow takes deliveries; /healthz, /readyz and /metrics tell how it does. The
-    log goes to stderr. SIGTERM and Ctrl-C end it well: what was begun is finished first.
+    POST /webhooks/mlflow takes deliveries; /models/<name>/manifest.json and model.onnx serve what
+    is deployed; /healthz, /readyz and /metrics tell how it does. The log goes to stderr. SIGTERM
+    and Ctrl-C end it well: what was begun is finished first.
 
     \b
     Examples:
@@ -106,9 +112,12 @@ def _serve(request: _Request) -> Outcome:
     settings = Settings.of(**given | {"tracking_uri": tracking_uri(request["tracking_uri"])})
     settings.keyring()  # before anything slow is loaded
 
+    from gate.deploy.serving import store_app
+    from gate.deploy.store import Store
     from gate.webhook.reconciler import reconciler
 
-    serve(settings, reconciler(settings))
+    models = store_app(Store(settings.store), cors_origins=settings.cors_origins)
+    serve(settings, reconciler(settings), mounts={"/models": models})
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
 

@@ -43,6 +43,8 @@ class Settings(BaseModel):
     inbox_url: str = "sqlite:///.gate/inbox.db"
     ledger: Path = Path(".gate/ledger.jsonl")
     store: Path = Path(".gate/store")
+    cors_origins: tuple[Name, ...] = ()
+    """Pages of these origins may load deployed models; none: only those of this service."""
     policy: Path | None = None
     """None: the built-in policy."""
     body_cap: int = Field(default=1 << 20, ge=1024)
