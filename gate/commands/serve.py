@@ -66,7 +66,8 @@ def _environment(name: str) -> dict[str, Any]:
 @click.option("--store", type=FILE, **_environment("STORE"), help="Default: .gate/store.")
 @click.option(
     "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
-    **_environment("CORS_ORIGINS"), help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
+    **_environment("CORS_ORIGINS"),
+    help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
 )  # fmt: skip
 @click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")
 @click.option(
