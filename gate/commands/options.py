@@ -12,6 +12,11 @@ LEDGER = click.option(
     "--ledger", type=FILE, default=Path(".gate/ledger.jsonl"), show_default=True,
     help="The ledger of promotions.",
 )  # fmt: skip
+STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
+KEEP = click.option(
+    "--keep", type=click.IntRange(min=1), default=3, show_default=True,
+    help="How many earlier releases stay, to go back to.",
+)  # fmt: skip
 TRACKING_URI = click.option(
     "--tracking-uri",
     help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.",

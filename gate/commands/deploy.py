@@ -1,0 +1,112 @@
+"""`gate deploy`: let a file serve under a name, or the one that served before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE, KEEP, STORE
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.deploy.deploy import Deployment
+    from gate.deploy.store import Store
+    from gate.digest import Digest
+
+
+class _Request(TypedDict):
+    """The options, as parsed."""
+
+    name: str
+    store: Path
+    file: Path | None
+    golden: Path | None
+    sha256: str | None
+    back: bool
+    keep: int
+
+
+@click.command("deploy", short_help="Let a file serve under a name, or roll back.")
+@click.argument("name")
+@STORE
+@click.option("--file", type=FILE, metavar="MODEL.onnx", help="The file to deploy.")
+@click.option(
+    "--golden",
+    type=FILE,
+    metavar="FOLDER",
+    help="Its golden vectors. Without them the file is only loaded.",
+)
+@click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
+@click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
+@KEEP
+@machine_options
+def command(**request: Unpack[_Request]) -> Outcome:
+    """Let a file serve as NAME from a store, after hashing, loading and computing it.
+
+    The name changes from one moment to the next, and back with --rollback. Exit code 0: deployed,
+    or unchanged because it serves already; 1: refused; 2: could not be done, the old one serves.
+
+    \b
+    Examples:
+      gate deploy digits --store /srv/models --file model.onnx --golden golden
+      gate deploy digits --store /srv/models --file model.onnx --sha256 9f86d0...
+      gate deploy digits --store /srv/models --rollback
+    """
+    if request["back"] == (request["file"] is not None):
+        raise click.UsageError("say either --file MODEL.onnx or --rollback.")
+    if request["back"] and (request["golden"] or request["sha256"]):
+        raise click.UsageError("--golden and --sha256 go with --file.")
+    return _deploy(request)
+
+
+def _deploy(request: _Request) -> Outcome:
+    from gate.deploy.deploy import deploy, rollback
+    from gate.deploy.manifest import EXACT
+    from gate.deploy.source import Source
+    from gate.deploy.store import Store
+
+    store, name = Store(request["store"], request["keep"]), request["name"]
+    file = request["file"]
+    if file is None:
+        return _told(store, rollback(store, name))
+    digest = _digest(request["sha256"])
+    source = Source.local(file, golden=request["golden"], sha256=digest)
+    return _told(store, deploy(store, name, {EXACT: source}))
+
+
+def _digest(text: str | None) -> Digest | None:
+    from gate.digest import Digest
+
+    if text is None:
+        return None
+    try:
+        return Digest.parse(text.strip().lower())
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; 64 hex digits are expected.") from error
+
+
+def _told(store: Store, deployment: Deployment) -> Outcome:
+    status = Status.REJECTED if deployment.outcome == "refused" else Status.DONE
+    manifest = deployment.manifest
+    plain = {
+        "outcome": deployment.outcome,
+        "name": deployment.name,
+        "reason": deployment.reason,
+        "manifest": manifest.to_plain() if manifest else None,
+        "path": str(store.live_link(deployment.name)) if manifest else None,
+    }
+    return Outcome(status, plain, lambda console: _show(deployment, console))
+
+
+def _show(deployment: Deployment, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.wording import printable
+
+    style = "bold red" if deployment.outcome == "refused" else "green"
+    told = f"{deployment.outcome.replace('_', ' ')}: {printable(deployment.reason)}"
+    console.print(Text(told, style=style))

@@ -1,0 +1,133 @@
+"""A file as an HTTP answer: named by its digest, in ranges, never older than its tag says.
+
+Starlette's own file response tags a file by its time and size, and answers 304 for bytes that
+changed within them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from gate.digest import Digest
+
+IMMUTABLE = "public, max-age=31536000, immutable"
+NO_CACHE = "no-cache"
+_CHUNK = 1 << 18
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
+
+
+def etag(digest: Digest) -> str:
+    """The strong tag of bytes with this digest."""
+    return f'"sha256-{digest.hex}"'
+
+
+def answer(
+    request: Request, path: Path, digest: Digest, *, cache: str, media_type: str
+) -> Response:
+    """The file at `path`, whose bytes have this digest; raises OSError if it is not there.
+
+    304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges
+    at once are answered with the whole file, as HTTP allows.
+    """
+    tag = etag(digest)
+    headers = {
+        "ETag": tag,
+        "Cache-Control": cache,
+        "Accept-Ranges": "bytes",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if _known(request.headers.get("if-none-match"), tag):
+        return Response(status_code=304, headers=headers)
+    # Opened here: a file that is removed from now on is still sent whole.
+    stream = path.open("rb", buffering=0)
+    size = os.fstat(stream.fileno()).st_size
+    span = _span(request, tag, size)
+    if span is None:
+        stream.close()
+        refused = headers | {"Content-Range": f"bytes */{size}"}
+        return PlainTextResponse("range not satisfiable", 416, refused)
+    start, stop = span
+    status = 200
+    if (start, stop) != (0, size) or _partial(request, tag):
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    headers |= {"Content-Length": str(stop - start), "Content-Type": media_type}
+    return _FileBody(stream, span, status, headers)
+
+
+class _FileBody(Response):
+    """Sends a part of an open file, and closes it."""
+
+    def __init__(
+        self, stream: FileIO, span: tuple[int, int], status: int, headers: Mapping[str, str]
+    ) -> None:
+        self._stream = stream
+        self._span = span
+        self.status_code = status
+        self.background = None
+        self.body = b""
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            place, stop = self._span
+            if scope["method"] == "HEAD":
+                place = stop
+            while place < stop:
+                size = min(_CHUNK, stop - place)
+                data = await to_thread.run_sync(os.pread, self._stream.fileno(), size, place)
+                if not data:  # shorter than a moment ago: the connection must not look whole
+                    raise OSError(f"the file ended at byte {place} of {stop}")
+                place += len(data)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._stream.close()
+
+
+def _known(header: str | None, tag: str) -> bool:
+    """If-None-Match: weak comparison, so a proxy's `W/` in front means the same."""
+    if header is None:
+        return False
+    names = [name.strip().removeprefix("W/") for name in header.split(",")]
+    return tag in names or names == ["*"]
+
+
+def _partial(request: Request, tag: str) -> bool:
+    """True if the client asks for one range, of these very bytes."""
+    condition = request.headers.get("if-range")
+    return _RANGE.fullmatch(request.headers.get("range", "")) is not None and condition in (
+        None,
+        tag,
+    )
+
+
+def _span(request: Request, tag: str, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last; None: the range lies outside of the file."""
+    found = _RANGE.fullmatch(request.headers.get("range", ""))
+    if found is None or not _partial(request, tag) or found.groups() == ("", ""):
+        return 0, size
+    first, last = found.groups()
+    if not first:  # the last so many bytes
+        start, stop = max(size - int(last), 0), size
+    else:
+        start, stop = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < int(first):
+            return 0, size  # no range at all, says HTTP
+    return (start, stop) if start < stop else None

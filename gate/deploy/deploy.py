@@ -1,0 +1,169 @@
+"""Deploying and rolling back: prove everything first, then move one link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from gate.deploy import steps
+from gate.deploy.disk import make_folder, point, settle, sync, told
+from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
+from gate.deploy.source import Source
+from gate.deploy.staging import Refusal, Staged, compute, prove, stage, store_staged
+from gate.deploy.store import Store
+from gate.errors import StorageError
+
+__all__ = ["Deployment", "Source", "Store", "deploy", "rollback"]
+
+Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What came of it."""
+
+    outcome: Outcome
+    name: str
+    manifest: Manifest | None
+    """Of what serves now; None: nothing does."""
+    reason: str
+
+
+def deploy(store: Store, name: str, slots: Mapping[str, Source]) -> Deployment:
+    """Let these slots serve as `name`, all together or not at all; `exact` must be among them.
+
+    Every slot is fetched into a folder of the same file system with its size capped, hashed and
+    compared with its expected digest, loaded in ONNX Runtime, and its golden vectors computed;
+    then it is made durable, renamed into the store, and last the link of the name is replaced.
+    `unchanged`: whole and the same bytes serve already. `refused`: a slot is not what was
+    expected, or does not compute what it should; what served before serves still.
+
+    Two at once wait for each other. Killed at any moment, the name points at a whole release,
+    and the next call finishes the job. Raises StorageError, and whatever fetching raises.
+    """
+    check_name(name, what="deployed model")
+    for slot in slots:
+        check_name(slot, what="slot")
+    if EXACT not in slots:
+        raise StorageError(
+            f"a release of {name} needs the slot '{EXACT}', given are {sorted(slots)}. "
+            "Name the model itself, too."
+        )
+    with told(store.root), store.alone():
+        store.prune(name)  # what somebody who died did not get done
+        steps.step("alone")
+        live = store.live(name)
+        if live is not None and _serves(store, live, slots):
+            return Deployment("unchanged", name, live, f"release {live.release} serves it already")
+        try:
+            staged = {
+                slot: stage(source, store.workshop / slot, label=slot)
+                for slot, source in slots.items()
+            }
+        except Refusal as refusal:
+            return Deployment("refused", name, live, str(refusal))
+        previous = () if live is None else (live.earlier(), *live.previous)
+        manifest = _publish(store, name, staged, previous)
+    return Deployment("deployed", name, manifest, _describe(manifest))
+
+
+def rollback(store: Store, name: str) -> Deployment:
+    """Let the release serve again that served before, with the same checks on its bytes.
+
+    It becomes a new release, so that the numbers go up; calling again goes further back.
+    `refused`: there is none, or its bytes are not (any more) good. Raises StorageError.
+    """
+    check_name(name, what="deployed model")
+    with told(store.root), store.alone():
+        store.prune(name)  # what somebody who died did not get done
+        steps.step("alone")
+        live = store.live(name)
+        if live is None or not live.previous:
+            reason = "there is no earlier release to go back to"
+            return Deployment("refused", name, live, reason)
+        target = live.previous[0]
+        slots = store.release(name, target.release).slots
+        for label, slot in slots.items():
+            problem = prove(store, slot) or compute(store, slot)
+            if problem is not None:
+                reason = f"release {target.release} can't serve again: {label}: {problem}"
+                return Deployment("refused", name, live, reason)
+            steps.step(f"proved {label}")
+        manifest = _go_live(store, name, slots, live.previous[1:], back_to=target.release)
+    return Deployment("rolled_back", name, manifest, _describe(manifest))
+
+
+def _serves(store: Store, live: Manifest, slots: Mapping[str, Source]) -> bool:
+    if live.slots.keys() != slots.keys():
+        return False
+    return all(_is(live.slots[slot], source) for slot, source in slots.items()) and all(
+        prove(store, slot) is None for slot in live.slots.values()
+    )
+
+
+def _is(slot: Slot, source: Source) -> bool:
+    vectors = slot.golden.sha256 if slot.golden is not None else None
+    if source.golden_sha256 is not None and vectors != source.golden_sha256:
+        return False
+    return slot.sha256 == source.sha256 and (vectors is not None or not source.golden_required)
+
+
+def _publish(
+    store: Store, name: str, staged: Mapping[str, Staged], previous: tuple[Earlier, ...]
+) -> Manifest:
+    for label, entry in staged.items():
+        store_staged(store, entry, label=label)
+    slots = {label: entry.slot for label, entry in staged.items()}
+    return _go_live(store, name, slots, previous)
+
+
+def _go_live(
+    store: Store,
+    name: str,
+    slots: Mapping[str, Slot],
+    previous: tuple[Earlier, ...],
+    back_to: int | None = None,
+) -> Manifest:
+    manifest = Manifest(
+        name=name,
+        release=1 + max(store.releases(name), default=0),
+        slots=dict(slots),
+        rolled_back_to=back_to,
+        deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        previous=previous[: store.keep],
+    )
+    folder = _release_folder(store, manifest)
+    steps.step("release")
+    point(store.live_link(name), f"../releases/{name}/{folder.name}")
+    steps.step("live")
+    store.prune(name)
+    steps.step("pruned")
+    return manifest
+
+
+def _release_folder(store: Store, manifest: Manifest) -> Path:
+    """The release's own folder, complete before it is there."""
+    made = store.workshop / "release"
+    made.mkdir()
+    manifest.save(made / MANIFEST)
+    for label, slot in manifest.slots.items():
+        (made / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
+    settle(made)
+    steps.step("release made")
+    releases = store.root / "releases" / manifest.name
+    make_folder(releases)
+    short = manifest.slots[EXACT].sha256.short
+    folder = releases / f"{manifest.release}-{short}"
+    made.rename(folder)
+    sync(releases)
+    return folder
+
+
+def _describe(manifest: Manifest) -> str:
+    slots = ", ".join(f"{label} {slot.sha256.short}" for label, slot in manifest.slots.items())
+    bare = [label for label, slot in manifest.slots.items() if slot.golden is None]
+    warning = f"; without golden vectors: {', '.join(bare)}" if bare else ""
+    return f"release {manifest.release} serves: {slots}{warning}"

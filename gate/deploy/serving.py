@@ -1,0 +1,155 @@
+"""The store over HTTP, so that no browser ever shows a stale model.
+
+/<name>/manifest.json          what serves; asked for anew each time, by its digest
+/<name>/model.onnx             the slot `exact` of what serves, likewise
+/<name>/<slot>/<file>          any file of a slot of what serves, likewise
+/<name>/sha256/<hex>/<file>    these very bytes, which a cache may keep for a year
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gate.deploy.body import IMMUTABLE, NO_CACHE, answer
+from gate.deploy.manifest import EXACT, MANIFEST, Slot
+from gate.deploy.store import Store
+from gate.digest import Digest
+from gate.errors import GateError
+from gate.golden.folder import GOLDEN_JSON
+from gate.golden.record import Golden
+
+_BINARY, _JSON = "application/octet-stream", "application/json"
+_TRIES = 3
+"""What is found may be removed before it is opened, if several releases follow in a moment."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file that may be served."""
+
+    path: Path
+    digest: Digest
+    cache: str
+    media_type: str
+
+
+_Given = Mapping[str, str]
+"""The parameters of an address."""
+_Find = Callable[[Store, _Given], _Found | None]
+
+
+def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
+    """An application that serves `store`, to be mounted, at `/models` for example.
+
+    `cors_origins`: pages of these origins may load models too (`*`: of any); else only those of
+    the same origin. Only GET and HEAD; what is not deployed is a 404.
+    """
+
+    middleware = []
+    if cors_origins:
+        middleware = [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "HEAD"],
+                allow_headers=["Range", "If-None-Match", "If-Range"],
+                expose_headers=["ETag", "Content-Length", "Content-Range", "Accept-Ranges"],
+            )
+        ]
+    routes = [
+        Route("/{name}/manifest.json", _endpoint(store, _manifest)),
+        Route("/{name}/model.onnx", _endpoint(store, _stable)),
+        Route("/{name}/sha256/{hex}/{file:path}", _endpoint(store, _by_digest)),
+        Route("/{name}/{slot}/{file:path}", _endpoint(store, _in_slot)),
+    ]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+def _endpoint(store: Store, find: _Find) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        return await run_in_threadpool(_serve, store, find, request)
+
+    return serve
+
+
+def _serve(store: Store, find: _Find, request: Request) -> Response:
+    """Only what a manifest names is ever opened; nothing of the address becomes a path."""
+    for _ in range(_TRIES):
+        try:
+            found = find(store, request.path_params)
+            if found is None:
+                break
+            return answer(
+                request,
+                found.path,
+                found.digest,
+                cache=found.cache,
+                media_type=found.media_type,
+            )
+        except OSError:  # removed since it was found
+            continue
+        except GateError:  # a name that none can have, or a damaged or removed manifest
+            continue
+    return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
+
+
+def _manifest(store: Store, given: _Given) -> _Found | None:
+    live = store.live(given["name"])
+    folder = store.releases(given["name"]).get(live.release) if live is not None else None
+    if folder is None:
+        return None
+    path = folder / MANIFEST
+    return _Found(path, Digest.of_file(path), NO_CACHE, _JSON)
+
+
+def _stable(store: Store, given: _Given) -> _Found | None:
+    live = store.live(given["name"])
+    if live is None:
+        return None
+    slot = live.slots[EXACT]
+    return _of_slot(store, slot, slot.model.name, cache=NO_CACHE)
+
+
+def _in_slot(store: Store, given: _Given) -> _Found | None:
+    live = store.live(given["name"])
+    slot = live.slots.get(given["slot"]) if live is not None else None
+    return None if slot is None else _of_slot(store, slot, given["file"], cache=NO_CACHE)
+
+
+def _by_digest(store: Store, given: _Given) -> _Found | None:
+    """Of the live release, and of those that a client's manifest may still name."""
+    for number in sorted(store.releases(given["name"]), reverse=True):
+        for slot in store.release(given["name"], number).slots.values():
+            if slot.sha256.hex == given["hex"]:
+                return _of_slot(store, slot, given["file"], cache=IMMUTABLE)
+            if slot.golden is not None and slot.golden.sha256.hex == given["hex"]:
+                return _of_golden(store, slot.golden.sha256, given["file"])
+    return None
+
+
+def _of_slot(store: Store, slot: Slot, file: str, *, cache: str) -> _Found | None:
+    for entry in slot.files:
+        if entry.name == file:
+            return _Found(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
+    return None
+
+
+def _of_golden(store: Store, digest: Digest, file: str) -> _Found | None:
+    folder = store.content(digest)
+    if file == GOLDEN_JSON:
+        return _Found(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
+    golden = Golden.load(folder / GOLDEN_JSON)
+    for tensor in (*golden.inputs, *golden.outputs):
+        if tensor.file == file:
+            return _Found(folder / tensor.file, tensor.sha256, IMMUTABLE, _BINARY)
+    return None

@@ -1,0 +1,157 @@
+"""Where a slot's files come from, and how many bytes may come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.digest import Digest
+from gate.errors import StorageError
+from gate.export.onnx_file import read_subject
+from gate.golden.folder import files_of, read_golden
+
+MAX_BYTES = 8 << 30
+GOLDEN = "golden"
+_CHUNK = 1 << 20
+_LOOK_S = 0.02
+
+
+class TooLarge(Exception):
+    """More bytes came than were allowed. A refusal, not a fault of this machine."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One slot of a release: which bytes are expected, and how to get them."""
+
+    sha256: Digest
+    """As evidence counts it."""
+    fetch: Callable[[Path], Path]
+    """Writes into an empty folder the model, its external data beside it, and its golden vectors
+    in `golden/` beside it; gives the path of the ONNX file."""
+    golden_sha256: Digest | None = None
+    """Of golden.json; None: whichever vectors come."""
+    golden_required: bool = True
+    """False: a model without golden vectors is only loaded."""
+    max_bytes: int = MAX_BYTES
+    """Of all files together."""
+
+    @classmethod
+    def local(
+        cls,
+        path: Path,
+        *,
+        golden: Path | None = None,
+        sha256: Digest | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> Source:
+        """A file of this machine, with the folder of its golden vectors, if it has any.
+
+        Without `sha256` the bytes are taken as they are now. Raises OnnxFileError,
+        EvidenceError, DigestMismatch.
+        """
+        subject = read_subject(path)
+        vectors = read_golden(golden) if golden is not None else None
+
+        def fetch(folder: Path) -> Path:
+            room = max_bytes
+            for name in (path.name, *subject.external_data):
+                room -= copy_at_most(room, path.parent / name, folder / name)
+            if vectors is not None and golden is not None:
+                for name in files_of(vectors.golden):
+                    room -= copy_at_most(room, golden / name, folder / GOLDEN / name)
+            return folder / path.name
+
+        return cls(
+            sha256=sha256 or subject.sha256,
+            fetch=fetch,
+            golden_sha256=vectors.sha256 if vectors else None,
+            golden_required=vectors is not None,
+            max_bytes=max_bytes,
+        )
+
+
+def copy_at_most(limit: int, source: Path, target: Path) -> int:
+    """Copy a file of at most `limit` bytes; gives its size. Raises TooLarge, StorageError."""
+    size = 0
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(f"{source} has more than the {limit} bytes that are allowed")
+                writer.write(chunk)
+    except OSError as error:
+        raise StorageError(
+            f"cannot copy {source} to {target}: {error.strerror or error}. "
+            "Free space or fix permissions, then repeat."
+        ) from error
+    return size
+
+
+def fetched(source: Source, folder: Path) -> Path:
+    """Fetch into `folder`, which is made; gives the path of the ONNX file.
+
+    From the moment that too many bytes are there, all that comes is thrown away while it is
+    written, so that the disk does not fill up however long the other side goes on.
+    Raises TooLarge, and whatever fetching raises.
+    """
+    folder.mkdir()
+    with _watched(folder, source.max_bytes) as watch:
+        try:
+            path = source.fetch(folder)
+        except Exception:
+            watch.look()
+            raise
+        watch.look()
+    return path
+
+
+class _Watch:
+    """Looks at a folder's size; once it is too large, keeps its files empty."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self.exceeded = False
+
+    def look(self) -> None:
+        files, total = [], 0
+        for path in self._folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed by the writer
+                seen = path.lstat()
+                if stat.S_ISREG(seen.st_mode):  # a link could lead to somebody else's file
+                    files.append(path)
+                    total += seen.st_size
+        self.exceeded = self.exceeded or total > self._limit
+        if self.exceeded:
+            for path in files:
+                with contextlib.suppress(OSError):
+                    os.truncate(path, 0)
+
+
+@contextlib.contextmanager
+def _watched(folder: Path, limit: int) -> Iterator[_Watch]:
+    """Raises TooLarge at the end, whatever else was raised, if the limit was exceeded."""
+    watch, done = _Watch(folder, limit), threading.Event()
+
+    def run() -> None:
+        while not done.wait(_LOOK_S):
+            with contextlib.suppress(OSError):
+                watch.look()
+
+    thread = threading.Thread(target=run, name="gate-watch-size", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        done.set()
+        thread.join()
+        if watch.exceeded:
+            raise TooLarge(f"more came than the {limit} bytes that are allowed")

@@ -1,0 +1,201 @@
+"""A slot on its way into the store: fetched, hashed, loaded, its golden vectors computed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.deploy import steps
+from gate.deploy.disk import settle, sync
+from gate.deploy.manifest import Slot, StoredFile, url_of
+from gate.deploy.source import GOLDEN, Source, TooLarge, fetched
+from gate.deploy.store import Store
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
+from gate.evidence import Subject
+from gate.export.onnx_file import read_subject
+from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
+from gate.golden.session import open_session
+from gate.golden.verify import verify_golden
+
+
+class Refusal(Exception):
+    """These bytes are not deployed. The message says why."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A slot whose bytes were proven, in folders that are on the disk."""
+
+    slot: Slot
+    model: Path
+    """Folder of the model and its data."""
+    golden: Path | None
+
+
+def stage(source: Source, folder: Path, *, label: str) -> Staged:
+    """Fetch a slot into `folder`, which is made, and prove it. Raises Refusal where the bytes are
+    not good, and whatever fetching raises where they could not be had."""
+    folder.mkdir()
+    try:
+        path = fetched(source, folder / "fetched")
+        steps.step(f"fetched {label}")
+        subject = _subject(path, folder / "fetched", source)
+        model, golden = _taken(path, subject, folder)
+    except (TooLarge, OnnxFileError, DigestMismatch) as error:
+        raise Refusal(str(error)) from error
+    steps.step(f"hashed {label}")
+    vectors = _computed(model / path.name, golden, source)
+    steps.step(f"computed {label}")
+    for made in (model, golden):
+        if made is not None:
+            settle(made)
+    steps.step(f"settled {label}")
+    return Staged(_slot(subject, model, path.name, vectors), model, golden)
+
+
+def store_staged(store: Store, staged: Staged, *, label: str) -> None:
+    """Put the proven folders into the store, each by one rename."""
+    if staged.golden is not None and staged.slot.golden is not None:
+        _put(store, staged.golden, staged.slot.golden.sha256)
+        steps.step(f"stored golden {label}")
+    _put(store, staged.model, staged.slot.sha256)
+    steps.step(f"stored {label}")
+
+
+def prove(store: Store, slot: Slot) -> str | None:
+    """What is wrong with a slot's bytes in the store, or None if they are whole.
+
+    Every file is hashed; nothing is computed.
+    """
+    try:
+        for entry in slot.files:
+            entry.sha256.verify(Digest.of_file(store.file(slot.sha256, entry)), what=entry.name)
+        if slot.golden is not None:
+            seen = read_golden(store.content(slot.golden.sha256)).sha256
+            slot.golden.sha256.verify(seen, what="the golden vectors")
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def compute(store: Store, slot: Slot) -> str | None:
+    """What is wrong with what a slot of the store computes on this machine, or None."""
+    path = store.file(slot.sha256, slot.model)
+    golden = store.content(slot.golden.sha256) if slot.golden is not None else None
+    try:
+        _run(path, golden)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+def _subject(path: Path, folder: Path, source: Source) -> Subject:
+    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
+        raise Refusal(f"{path} is a link, or lies outside of the folder that was to be filled")
+    subject = read_subject(path)
+    if subject.sha256 != source.sha256:
+        raise Refusal(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
+    return subject
+
+
+def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | None]:
+    """Move what is needed, and nothing else, into folders of its own."""
+    model = folder / "model"
+    for name in (path.name, *subject.external_data):
+        _move(path.parent / name, model / name)
+    beside = path.parent / GOLDEN
+    if not (beside / GOLDEN_JSON).exists():
+        return model, None
+    try:
+        files = files_of(read_golden(beside).golden)
+    except EvidenceError as error:
+        raise Refusal(f"the golden vectors are not whole: {error}") from error
+    for name in files:
+        _move(beside / name, folder / GOLDEN / name)
+    return model, folder / GOLDEN
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.is_symlink() or not source.is_file():
+        raise Refusal(f"{source.name} is a link, or no file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.rename(target)
+
+
+def _computed(path: Path, golden: Path | None, source: Source) -> Digest | None:
+    """Load the model, compute the vectors; gives their digest."""
+    if golden is None and (source.golden_required or source.golden_sha256 is not None):
+        raise Refusal(
+            "no golden vectors came with the model, so nothing proves that it computes the same "
+            "here. Promote it anew, or deploy its file by hand"
+        )
+    seen = Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
+    if source.golden_sha256 is not None and seen != source.golden_sha256:
+        raise Refusal(f"the golden vectors have digest {seen}, expected {source.golden_sha256}")
+    _run(path, golden)
+    return seen
+
+
+def _run(path: Path, golden: Path | None) -> None:
+    if golden is not None:
+        try:
+            result = verify_golden(path, golden)
+        except (EvidenceError, DigestMismatch) as error:
+            raise Refusal(f"the golden vectors are not whole: {error}") from error
+        if not result.passed:
+            raise Refusal(f"the golden vectors disagree: {'; '.join(result.problems)}")
+        return
+    try:
+        open_session(path)
+    except Exception as error:
+        told = str(error).strip().splitlines() or [""]
+        raise Refusal(f"ONNX Runtime can't load it: {type(error).__name__}: {told[0]}") from error
+
+
+def _slot(subject: Subject, folder: Path, name: str, vectors: Digest | None) -> Slot:
+    def entry(file: str) -> StoredFile:
+        path = folder / file
+        return StoredFile(
+            name=file,
+            sha256=Digest.of_file(path),
+            size_bytes=path.stat().st_size,
+            url=url_of(subject.sha256, file),
+        )
+
+    golden = None
+    if vectors is not None:
+        record = folder.parent / GOLDEN / GOLDEN_JSON
+        golden = StoredFile(
+            name=GOLDEN_JSON,
+            sha256=vectors,
+            size_bytes=record.stat().st_size,
+            url=url_of(vectors, GOLDEN_JSON),
+        )
+    return Slot(
+        sha256=subject.sha256,
+        size_bytes=subject.size_bytes,
+        model=entry(name),
+        external_data=tuple(entry(file) for file in subject.external_data),
+        golden=golden,
+    )
+
+
+def _put(store: Store, folder: Path, digest: Digest) -> None:
+    target = store.content(digest)
+    if not target.exists():
+        folder.rename(target)
+        sync(target.parent)
+        return
+    # There already: whatever is damaged in it is replaced file by file, so that nobody who
+    # reads it finds nothing.
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
+        there = target / path.relative_to(folder)
+        if not there.is_file() or Digest.of_file(there) != Digest.of_file(path):
+            there.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(there)
+            sync(there.parent)
+    shutil.rmtree(folder, ignore_errors=True)

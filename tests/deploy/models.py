@@ -1,0 +1,74 @@
+"""Small releases, and what must hold of a store at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gate.deploy.manifest import Manifest
+from gate.deploy.source import Source
+from gate.deploy.staging import prove
+from gate.deploy.store import Store
+from gate.digest import Digest
+from gate.golden.folder import Expected
+from tests.golden_vectors import vectors
+from tests.registry.releases import onnx_file, onnx_file_with_data
+
+NAME = "digits"
+
+
+def source(folder: Path, seed: int = 0) -> Source:
+    """A model with its golden vectors, other bytes for another seed."""
+    path, golden = vectors.made(folder / str(seed), seed=seed)
+    return Source.local(path, golden=golden)
+
+
+def external(folder: Path) -> Source:
+    """A model with its weights in a file beside it."""
+    weights = vectors.weights(onnx_file(folder / "single.onnx"))
+    path = onnx_file_with_data(folder / "external" / "model.onnx")
+    outputs = {"logits": Expected(vectors.inputs() @ weights, vectors.TOLERANCE, 1.0)}
+    vectors.golden_of(folder / "external" / "golden", path, outputs=outputs)
+    return Source.local(path, golden=folder / "external" / "golden")
+
+
+def spoiled(good: Source, spoil: Callable[[Path], None]) -> Source:
+    """A source whose files are changed after they were fetched."""
+
+    def fetch(folder: Path) -> Path:
+        path = good.fetch(folder)
+        spoil(path)
+        return path
+
+    return Source(
+        good.sha256, fetch, golden_sha256=good.golden_sha256, golden_required=good.golden_required
+    )
+
+
+def check_whole(store: Store, name: str = NAME) -> Manifest:
+    """The name points at a release whose every byte is there."""
+    live = store.live(name)
+    assert live is not None
+    for label, slot in live.slots.items():
+        assert prove(store, slot) is None
+        seen = store.live_path(name, label) / slot.model.name
+        assert Digest.of_file(seen) == slot.model.sha256
+    for earlier in live.previous:
+        old = store.release(name, earlier.release)
+        assert {label: slot.sha256 for label, slot in old.slots.items()} == earlier.slots
+        assert all(prove(store, slot) is None for slot in old.slots.values())
+    return live
+
+
+def check_tidy(store: Store) -> None:
+    """Nothing is left over: no temporary file, no release or bytes that nobody needs."""
+    assert list(store.workshop.iterdir()) == [] if store.workshop.exists() else True
+    needed: set[str] = set()
+    for name in store.names():
+        live = store.live(name)
+        assert live is not None
+        assert max(store.releases(name)) == live.release
+        for number in store.releases(name):
+            needed |= store.release(name, number).digests
+    assert {path.name for path in (store.root / "store").iterdir()} == needed
+    assert {path.name for path in (store.root / "live").iterdir()} == set(store.names())

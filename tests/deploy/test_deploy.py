@@ -1,0 +1,459 @@
+"""What serves is proven; what is not proven never serves; the name is always there."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from gate.deploy import deploy as deploying
+from gate.deploy import staging
+from gate.deploy.deploy import Deployment, deploy, rollback
+from gate.deploy.manifest import Manifest
+from gate.deploy.source import Source, TooLarge
+from gate.deploy.store import Store
+from gate.digest import Digest
+from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
+from gate.golden.folder import GOLDEN_JSON, Expected, read_golden
+from tests.deploy import models
+from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.golden_vectors import vectors
+from tests.registry.releases import onnx_file
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "srv")
+
+
+def _deploy(store: Store, tmp_path: Path, *seeds: int) -> Deployment:
+    for seed in seeds:
+        last = deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
+        assert last.outcome in ("deployed", "unchanged"), last.reason
+    return last
+
+
+def test_a_deployed_model_is_found_under_its_name(store: Store, tmp_path: Path) -> None:
+    source = models.source(tmp_path)
+    done = deploy(store, NAME, {"exact": source})
+    assert done.outcome == "deployed"
+    live = check_whole(store)
+    assert live == done.manifest
+    assert live.release == 1
+    slot = live.slots["exact"]
+    assert slot.sha256 == slot.model.sha256 == source.sha256
+    assert slot.model.url == f"sha256/{source.sha256.hex}/model.onnx"
+    assert slot.golden is not None
+    assert slot.golden.sha256 == source.golden_sha256
+    assert read_golden(store.content(slot.golden.sha256)).sha256 == source.golden_sha256
+    assert store.names() == (NAME,)
+    check_tidy(store)
+    assert not os.access(store.live_path(NAME) / "model.onnx", os.W_OK) or os.getuid() == 0
+
+
+def test_external_data_comes_along(store: Store, tmp_path: Path) -> None:
+    source = models.external(tmp_path)
+    assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
+    slot = check_whole(store).slots["exact"]
+    assert [entry.name for entry in slot.files] == ["model.onnx", "weights.data"]
+    assert slot.sha256 != slot.model.sha256
+    assert (store.live_path(NAME) / "weights.data").stat().st_size > 0
+    assert deploy(store, NAME, {"exact": source}).outcome == "unchanged"
+
+
+def test_deploying_again_changes_nothing(store: Store, tmp_path: Path) -> None:
+    _deploy(store, tmp_path, 1)
+    before = {p: p.lstat().st_mtime_ns for p in store.root.rglob("*") if p.name != ".lock"}
+    watched = {p: t for p, t in before.items() if p.parent != store.root}
+    assert _deploy(store, tmp_path, 1).outcome == "unchanged"
+    after = {p: p.lstat().st_mtime_ns for p in store.root.rglob("*") if p.parent != store.root}
+    assert after == {p: t for p, t in watched.items() if p.name != ".lock"}
+
+
+def test_slots_move_together(store: Store, tmp_path: Path) -> None:
+    first = {"exact": models.source(tmp_path, 1), "quantized": models.source(tmp_path, 2)}
+    assert deploy(store, NAME, first).outcome == "deployed"
+    assert set(check_whole(store).slots) == {"exact", "quantized"}
+    # One bad slot keeps the other from going live, too.
+    bad = models.spoiled(models.source(tmp_path, 4), lambda path: path.write_bytes(b"x"))
+    refused = deploy(store, NAME, {"exact": models.source(tmp_path, 3), "quantized": bad})
+    assert refused.outcome == "refused"
+    live = check_whole(store)
+    assert live.slots["exact"].sha256 == first["exact"].sha256
+    assert deploy(store, NAME, {"exact": first["exact"]}).outcome == "deployed"
+    assert set(check_whole(store).slots) == {"exact"}
+    assert rollback(store, NAME).outcome == "rolled_back"
+    assert set(check_whole(store).slots) == {"exact", "quantized"}
+    check_tidy(store)
+
+
+def test_earlier_releases_are_kept_and_no_more(tmp_path: Path) -> None:
+    store = Store(tmp_path / "srv", keep=2)
+    _deploy(store, tmp_path, 1, 2, 3, 4, 5)
+    live = check_whole(store)
+    assert [earlier.release for earlier in live.previous] == [4, 3]
+    assert list(store.releases(NAME)) == [3, 4, 5]
+    check_tidy(store)
+
+
+def test_rolling_back_goes_further_each_time(tmp_path: Path) -> None:
+    store = Store(tmp_path / "srv", keep=2)
+    _deploy(store, tmp_path, 1, 2, 3)
+    digests = {seed: models.source(tmp_path, seed).sha256 for seed in (1, 2, 3)}
+    for seed, number in ((2, 4), (1, 5)):
+        back = rollback(store, NAME)
+        assert back.outcome == "rolled_back"
+        live = check_whole(store)
+        assert (live.slots["exact"].sha256, live.release) == (digests[seed], number)
+        assert live.rolled_back_to == seed
+    end = rollback(store, NAME)
+    assert end.outcome == "refused"
+    assert check_whole(store).release == 5
+    check_tidy(store)
+    assert _deploy(store, tmp_path, 3).outcome == "deployed"
+    assert rollback(store, NAME).outcome == "rolled_back"
+    assert check_whole(store).slots["exact"].sha256 == digests[1]
+
+
+def test_nothing_to_roll_back(store: Store, tmp_path: Path) -> None:
+    assert rollback(store, NAME).outcome == "refused"
+    _deploy(store, tmp_path, 1)
+    assert rollback(store, NAME).outcome == "refused"
+    check_whole(store)
+
+
+def test_names_share_bytes_and_keep_their_own_releases(store: Store, tmp_path: Path) -> None:
+    _deploy(store, tmp_path, 1)
+    assert deploy(store, "other", {"exact": models.source(tmp_path, 1)}).outcome == "deployed"
+    _deploy(store, tmp_path, 2, 3, 4, 5, 6)
+    assert check_whole(store, "other").release == 1
+    check_tidy(store)
+
+
+# What is refused.
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _swap(path: Path) -> None:
+    onnx_file(path, seed=77)
+
+
+def _lie(path: Path) -> None:
+    """Golden vectors, whole, for these bytes, with other answers."""
+    logits = vectors.inputs() @ vectors.weights(path) + 1
+    vectors.golden_of(path.parent / "golden", path, outputs={"logits": Expected(logits, 1e-4)})
+
+
+def _damage(path: Path) -> None:
+    array = path.parent / "golden" / read_golden(path.parent / "golden").golden.outputs[0].file
+    array.write_bytes(bytes(array.stat().st_size))
+
+
+def _forget(path: Path) -> None:
+    (path.parent / "golden" / GOLDEN_JSON).unlink()
+
+
+def _link(path: Path) -> None:
+    path.rename(path.parent / "real.onnx")
+    path.symlink_to("real.onnx")
+
+
+def _loosen(path: Path) -> None:
+    """Whole vectors of these bytes, but not the ones that were promoted."""
+    logits = vectors.inputs() @ vectors.weights(path)
+    vectors.golden_of(path.parent / "golden", path, outputs={"logits": Expected(logits, 1e9)})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_append, "not an ONNX model|has digest|not a valid"),
+        (_swap, "has digest"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.unlink(), "is missing"),
+        (_link, "is a link"),
+        (_lie, "the golden vectors have digest"),
+        (_loosen, "the golden vectors have digest"),
+        (_damage, "not the bytes|has digest"),
+        (_forget, "no golden vectors came"),
+    ],
+)
+def test_spoiled_bytes_never_serve(store: Store, tmp_path: Path, spoil, reason: str) -> None:
+    spoiled = models.spoiled(models.source(tmp_path, 2), spoil)
+    refused = deploy(store, NAME, {"exact": spoiled})
+    assert refused.outcome == "refused"
+    assert refused.manifest is None
+    assert store.live(NAME) is None
+    _deploy(store, tmp_path, 1)
+    refused = deploy(store, NAME, {"exact": spoiled})
+    assert refused.outcome == "refused"
+    assert re.search(reason, refused.reason), refused.reason
+    assert check_whole(store).release == 1
+    check_tidy(store)
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [(_lie, "max_abs_diff"), (_damage, "digest")])
+def test_vectors_of_unknown_digest_are_computed_too(store, tmp_path, spoil, reason) -> None:
+    good = models.source(tmp_path)
+    bad = models.spoiled(Source(good.sha256, good.fetch), spoil)
+    refused = deploy(store, NAME, {"exact": bad})
+    assert refused.outcome == "refused"
+    assert reason in refused.reason
+
+
+def test_vectors_of_another_file_are_refused(store: Store, tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx", seed=5)
+    _, golden = vectors.made(tmp_path / "other", seed=6)
+    refused = deploy(store, NAME, {"exact": Source.local(path, golden=golden)})
+    assert refused.outcome == "refused"
+    assert "has digest" in refused.reason
+
+
+def test_without_vectors_a_model_must_load(store: Store, tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    done = deploy(store, NAME, {"exact": Source.local(path)})
+    assert done.outcome == "deployed"
+    assert "without golden vectors: exact" in done.reason
+    assert check_whole(store).slots["exact"].golden is None
+    strict = Source(Source.local(path).sha256, Source.local(path).fetch)
+    refused = deploy(store, NAME, {"exact": strict})
+    assert refused.outcome == "refused"
+    assert "no golden vectors" in refused.reason
+    assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
+    assert check_whole(store).slots["exact"].golden is not None
+
+
+def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch) -> None:
+    def broken(model: object) -> None:
+        raise RuntimeError("no kernel for this operator\nand more")
+
+    monkeypatch.setattr(staging, "open_session", broken)
+    source = Source.local(onnx_file(tmp_path / "model.onnx"))
+    refused = deploy(store, NAME, {"exact": source})
+    assert refused.outcome == "refused"
+    assert refused.reason.endswith("RuntimeError: no kernel for this operator")
+
+
+@pytest.mark.parametrize("error", [DigestMismatch("gone"), TooLarge("too much")])
+def test_what_fetching_refuses_is_refused(store: Store, tmp_path: Path, error) -> None:
+    def fetch(folder: Path) -> Path:
+        raise error
+
+    digest = models.source(tmp_path).sha256
+    assert deploy(store, NAME, {"exact": Source(digest, fetch)}).outcome == "refused"
+
+
+@pytest.mark.parametrize("error", [RegistryUnavailable("down"), OSError(errno.ENOSPC, "full")])
+def test_what_is_broken_is_an_error(store: Store, tmp_path: Path, error) -> None:
+    _deploy(store, tmp_path, 1)
+
+    def fetch(folder: Path) -> Path:
+        (folder / "half").write_bytes(b"half")
+        raise error
+
+    with pytest.raises((RegistryUnavailable, StorageError)):
+        deploy(store, NAME, {"exact": Source(models.source(tmp_path, 2).sha256, fetch)})
+    assert check_whole(store).release == 1
+    check_tidy(store)
+
+
+def test_a_file_from_elsewhere_is_refused(store: Store, tmp_path: Path) -> None:
+    path, _ = vectors.made(tmp_path)
+    source = Source(Digest.of_file(path), lambda folder: path, golden_required=False)
+    refused = deploy(store, NAME, {"exact": source})
+    assert refused.outcome == "refused"
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".hidden", "a b", "ä", "x" * 101])
+def test_names_that_are_no_names(store: Store, tmp_path: Path, name: str) -> None:
+    with pytest.raises(StorageError, match="can't be the name"):
+        deploy(store, name, {"exact": models.source(tmp_path)})
+    with pytest.raises(StorageError, match="can't be the name"):
+        deploy(store, NAME, {"exact": models.source(tmp_path), name: models.source(tmp_path)})
+    with pytest.raises(StorageError):
+        rollback(store, name)
+
+
+def test_the_exact_model_is_always_there(store: Store, tmp_path: Path) -> None:
+    for slots in ({}, {"quantized": models.source(tmp_path)}):
+        with pytest.raises(StorageError, match="needs the slot 'exact'"):
+            deploy(store, NAME, slots)
+
+
+# Damage in the store.
+
+
+def _spoil_stored(store: Store, release: int | None = None) -> Path:
+    live = store.live(NAME) if release is None else store.release(NAME, release)
+    assert live is not None
+    slot = live.slots["exact"]
+    path = store.file(slot.sha256, slot.model)
+    path.chmod(0o644)
+    path.write_bytes(b"spoiled")
+    return path
+
+
+def test_damaged_bytes_are_mended_by_deploying_again(store: Store, tmp_path: Path) -> None:
+    _deploy(store, tmp_path, 1)
+    _spoil_stored(store)
+    assert _deploy(store, tmp_path, 1).outcome == "deployed"
+    check_whole(store)
+    check_tidy(store)
+
+
+def test_damaged_vectors_are_mended(store: Store, tmp_path: Path) -> None:
+    live = _deploy(store, tmp_path, 1).manifest
+    assert live is not None
+    golden = live.slots["exact"].golden
+    assert golden is not None
+    for path in store.content(golden.sha256).glob("*.bin"):
+        path.unlink()
+    assert _deploy(store, tmp_path, 1).outcome == "deployed"
+    check_whole(store)
+
+
+def test_a_rollback_to_damaged_bytes_is_refused(store: Store, tmp_path: Path) -> None:
+    _deploy(store, tmp_path, 1, 2)
+    _spoil_stored(store, release=1)
+    refused = rollback(store, NAME)
+    assert refused.outcome == "refused"
+    assert "release 1 can't serve again" in refused.reason
+    live = store.live(NAME)
+    assert live is not None
+    assert live.release == 2
+
+
+def test_a_rollback_computes_again(store: Store, tmp_path: Path, monkeypatch) -> None:
+    _deploy(store, tmp_path, 1, 2)
+
+    def other(path: Path, golden: Path | None) -> None:
+        raise staging.Refusal("this machine computes something else")
+
+    monkeypatch.setattr(staging, "_run", other)
+    assert rollback(store, NAME).outcome == "refused"
+    assert check_whole(store).release == 2
+
+
+def test_a_damaged_manifest_is_told(store: Store, tmp_path: Path) -> None:
+    _deploy(store, tmp_path, 1)
+    path = store.live_link(NAME) / "manifest.json"
+    path.chmod(0o644)
+    path.write_text("{}")
+    with pytest.raises(StorageError, match="is damaged"):
+        store.live(NAME)
+    with pytest.raises(StorageError, match="is damaged"):
+        _deploy(store, tmp_path, 2)
+
+
+def test_the_disk_is_full(store: Store, tmp_path: Path, monkeypatch) -> None:
+    _deploy(store, tmp_path, 1)
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(deploying, "settle", full)
+    with pytest.raises(StorageError, match="No space left"):
+        _deploy(store, tmp_path, 2)
+    monkeypatch.undo()
+    assert check_whole(store).release == 1
+    assert _deploy(store, tmp_path, 2).outcome == "deployed"
+    check_tidy(store)
+
+
+# Two at once, and a reader meanwhile.
+
+
+def test_two_at_once_wait_for_each_other(store: Store, tmp_path: Path) -> None:
+    inside, most = [0], [0]
+
+    def slow(source: Source) -> Source:
+        def fetch(folder: Path) -> Path:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            path = source.fetch(folder)
+            threading.Event().wait(0.1)
+            inside[0] -= 1
+            return path
+
+        return Source(source.sha256, fetch, source.golden_sha256)
+
+    outcomes: list[str] = []
+
+    def run(seed: int) -> None:
+        source = slow(models.source(tmp_path, seed))
+        outcomes.append(deploy(store, NAME, {"exact": source}).outcome)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == ["deployed"] * 3
+    assert most == [1]
+    assert check_whole(store).release == 3
+
+
+def test_whoever_waits_too_long_is_told(store: Store, tmp_path: Path) -> None:
+    with (
+        store.alone(),
+        pytest.raises(StorageError, match="another deployment"),
+        store.alone(patience_s=0.1),
+    ):
+        pass
+    with store.alone():
+        pass
+
+
+def test_keep_must_leave_something(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="Keep at least 1"):
+        Store(tmp_path, keep=0)
+
+
+def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answers) -> None:
+    store, reads, failures, seen = Store(root), 0, [], set()
+    while not stop.is_set():
+        try:
+            manifest = Manifest.load(store.live_link(NAME) / "manifest.json")
+            data = (store.live_path(NAME) / "model.onnx").read_bytes()
+            slot = manifest.slots["exact"]
+            named = store.file(slot.sha256, slot.model).read_bytes()
+            assert Digest.of_bytes(named) == slot.sha256
+            seen.add(Digest.of_bytes(data).hex)
+            reads += 1
+        except Exception as error:  # what the test is about
+            failures.append(repr(error))
+    answers.put((reads, failures, seen))
+
+
+def test_the_name_never_vanishes(tmp_path: Path) -> None:
+    """200 deployments, as few kept as can be, and a reader that looks all the time."""
+    store = Store(tmp_path / "srv", keep=1)
+    sources = [models.source(tmp_path, seed) for seed in range(5)]
+    deploy(store, NAME, {"exact": sources[4]})
+    context = multiprocessing.get_context("spawn")
+    stop, answers = context.Event(), context.Queue()
+    reader = context.Process(target=_read_all_the_time, args=(store.root, stop, answers))
+    reader.start()
+    try:
+        for turn in range(200):
+            assert deploy(store, NAME, {"exact": sources[turn % 5]}).outcome == "deployed"
+    finally:
+        stop.set()
+    reads, failures, seen = answers.get(timeout=60)
+    reader.join(60)
+    assert failures == []
+    assert reads > 200
+    assert seen <= {source.sha256.hex for source in sources}
+    assert len(seen) == 5
+    assert check_whole(store).release == 201
+    check_tidy(store)

@@ -1,0 +1,133 @@
+"""kill -9 at every step: the name points at a whole release, and deploying again finishes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.deploy import Deployment, deploy, rollback
+from gate.deploy.store import Store
+from tests.deploy import dying, models
+from tests.deploy.models import NAME, check_tidy, check_whole
+
+FIRST, SECOND, THIRD = (1,), (2, 3), (4, 5)
+"""Seeds of the slots of three releases."""
+STEPS_OF_A_DEPLOYMENT = {
+    "alone", "fetched exact", "hashed exact", "computed exact", "settled exact",
+    "stored golden exact", "stored exact", "release made", "release", "link made", "live",
+    "discarded", "pruned",
+}  # fmt: skip
+STEPS_OF_A_ROLLBACK = {
+    "alone",
+    "proved exact",
+    "release made",
+    "release",
+    "link made",
+    "live",
+    "pruned",
+}
+
+
+@pytest.fixture(scope="module")
+def context() -> multiprocessing.context.BaseContext:
+    """Processes that are forked from one in which everything is imported."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["tests.deploy.dying"])
+    return made
+
+
+def _slots(files: Path, seeds: tuple[int, ...]):
+    labels = ("exact", "quantized")
+    return {label: models.source(files, seed) for label, seed in zip(labels, seeds, strict=False)}
+
+
+def _die(
+    context, root: Path, files: Path, seeds: tuple[int, ...], survived: int
+) -> tuple[list[str], bool]:
+    """The steps that were passed, and whether it was killed."""
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=dying.die, args=(root, files, seeds, survived, writer))
+    process.start()
+    writer.close()
+    process.join(60)
+    passed = []
+    while reader.poll():
+        try:
+            passed.append(reader.recv())
+        except EOFError:
+            break
+    reader.close()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return passed, process.exitcode != 0
+
+
+@pytest.mark.parametrize("before", [(), (FIRST,), (FIRST, SECOND)], ids=["empty", "one", "two"])
+def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, before) -> None:
+    pristine = Store(tmp_path / "pristine", keep=1)
+    files = tmp_path / "files"
+    for seeds in before:
+        assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
+    wanted = {label: source.sha256 for label, source in _slots(files, THIRD).items()}
+    old = check_whole(pristine) if before else None
+    steps: list[str] = []
+    for survived in range(100):
+        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        shutil.copytree(pristine.root, store.root, symlinks=True) if before else None
+        steps, killed = _die(context, store.root, files, THIRD, survived)
+        live = store.live(NAME)
+        if live is None:
+            assert not before
+            assert "live" not in steps
+        else:
+            digests = {label: slot.sha256 for label, slot in check_whole(store).slots.items()}
+            gone_live = "live" in steps
+            assert (digests == wanted) is gone_live, steps
+            assert gone_live or live == old
+        again = deploy(store, NAME, _slots(files, THIRD))
+        assert again.outcome == ("unchanged" if "live" in steps else "deployed"), again.reason
+        live = check_whole(store)
+        assert {label: slot.sha256 for label, slot in live.slots.items()} == wanted
+        if old is not None:  # the way back is as it would have been
+            assert [earlier.release for earlier in live.previous] == [old.release]
+            check_tidy(store)
+            assert _rolled(store).slots == old.slots
+        shutil.rmtree(store.root)
+        if not killed:
+            break
+    expected = STEPS_OF_A_DEPLOYMENT | {"stored quantized", "stored golden quantized"}
+    expected -= set() if len(before) == 2 else {"discarded"}
+    assert expected <= set(steps)
+
+
+def _rolled(store: Store):
+    done: Deployment = rollback(store, NAME)
+    assert done.outcome == "rolled_back", done.reason
+    return check_whole(store)
+
+
+def test_a_killed_rollback_is_finished_by_the_next(context, tmp_path: Path) -> None:
+    pristine, files = Store(tmp_path / "pristine", keep=1), tmp_path / "files"
+    for seeds in (FIRST, SECOND):
+        assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
+    steps: list[str] = []
+    for survived in range(100):
+        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        shutil.copytree(pristine.root, store.root, symlinks=True)
+        steps, killed = _die(context, store.root, files, (), survived)
+        live = check_whole(store)
+        assert live.release == (3 if "live" in steps else 2)
+        assert len(live.slots) == (1 if "live" in steps else 2)
+        if "live" not in steps:
+            assert rollback(store, NAME).outcome == "rolled_back"
+        live = check_whole(store)
+        assert (live.release, live.rolled_back_to) == (3, 1)
+        assert deploy(store, NAME, _slots(files, FIRST)).outcome == "unchanged"
+        check_tidy(store)
+        shutil.rmtree(store.root)
+        if not killed:
+            break
+    assert set(steps) >= STEPS_OF_A_ROLLBACK
