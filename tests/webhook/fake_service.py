@@ -1,0 +1,57 @@
+"""`gate serve` with a Reconcile that only writes down what it was asked for. For subprocesses.
+
+    python -m tests.webhook.fake_service FILE [--slow SECONDS] -- serve …
+
+Writes a line to FILE when a look begins and when it ends; `ready ADDRESS` first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+from gate.webhook.port import Taken
+
+
+def _write(path: Path, line: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+def main() -> None:
+    split = sys.argv.index("--")
+    path, slow = Path(sys.argv[1]), float(sys.argv[3]) if split > 2 else 0.0
+
+    def reconcile(model: str, *, cause: str) -> list[Taken]:
+        _write(path, f"begin {model} {cause}")
+        if cause != "timer":
+            time.sleep(slow)
+        _write(path, f"end {model} {cause}")
+        return []
+
+    fake = types.ModuleType("gate.webhook.reconciler")
+    fake.reconciler = lambda settings: reconcile  # type: ignore[attr-defined]
+    sys.modules[fake.__name__] = fake
+
+    from gate import cli
+    from gate.webhook import service
+
+    serve: Callable[..., None] = service.serve
+
+    def told(*arguments: object, **options: object) -> None:
+        serve(*arguments, **options, ready=lambda address: _write(path, f"ready {address}"))
+
+    service.serve = told
+    status = cli.main(sys.argv[split + 1 :])
+    heavy = {"torch", "torchvision"} & set(sys.modules)
+    _write(path, f"exit {status} {sorted(heavy)}")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
