@@ -279,3 +279,14 @@ def test_a_larger_difference_never_passes_where_a_smaller_fails(a, b):
     small, large = sorted((a, b))
     if judge(with_output(max_abs_diff=small)).verdict is Verdict.FAIL:
         assert judge(with_output(max_abs_diff=large)).verdict is Verdict.FAIL
+
+
+def test_the_order_in_the_policy_s_file_does_not_matter():
+    here = builders.policy()
+    there = here.model_copy(update={"runtimes": dict(reversed(here.runtimes.items()))})
+    assert there.digest() == here.digest()
+    first, second = (
+        decide(policy, builders.evidence(), decided_at="2026-01-01T00:00:00+00:00")
+        for policy in (here, there)
+    )
+    assert first.digest() == second.digest()

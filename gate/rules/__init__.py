@@ -12,13 +12,17 @@ from gate.runtime import RUNTIMES, RuntimeName
 
 
 def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """All checks, in the order in which people should read them."""
+    """All checks, in the order in which people should read them.
+
+    It does not follow the order in the policy's file, which is no part of the policy's digest.
+    """
     yield statements.samples(policy, evidence)
     yield statements.determinism(policy, evidence)
     yield statements.measured_once(evidence)
     yield from instruments.graph(policy, evidence)
-    for name, runtime_policy in policy.runtimes.items():
-        if runtime_policy.required != "never":
+    for name in RUNTIMES:
+        runtime_policy = policy.runtimes.get(name)
+        if runtime_policy is not None and runtime_policy.required != "never":
             yield from _of_runtime(policy, runtime_policy, evidence, name)
 
 
