@@ -50,18 +50,17 @@ def answer(
     # Opened here: a file that is removed from now on is still sent whole.
     stream = path.open("rb", buffering=0)
     size = os.fstat(stream.fileno()).st_size
-    span = _span(request, tag, size)
+    asked = _asked(request, tag)
+    span = _span(asked, size)
     if span is None:
         stream.close()
-        refused = headers | {"Content-Range": f"bytes */{size}"}
+        refused = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
         return PlainTextResponse("range not satisfiable", 416, refused)
     start, stop = span
-    status = 200
-    if (start, stop) != (0, size) or _partial(request, tag):
-        status = 206
+    if asked is not None:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers |= {"Content-Length": str(stop - start), "Content-Type": media_type}
-    return _FileBody(stream, span, status, headers)
+    return _FileBody(stream, span, 200 if asked is None else 206, headers)
 
 
 class _FileBody(Response):
@@ -109,25 +108,23 @@ def _known(header: str | None, tag: str) -> bool:
     return tag in names or names == ["*"]
 
 
-def _partial(request: Request, tag: str) -> bool:
-    """True if the client asks for one range, of these very bytes."""
-    condition = request.headers.get("if-range")
-    return _RANGE.fullmatch(request.headers.get("range", "")) is not None and condition in (
-        None,
-        tag,
-    )
-
-
-def _span(request: Request, tag: str, size: int) -> tuple[int, int] | None:
-    """First byte and the one after the last; None: the range lies outside of the file."""
+def _asked(request: Request, tag: str) -> tuple[str, str] | None:
+    """First and last byte of the one range that the client wants of these very bytes, as text."""
     found = _RANGE.fullmatch(request.headers.get("range", ""))
-    if found is None or not _partial(request, tag) or found.groups() == ("", ""):
-        return 0, size
+    if found is None or request.headers.get("if-range") not in (None, tag):
+        return None
     first, last = found.groups()
+    backwards = first and last and int(last) < int(first)
+    return None if backwards or not (first or last) else (first, last)
+
+
+def _span(asked: tuple[str, str] | None, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last; None: the range lies outside of the file."""
+    if asked is None:
+        return 0, size
+    first, last = asked
     if not first:  # the last so many bytes
         start, stop = max(size - int(last), 0), size
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
-        if last and int(last) < int(first):
-            return 0, size  # no range at all, says HTTP
     return (start, stop) if start < stop else None

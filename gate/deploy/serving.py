@@ -72,7 +72,9 @@ def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
         Route("/{name}/sha256/{hex}/{file:path}", _endpoint(store, _by_digest)),
         Route("/{name}/{slot}/{file:path}", _endpoint(store, _in_slot)),
     ]
-    return Starlette(routes=routes, middleware=middleware)
+    app = Starlette(routes=routes, middleware=middleware)
+    app.router.redirect_slashes = False  # it would send clients to whatever host they named
+    return app
 
 
 def _endpoint(store: Store, find: _Find) -> Callable[[Request], Awaitable[Response]]:

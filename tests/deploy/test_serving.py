@@ -1,0 +1,296 @@
+"""What clients get over HTTP: the right bytes, named by their digest, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gate.deploy.deploy import deploy, rollback
+from gate.deploy.manifest import Manifest
+from gate.deploy.serving import store_app
+from gate.deploy.store import Store
+from gate.digest import Digest
+from gate.golden.verify import verify_golden
+from tests.deploy import models
+from tests.deploy.models import NAME
+from tests.deploy.servers import serving
+
+YEAR = "public, max-age=31536000, immutable"
+
+
+def _app(store: Store, **options) -> Starlette:
+    return Starlette(routes=[Mount("/models", store_app(store, **options))])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "srv", keep=1)
+    deploy(made, NAME, {"exact": models.source(tmp_path, 1)})
+    return made
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[httpx.Client]:
+    with serving(_app(store)) as address, httpx.Client(base_url=f"{address}/models/") as opened:
+        yield opened
+
+
+def _manifest(client: httpx.Client) -> Manifest:
+    return Manifest.from_json(client.get(f"{NAME}/manifest.json").raise_for_status().content)
+
+
+def test_the_stable_names(client: httpx.Client, store: Store) -> None:
+    live = store.live(NAME)
+    assert live is not None
+    answer = client.get(f"{NAME}/manifest.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["etag"] == f'"sha256-{Digest.of_bytes(answer.content).hex}"'
+    assert Manifest.from_json(answer.content) == live
+    for path in (f"{NAME}/model.onnx", f"{NAME}/exact/model.onnx"):
+        model = client.get(path)
+        assert model.status_code == 200
+        digest = Digest.of_bytes(model.content)
+        assert digest == live.slots["exact"].sha256
+        assert model.headers["etag"] == f'"sha256-{digest.hex}"'
+        assert model.headers["cache-control"] == "no-cache"
+        assert model.headers["content-length"] == str(len(model.content))
+        assert model.headers["content-type"] == "application/octet-stream"
+        assert "last-modified" not in model.headers
+        assert "access-control-allow-origin" not in model.headers
+
+
+def test_digest_addresses_may_be_kept_for_a_year(client: httpx.Client, tmp_path: Path) -> None:
+    slot = _manifest(client).slots["exact"]
+    for entry in (*slot.files, slot.golden):
+        answer = client.get(f"{NAME}/{entry.url}")
+        assert answer.status_code == 200
+        assert answer.headers["cache-control"] == YEAR
+        assert Digest.of_bytes(answer.content) == entry.sha256
+        assert len(answer.content) == entry.size_bytes
+
+
+def test_a_consumer_proves_what_it_downloaded(client: httpx.Client, tmp_path: Path) -> None:
+    """By HTTP alone, with the golden vectors from beside the model."""
+    slot = _manifest(client).slots["exact"]
+    folder = tmp_path / "edge"
+    (folder / "golden").mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(client.get(f"{NAME}/{slot.model.url}").content)
+    record = client.get(f"{NAME}/{slot.golden.url}")
+    (folder / "golden" / "golden.json").write_bytes(record.content)
+    for tensor in (*record.json()["inputs"], *record.json()["outputs"]):
+        address = str(httpx.URL(f"{NAME}/{slot.golden.url}")).replace("golden.json", tensor["file"])
+        array = client.get(address).raise_for_status()
+        assert array.headers["cache-control"] == YEAR
+        (folder / "golden" / tensor["file"]).write_bytes(array.content)
+    assert verify_golden(folder / "model.onnx", folder / "golden").passed
+
+
+def test_external_data_is_served(client: httpx.Client, store: Store, tmp_path: Path) -> None:
+    deploy(store, NAME, {"exact": models.external(tmp_path)})
+    slot = _manifest(client).slots["exact"]
+    (data,) = slot.external_data
+    for path in (f"{NAME}/{data.url}", f"{NAME}/exact/{data.name}"):
+        assert Digest.of_bytes(client.get(path).raise_for_status().content) == data.sha256
+    assert client.get(f"{NAME}/model.onnx").headers["etag"] == f'"sha256-{slot.model.sha256.hex}"'
+
+
+@pytest.mark.parametrize("known", ["{tag}", "W/{tag}", '"other", {tag}', "*"])
+def test_what_the_client_has_is_not_sent_again(client: httpx.Client, known: str) -> None:
+    tag = client.head(f"{NAME}/model.onnx").headers["etag"]
+    answer = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": known.format(tag=tag)})
+    assert (answer.status_code, answer.content) == (304, b"")
+    assert answer.headers["etag"] == tag
+    assert answer.headers["cache-control"] == "no-cache"
+    other = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": '"sha256-00"'})
+    assert other.status_code == 200
+
+
+def test_a_tag_is_of_the_bytes_whatever_the_clock_says(
+    client, store: Store, tmp_path: Path
+) -> None:
+    """Same size, same time: another model all the same."""
+    before = client.get(f"{NAME}/model.onnx")
+    deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
+    fresh = {
+        "If-None-Match": before.headers["etag"],
+        "If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT",
+    }
+    after = client.get(f"{NAME}/model.onnx", headers=fresh)
+    assert after.status_code == 200
+    assert len(after.content) == len(before.content)
+    assert after.content != before.content
+    rollback(store, NAME)
+    again = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": after.headers["etag"]})
+    assert again.content == before.content
+
+
+def test_an_older_manifest_still_finds_its_bytes(client, store: Store, tmp_path: Path) -> None:
+    old = _manifest(client).slots["exact"]
+    deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
+    assert client.get(f"{NAME}/{old.model.url}").status_code == 200
+    for seed in (3, 4):
+        deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
+    assert client.get(f"{NAME}/{old.model.url}").status_code == 404
+
+
+def test_head_has_all_headers_and_no_body(client: httpx.Client) -> None:
+    for path in (f"{NAME}/model.onnx", f"{NAME}/manifest.json"):
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("etag", "content-length", "cache-control", "content-type", "accept-ranges"):
+            assert head.headers[name] == got.headers[name]
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ("bytes=0-9", 0, 10),
+        ("bytes=5-5", 5, 6),
+        ("bytes=10-", 10, None),
+        ("bytes=-7", -7, None),
+        ("bytes=0-", 0, None),
+        ("bytes=3-99999999", 3, None),
+        ("bytes=-99999999", 0, None),
+    ],
+)
+def test_ranges(client: httpx.Client, asked: str, start: int, stop: int | None) -> None:
+    whole = client.get(f"{NAME}/model.onnx").content
+    answer = client.get(f"{NAME}/model.onnx", headers={"Range": asked})
+    wanted = whole[start:stop]
+    assert answer.status_code == 206
+    assert answer.content == wanted
+    first = len(whole) + start if start < 0 else start
+    last = first + len(wanted) - 1
+    assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(whole)}"
+    assert answer.headers["content-length"] == str(len(wanted))
+    head = client.head(f"{NAME}/model.onnx", headers={"Range": asked})
+    assert (head.status_code, head.headers["content-length"]) == (206, str(len(wanted)))
+
+
+@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=99999999-100000000", "bytes=-0"])
+def test_ranges_outside_of_the_file(client: httpx.Client, asked: str) -> None:
+    size = client.head(f"{NAME}/model.onnx").headers["content-length"]
+    answer = client.get(f"{NAME}/model.onnx", headers={"Range": asked})
+    assert answer.status_code == 416
+    assert answer.headers["content-range"] == f"bytes */{size}"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "bytes=5-2",
+        "bytes=-",
+        "bytes=a-b",
+        "lines=0-1",
+        "bytes=0-1,3-4",
+        "bytes=٣-",
+        "bytes=" + "9" * 50 + "-",
+    ],
+)
+def test_what_is_no_range_gets_the_whole_file(client: httpx.Client, asked: str) -> None:
+    answer = client.get(f"{NAME}/model.onnx", headers={"Range": asked.encode()})
+    assert answer.status_code == 200
+    assert answer.headers["content-length"] == str(len(answer.content))
+
+
+def test_a_range_of_other_bytes_gets_the_whole_file(client, store: Store, tmp_path: Path) -> None:
+    tag = client.head(f"{NAME}/model.onnx").headers["etag"]
+    asked = {"Range": "bytes=10-", "If-Range": tag}
+    assert client.get(f"{NAME}/model.onnx", headers=asked).status_code == 206
+    deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
+    assert client.get(f"{NAME}/model.onnx", headers=asked).status_code == 200
+
+
+def _raw(client: httpx.Client, target: str) -> bytes:
+    """The address as it is, with no client that would tidy it up."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as link:
+        link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: link.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "nobody/manifest.json", "nobody/model.onnx", f"{NAME}/", f"{NAME}", "",
+        f"{NAME}/nothing", f"{NAME}/quantized/model.onnx", f"{NAME}/exact/nothing.onnx",
+        f"{NAME}/exact/", f"{NAME}/sha256/{'0' * 64}/model.onnx", f"{NAME}/sha256/short/model.onnx",
+        f"{NAME}/exact/../../../../../../etc/passwd", f"{NAME}/../../.lock", "../live/digits/manifest.json",
+        f"{NAME}/exact/..%2f..%2f..%2f.lock", f"{NAME}/exact/%2e%2e/%2e%2e/.lock", "%2e%2e/model.onnx",
+        "..%2flive%2fdigits/model.onnx", f"{NAME}/exact//etc/passwd", f"{NAME}/exact/%00", ".hidden/model.onnx",
+        f"{NAME}%00/model.onnx", f"{NAME}/exact/manifest.json",
+    ],
+)  # fmt: skip
+def test_everything_else_is_not_there(client: httpx.Client, path: str) -> None:
+    answer = _raw(client, f"/models/{path}")
+    assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), answer[:200]
+    assert b"root:" not in answer
+    assert b"Traceback" not in answer
+
+
+def test_digests_of_another_name_are_not_there(client, store: Store, tmp_path: Path) -> None:
+    other = models.source(tmp_path, 9)
+    deploy(store, "other", {"exact": other})
+    assert client.get(f"other/sha256/{other.sha256.hex}/model.onnx").status_code == 200
+    assert client.get(f"{NAME}/sha256/{other.sha256.hex}/model.onnx").status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(client: httpx.Client, method: str) -> None:
+    for path in (f"{NAME}/model.onnx", f"{NAME}/manifest.json", f"{NAME}/exact/model.onnx"):
+        assert client.request(method, path).status_code == 405
+
+
+def test_a_damaged_or_empty_store_is_a_404(store: Store, tmp_path: Path, client) -> None:
+    (store.live_link(NAME) / "manifest.json").chmod(0o644)
+    (store.live_link(NAME) / "manifest.json").write_text("{}")
+    assert client.get(f"{NAME}/model.onnx").status_code == 404
+    with serving(_app(Store(tmp_path / "nothing"))) as address:
+        assert httpx.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
+
+
+def test_other_origins_only_if_configured(store: Store) -> None:
+    page = {"Origin": "https://page.example"}
+    with serving(_app(store, cors_origins=("https://page.example",))) as address:
+        url = f"{address}/models/{NAME}/model.onnx"
+        answer = httpx.get(url, headers=page)
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert "ETag" in answer.headers["access-control-expose-headers"]
+        asked = page | {
+            "Access-Control-Request-Method": "GET",
+            "Access-Control-Request-Headers": "range",
+        }
+        assert httpx.options(url, headers=asked).status_code == 200
+        other = httpx.get(url, headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_file_under_way_outlives_its_release(store: Store, tmp_path: Path, client) -> None:
+    """Whoever began to read reads to the end, even when the bytes are pruned meanwhile."""
+    live = store.live(NAME)
+    assert live is not None
+    with client.stream("GET", f"{NAME}/model.onnx") as answer:
+        for seed in (2, 3, 4):
+            deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
+        assert not store.content(live.slots["exact"].sha256).exists()
+        assert Digest.of_bytes(answer.read()) == live.slots["exact"].sha256
+
+
+def test_no_file_stays_open(store: Store, client: httpx.Client) -> None:
+    slot = store.live(NAME).slots["exact"]
+    path = store.file(slot.sha256, slot.model).resolve()
+    for headers in ({}, {"Range": "bytes=0-1"}, {"Range": "bytes=999999-"}, {"If-None-Match": "*"}):
+        client.get(f"{NAME}/model.onnx", headers=headers)
+        client.head(f"{NAME}/model.onnx", headers=headers)
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            opened.append(link.resolve())
+        except OSError:
+            continue
+    assert path not in opened
