@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 PORT ?= 5000
 SERVICE_PORT ?= 8400
 
-.PHONY: help install repro ui stack lint fix test check
+.PHONY: help install packages repro ui stack lint fix test check
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -42,7 +42,18 @@ fix: $(READY)  ## Format, and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(READY)  ## Run the tests, with branch coverage
+packages:  ## Install Debian's chromium and postgresql for the tests, where root lacks them
+	@missing=$$(command -v chromium >/dev/null || echo chromium); \
+	{ command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Debian's" $$missing; \
+		apt-get -qq update >/dev/null 2>&1; \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "Not here:" $$missing "- tests that need it are skipped"
+
+test: $(READY) packages  ## Run the tests, with branch coverage
 	@$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 \
 		&& echo "What happened: all tests passed. Where to look: the coverage table above; make repro, then make ui." \
 		|| { echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1; }

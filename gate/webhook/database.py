@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -13,9 +14,6 @@ from gate.errors import ServiceError
 
 READS = "gate_reads"
 """Execution option of a connection that will not write."""
-
-CONNECTIONS = 8
-"""Of one process to PostgreSQL."""
 
 _PATIENCE_S = 10
 """For a lock or an answer: the sender waits 30 s for ours."""
@@ -34,7 +32,6 @@ def open_database(url: str) -> Engine:
             parsed.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
             pool_timeout=_PATIENCE_S,
-            pool_size=CONNECTIONS,
             connect_args={
                 "connect_timeout": 5,
                 "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s",
@@ -48,6 +45,13 @@ def open_database(url: str) -> Engine:
         raise ServiceError(
             f"the inbox needs the driver {error.name}: pip install 'parity-gate[postgresql]'"
         ) from error
+
+
+def insert_new(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that leaves out rows whose key is there."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    return postgresql.insert(table).on_conflict_do_nothing()
 
 
 def alone(connection: Connection, name: str) -> bool:

@@ -29,16 +29,15 @@ from sqlalchemy import (
     Update,
     delete,
     func,
-    insert,
     null,
     or_,
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from gate.errors import InboxUnavailable
-from gate.webhook.database import CONNECTIONS, READS, alone, open_database, wait_for_turn
+from gate.webhook.database import READS, alone, insert_new, open_database, wait_for_turn
 
 _TROUBLE_LENGTH = 500
 
@@ -95,22 +94,26 @@ class Inbox:
         self.lease_s = lease_s
         self._clock = clock
         self._engine = open_database(url)
-        self.parallel = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
-        """How many threads may usefully call at once."""
         with self._writing() as connection:
             wait_for_turn(connection, "gate_inbox")
             _METADATA.create_all(connection)
 
-    def receive(self, delivery: Delivery) -> Literal["new", "seen"]:
-        """Keep a delivery. It is on disk when this returns `new`."""
+    def receive(self, deliveries: Sequence[Delivery]) -> list[Literal["new", "seen"]]:
+        """Keep deliveries, in one commit: they are on disk when this returns."""
         now = self._clock()
-        row = {**vars(delivery), "received_at": now, "due_at": now}
-        try:
-            with self._writing() as connection:
-                connection.execute(insert(_ROWS).values(row))
-        except IntegrityError:
-            return "seen"
-        return "new"
+        rows = [
+            # In one order everywhere: two processes could otherwise wait for each other's ids.
+            {**vars(delivery), "received_at": now, "due_at": now, "attempts": 0}
+            for delivery in sorted(deliveries, key=lambda delivery: delivery.delivery_id)
+        ]
+        with self._writing() as connection:
+            statement = insert_new(connection, _ROWS).values(rows).returning(_C.delivery_id)
+            new = set(connection.execute(statement).scalars())
+        states: list[Literal["new", "seen"]] = []
+        for delivery in deliveries:
+            states.append("new" if delivery.delivery_id in new else "seen")
+            new.discard(delivery.delivery_id)
+        return states
 
     def claim(self, worker: str, *, models: Collection[str], limit: int = 1000) -> Claim | None:
         """Take all waiting deliveries of one of the models (`limit` at most), or None.
@@ -236,8 +239,6 @@ def _mine(claim: Claim) -> Update:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except IntegrityError:
-        raise
     except SQLAlchemyError as error:
         cause = " ".join(str(getattr(error, "orig", None) or error).split())
         raise InboxUnavailable(

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -21,6 +20,7 @@ from gate.webhook import event as events
 from gate.webhook.body import Unread, read_body
 from gate.webhook.event import EXAMPLE_MODEL, Event, Malformed
 from gate.webhook.inbox import Delivery, Inbox
+from gate.webhook.intake import Intake
 from gate.webhook.keyring import Keyring
 from gate.webhook.metrics import Metrics
 from gate.webhook.settings import Settings
@@ -61,11 +61,9 @@ class Receiver:
     ) -> None:
         self._settings = settings
         self._keyring = keyring
-        self._inbox = inbox
+        self._intake = Intake(inbox)
         self._metrics = metrics
         self._received = received
-        # More threads than connections, or than sqlite can write with, only wait for each other.
-        self._limiter = anyio.CapacityLimiter(inbox.parallel)
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
@@ -121,7 +119,7 @@ class Receiver:
             envelope.delivery_id, said.model, said.kind, hashlib.sha256(body).hexdigest()
         )
         try:
-            state = await anyio.to_thread.run_sync(self._inbox.receive, row, limiter=self._limiter)
+            state = await self._intake.receive(row)
         except InboxUnavailable as error:
             return Answer("unavailable", 503, f"could not be kept: {error}", **fields)
         if state == "seen":

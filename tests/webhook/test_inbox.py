@@ -54,16 +54,37 @@ def taken(inbox: Inbox, worker: str = "a", **options: object) -> Claim:
 
 
 def test_an_id_is_new_once_even_after_it_is_done(inbox: Inbox) -> None:
-    assert inbox.receive(delivery("1")) == "new"
-    assert inbox.receive(delivery("1")) == "seen"
+    assert inbox.receive([delivery("1")]) == ["new"]
+    assert inbox.receive([delivery("1")]) == ["seen"]
     inbox.done(taken(inbox))
-    assert inbox.receive(delivery("1")) == "seen"
+    assert inbox.receive([delivery("1")]) == ["seen"]
     assert take(inbox) is None
+
+
+def test_several_at_once_and_twice_among_them(inbox: Inbox) -> None:
+    inbox.receive([delivery("2")])
+    states = inbox.receive([delivery(name) for name in ("3", "2", "1", "3", "1")])
+    assert states == ["new", "seen", "new", "seen", "seen"]
+    assert inbox.depth() == 3
+
+
+def test_processes_that_receive_the_same_ids_do_not_block_each_other(database: str) -> None:
+    inbox = Inbox(database)
+    ids = [str(number) for number in range(50)]
+
+    def receive(turned: bool) -> list[str]:
+        order = ids[::-1] if turned else ids
+        return [*inbox.receive([delivery(name) for name in order])]
+
+    with ThreadPoolExecutor(8) as pool:
+        states = Counter(state for found in pool.map(receive, [True, False] * 8) for state in found)
+    assert states == {"new": 50, "seen": 750}
+    inbox.close()
 
 
 def test_deliveries_of_a_model_are_taken_together_oldest_first(inbox: Inbox) -> None:
     for number, model in enumerate(["letters", "digits", "digits", "letters", "digits"]):
-        inbox.receive(delivery(str(number), model=model))
+        inbox.receive([delivery(str(number), model=model)])
     first, second = taken(inbox), taken(inbox)
     assert (first.model, first.deliveries, first.attempts) == ("letters", ("0", "3"), 1)
     assert (second.model, second.deliveries) == ("digits", ("1", "2", "4"))
@@ -71,19 +92,19 @@ def test_deliveries_of_a_model_are_taken_together_oldest_first(inbox: Inbox) -> 
 
 
 def test_what_comes_after_the_start_waits_for_the_next_look(inbox: Inbox) -> None:
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     claim = taken(inbox)
-    inbox.receive(delivery("2"))
+    inbox.receive([delivery("2")])
     assert take(inbox, "b") is None  # nobody else looks at the model meanwhile
     inbox.done(claim)
     assert taken(inbox, "b").deliveries == ("2",)
 
 
 def test_what_failed_waits_and_comes_along_with_what_is_new(inbox: Inbox, clock: Clock) -> None:
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     inbox.failed(taken(inbox), "the registry is down", retry_at=clock.now + 60)
     assert take(inbox) is None
-    inbox.receive(delivery("2"))
+    inbox.receive([delivery("2")])
     claim = taken(inbox)
     assert (claim.deliveries, claim.attempts) == (("1", "2"), 2)
     inbox.failed(claim, "still" * 1000, retry_at=clock.now + 60)
@@ -92,7 +113,7 @@ def test_what_failed_waits_and_comes_along_with_what_is_new(inbox: Inbox, clock:
 
 
 def test_a_lease_runs_out_unless_it_is_renewed(inbox: Inbox, clock: Clock) -> None:
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     lost = taken(inbox, "dead")
     clock.now += 29
     inbox.renew(lost)
@@ -110,7 +131,7 @@ def test_a_lease_runs_out_unless_it_is_renewed(inbox: Inbox, clock: Clock) -> No
 
 def test_a_claim_is_limited(inbox: Inbox) -> None:
     for number in range(5):
-        inbox.receive(delivery(str(number)))
+        inbox.receive([delivery(str(number))])
     claim = taken(inbox, limit=3)
     assert claim.deliveries == ("0", "1", "2")
     assert take(inbox, "b", limit=3) is None or inbox.depth() == 5
@@ -119,16 +140,16 @@ def test_a_claim_is_limited(inbox: Inbox) -> None:
 
 
 def test_others_models_are_left_alone(inbox: Inbox) -> None:
-    inbox.receive(delivery("1", model="another"))
+    inbox.receive([delivery("1", model="another")])
     assert take(inbox) is None
     assert inbox.depth() == 1
 
 
 def test_depth_and_age(inbox: Inbox, clock: Clock) -> None:
     assert (inbox.depth(), inbox.oldest_age()) == (0, 0)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     clock.now += 5
-    inbox.receive(delivery("2"))
+    inbox.receive([delivery("2")])
     assert inbox.depth() == 2
     assert inbox.oldest_age() == pytest.approx(5, abs=0.1)
     inbox.done(taken(inbox))
@@ -136,20 +157,20 @@ def test_depth_and_age(inbox: Inbox, clock: Clock) -> None:
 
 
 def test_old_ids_are_forgotten_and_no_younger_ones(inbox: Inbox, clock: Clock) -> None:
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     inbox.done(taken(inbox))
     clock.now += 600
-    inbox.receive(delivery("2"))
+    inbox.receive([delivery("2")])
     clock.now += 10
     assert inbox.purge(keep_s=600) == 1
-    assert inbox.receive(delivery("1")) == "new"
-    assert inbox.receive(delivery("2")) == "seen"
+    assert inbox.receive([delivery("1")]) == ["new"]
+    assert inbox.receive([delivery("2")]) == ["seen"]
 
 
 def test_all_survives_opening_it_again(database: str) -> None:
     for expected in ("new", "seen"):
         inbox = Inbox(database)
-        assert inbox.receive(delivery("1")) == expected
+        assert inbox.receive([delivery("1")]) == [expected]
         inbox.close()
 
 
@@ -157,7 +178,7 @@ def test_many_threads_receive_each_id_once(database: str) -> None:
     inbox = Inbox(database)
     ids = [str(number % 25) for number in range(100)]
     with ThreadPoolExecutor(20) as pool:
-        states = Counter(pool.map(lambda name: inbox.receive(delivery(name)), ids))
+        states = Counter(pool.map(lambda name: inbox.receive([delivery(name)])[0], ids))
     assert states == {"new": 25, "seen": 75}
     inbox.close()
 
@@ -166,7 +187,7 @@ def test_many_threads_share_no_model(database: str) -> None:
     inbox = Inbox(database)
     models = [f"m{number}" for number in range(8)]
     for number in range(40):
-        inbox.receive(delivery(str(number), model=models[number % 8]))
+        inbox.receive([delivery(str(number), model=models[number % 8])])
     gate = threading.Barrier(8)
 
     def all_of(worker: int) -> list[Claim]:
@@ -200,8 +221,8 @@ number = 0
 idle = 0
 while idle < 20:
     if number < int(receives):
-        inbox.receive(delivery(f"{name}-{number}", model=f"m{number % 5}"))
-        inbox.receive(delivery(f"both-{number}", model=f"m{number % 5}"))
+        inbox.receive([delivery(f"{name}-{number}", model=f"m{number % 5}")])
+        inbox.receive([delivery(f"both-{number}", model=f"m{number % 5}")])
         number += 1
     claim = inbox.claim(name, models=[f"m{n}" for n in range(5)], limit=3)
     if claim is None:
@@ -252,7 +273,7 @@ def test_two_processes_do_everything_once_and_never_share_a_model(database: str)
 
 def test_a_killed_process_loses_its_lease(database: str) -> None:
     inbox = Inbox(database, lease_s=0.5)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     program = (
         "import os, sys; from gate.webhook.inbox import Inbox;"
         "claim = Inbox(sys.argv[1], lease_s=0.5).claim('dead', models=['digits']);"
@@ -290,7 +311,7 @@ class TestUnavailable:
         with inbox._writing() as connection:
             connection.exec_driver_sql("DROP TABLE gate_inbox")
         for attempt in (
-            lambda: inbox.receive(delivery("1")),
+            lambda: inbox.receive([delivery("1")]),
             lambda: take(inbox),
             inbox.depth,
             inbox.oldest_age,
@@ -310,9 +331,9 @@ class TestUnavailable:
         other = sqlite3.connect(tmp_path / "inbox.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(InboxUnavailable, match="locked"):
-            inbox.receive(delivery("1"))
+            inbox.receive([delivery("1")])
         other.execute("ROLLBACK")
-        assert inbox.receive(delivery("1")) == "new"
+        assert inbox.receive([delivery("1")]) == ["new"]
         other.close()
         inbox.close()
 
@@ -346,7 +367,7 @@ def test_nothing_is_lost_whatever_happens(tmp_path: Path, steps: list[tuple[str,
     claim: Claim | None = None
     for step, number in steps:
         if step == "receive":
-            state = inbox.receive(delivery(str(number), model=MODELS[number % 2]))
+            (state,) = inbox.receive([delivery(str(number), model=MODELS[number % 2])])
             assert (state == "seen") == (str(number) in received)
             received.add(str(number))
         elif step == "claim" and claim is None:

@@ -61,7 +61,7 @@ def test_waking_is_immediate(inbox: Inbox) -> None:
         until(lambda: recorder.ended)
         for number in range(5):
             time.sleep(0.05)
-            inbox.receive(delivery(str(number)))
+            inbox.receive([delivery(str(number))])
             start = time.monotonic()
             worker.wake()
             until(lambda number=number: f"delivery {number}" in recorder.causes)
@@ -71,7 +71,7 @@ def test_waking_is_immediate(inbox: Inbox) -> None:
 def test_what_another_process_received_is_found(inbox: Inbox) -> None:
     recorder = Recorder()
     with working(inbox, recorder):
-        inbox.receive(delivery("1"))
+        inbox.receive([delivery("1")])
         until(lambda: recorder.causes == ["delivery 1"])
 
 
@@ -85,11 +85,11 @@ def test_one_look_serves_all_that_came_before_it(inbox: Inbox) -> None:
 
     recorder = Recorder(effect)
     with working(inbox, recorder) as worker:
-        inbox.receive(delivery("0"))
+        inbox.receive([delivery("0")])
         worker.wake()
         begun.wait(10)
         for number in range(1, 4):
-            inbox.receive(delivery(str(number)))
+            inbox.receive([delivery(str(number))])
             worker.wake()
         go_on.set()
         until(lambda: inbox.depth() == 0)
@@ -116,7 +116,7 @@ def test_what_fails_is_tried_again(
             raise found
 
     recorder = Recorder(effect)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     with working(inbox, recorder) as worker:
         until(lambda: inbox.depth() == 0)
         until(lambda: ("digits", "timer") in recorder.ended)
@@ -136,7 +136,7 @@ def test_a_failing_delivery_does_not_spin(inbox: Inbox) -> None:
             raise RegistryUnavailable("no server")
 
     recorder = Recorder(effect)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     with working(inbox, recorder):
         until(lambda: recorder.causes)
         time.sleep(0.7)
@@ -154,9 +154,9 @@ def test_stopping_finishes_what_is_under_way_and_takes_nothing_more(inbox: Inbox
 
     recorder = Recorder(effect)
     with working(inbox, recorder) as worker:
-        inbox.receive(delivery("1"))
+        inbox.receive([delivery("1")])
         begun.wait(10)
-        inbox.receive(delivery("2"))
+        inbox.receive([delivery("2")])
         assert not worker.stop(timeout_s=0.01)
         assert not worker.alive
         assert worker.stop(timeout_s=10)
@@ -174,7 +174,7 @@ def test_a_long_look_keeps_its_lease(inbox: Inbox) -> None:
 
     recorder = Recorder(effect)
     with working(inbox, recorder):
-        inbox.receive(delivery("1"))
+        inbox.receive([delivery("1")])
         begun.wait(10)
         while inbox.depth():
             assert inbox.claim("another", models=(MODEL,)) is None
@@ -193,7 +193,7 @@ def test_the_timer_goes_on_without_the_inbox(
         until(lambda: len(recorder.calls) > seen + 2)
         with inbox._writing() as connection:
             connection.exec_driver_sql("ALTER TABLE away RENAME TO gate_inbox")
-        inbox.receive(delivery("1"))
+        inbox.receive([delivery("1")])
         until(lambda: "delivery 1" in recorder.causes)
         assert worker.alive
     assert "look at the database" in caplog.text
@@ -211,7 +211,7 @@ def test_a_fault_of_the_inbox_does_not_end_it(
         return claim(*arguments, **options)
 
     monkeypatch.setattr(inbox, "claim", faulty)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     with working(inbox, recorder):
         until(lambda: recorder.causes == ["delivery 1"])
     assert "a fault of its own" in caplog.text
@@ -222,13 +222,13 @@ def test_a_slow_model_does_not_starve_the_timer(inbox: Inbox) -> None:
     numbers = iter(range(10_000))
     with working(inbox, recorder, models=("a", "digits"), interval_s=0.2):
         for _ in range(60):
-            inbox.receive(delivery(str(next(numbers))))
+            inbox.receive([delivery(str(next(numbers)))])
             time.sleep(0.02)
         assert recorder.calls.count(("a", "timer")) >= 3
 
 
 def test_old_deliveries_are_forgotten(inbox: Inbox) -> None:
-    inbox.receive(delivery("1", model="another"))
+    inbox.receive([delivery("1", model="another")])
     time.sleep(0.05)
     with working(inbox, Recorder(), keep_s=0.01):
         until(lambda: inbox.depth() == 0)
@@ -238,7 +238,7 @@ def test_what_was_done_is_logged_and_counted(
     inbox: Inbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    inbox.receive(delivery("1"))
+    inbox.receive([delivery("1")])
     with working(inbox, Recorder()) as worker:
         until(lambda: metric(worker, 'gate_actions_total{kind="review",outcome="promoted"} 2.0'))
     fields = [getattr(record, "fields", None) for record in caplog.records]
