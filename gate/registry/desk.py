@@ -17,6 +17,9 @@ from gate.registry.lock import promotion_lock
 from gate.registry.port import CHAMPION, GOLDEN, Alias, Registry
 from gate.registry.release import Release, digest_of_model
 
+PATIENCE_S = 30.0
+"""How long another promotion, or the service's look, is waited for."""
+
 
 @dataclass(frozen=True)
 class Desk:
@@ -90,17 +93,17 @@ class Desk:
         )
 
     @contextlib.contextmanager
-    def alone(self, *, patience_s: float = 0.0) -> Iterator[None]:
+    def alone(self, *, quietly: bool = False) -> Iterator[None]:
         """Hold the promotion lock, and finish the move of `champion` that a crash left.
 
-        Raises PromotionConflict where another process holds it for longer than `patience_s`; who
-        has no patience writes that down.
+        Raises PromotionConflict where another process holds it for too long, after writing it
+        down; `quietly`: without, because we come again.
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(promotion_lock(self.ledger, patience_s=patience_s))
+                stack.enter_context(promotion_lock(self.ledger, patience_s=PATIENCE_S))
             except PromotionConflict as error:
-                if patience_s == 0.0:
+                if not quietly:
                     self.write("conflict", str(error))
                 raise
             self._finish_move()

@@ -21,8 +21,6 @@ from gate.webhook.port import Taken
 from gate.webhook.review import review
 from gate.webhook.settings import Settings
 
-_PATIENCE_S = 60.0
-"""How long another promotion is waited for."""
 _RECHECK_S = 600.0
 """After which the bytes behind `champion` are downloaded and hashed anew, without any event."""
 
@@ -51,7 +49,7 @@ class Reconciler:
     def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
         """As `Reconcile`. Every action is a line in the ledger, with `cause`."""
         desk = Desk(self._registry, self._ledger, model, cause=cause, same=self._same)
-        with desk.alone(patience_s=_PATIENCE_S):
+        with desk.alone(quietly=True):
             thoroughly = self._is_due(model, desk.alias(CHAMPION))
             taken = guard(desk, self._policy, thoroughly=thoroughly)
             taken += review(desk, self._policy)

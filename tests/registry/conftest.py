@@ -17,6 +17,11 @@ def _no_dvc_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gate.registry.desk.PATIENCE_S", 0.5)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "gate" / "ledger.jsonl")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +38,16 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *, guarded: bool = False) -> Iterator[Server]:
+def serving(
+    folder: Path, *, guarded: bool = False, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server with one worker; `guarded`: with MLflow's own users and permissions."""
     port = _free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"} | dict(environment or {})
     environment.pop("MLFLOW_TRACKING_URI", None)
     if guarded:
         command += ["--app-name", "basic-auth"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 
@@ -144,8 +145,19 @@ def test_a_spoiled_journal_is_an_error(ledger):
         pass
 
 
-def test_who_has_patience_waits_and_writes_no_conflict(ledger):
+@pytest.mark.parametrize("quietly", [True, False])
+def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
+    monkeypatch.setattr("gate.registry.desk.PATIENCE_S", 0.0)
     desk = desk_of(ledger)
-    with promotion_lock(ledger), pytest.raises(PromotionConflict), desk.alone(patience_s=0.2):
+    with promotion_lock(ledger), pytest.raises(PromotionConflict), desk.alone(quietly=quietly):
         pass
-    assert lines(ledger) == []
+    assert lines(ledger) == ([] if quietly else [("conflict", None)])
+
+
+def test_a_short_look_of_another_process_is_waited_for(ledger):
+    desk = desk_of(ledger)
+    lock = promotion_lock(ledger)
+    lock.__enter__()
+    threading.Timer(0.3, lock.__exit__, (None, None, None)).start()
+    with desk.alone():
+        assert lines(ledger) == []

@@ -24,6 +24,7 @@ from gate.errors import (
     RegistryUnavailable,
     StorageError,
 )
+from gate.registry import desk
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.mlflow_process import lent
@@ -329,6 +330,7 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
             barrier.wait(240)
 
     registry.before = meet
+    desk.PATIENCE_S = 0.0
     try:
         made = promote(
             registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.jsonl")
