@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.stack import Stack, mlflow_server, stack
+from tests.registry.servers import Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as started:
+        yield started
+
+
+@pytest.fixture
+def whole(tmp_path: Path, server: Server, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A stack for a model of this test's own."""
+    name = "".join(char if char.isalnum() else "-" for char in request.node.name)[:50].strip("-")
+    with stack(tmp_path, server, name) as started:
+        yield started

@@ -1,0 +1,196 @@
+"""The whole thing on this machine: a real MLflow server, its webhook, `gate serve`, releases."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from ruamel.yaml import YAML
+
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.port import CANDIDATE, CHAMPION, TAG_REVIEW
+from gate.registry.promotion import Promotion, promote
+from pipelines.stack import encryption_key
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import NAME, evidence, onnx_file, release
+from tests.registry.servers import Server, make_run, serving
+
+POLICY = builders.policy(review="required")
+SOON_S = 5.0
+"""Within which the service must have acted on an event."""
+DEADLINE_S = 30.0
+
+
+def webhooks_allowed(folder: Path) -> dict[str, str]:
+    """What an MLflow server needs to send webhooks to this machine."""
+    return {
+        "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
+        "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
+        "MLFLOW_WEBHOOK_CACHE_TTL": "1",
+        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": encryption_key(folder / "key"),
+    }
+
+
+@dataclass
+class Stack:
+    """Paths and addresses; `restart` and `kill` are the service's."""
+
+    folder: Path
+    server: Server
+    model: str = NAME
+    address: str = ""
+    service: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def registry(self) -> MlflowRegistry:
+        return MlflowRegistry(self.server.uri)
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "store")
+
+    def lines(self) -> list[tuple[str, str | None]]:
+        return [(e.action, e.version) for e in self.entries()]
+
+    def entries(self) -> list[LedgerEntry]:
+        return [entry for entry in self.ledger.entries() if entry.model == self.model]
+
+    def hand_in(self, seed: int) -> Promotion:
+        """Measure, decide, promote: as a pipeline does, with golden vectors."""
+        place = self.folder / f"release-{self.model}-{seed}"
+        path = onnx_file(place / "model.onnx", seed=seed)
+        origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
+        vectors.golden_of(place / "golden", path, origin=origin)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        of = release(
+            path, evidence=evidence(path, measured_at=at), policy=POLICY, golden=place / "golden"
+        )
+        of = dataclasses.replace(of, model_name=self.model, run_id=make_run(self.server.uri))
+        return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
+
+    def approve(self, number: str) -> None:
+        self.registry.set_tag(self.model, number, (TAG_REVIEW, "approved"))
+
+    def point(self, number: str) -> None:
+        self.registry.set_alias(self.model, CHAMPION, number)
+
+    def serves(self) -> str | None:
+        return self.registry.alias(self.model, CHAMPION)
+
+    def waits(self) -> str | None:
+        return self.registry.alias(self.model, CANDIDATE)
+
+    def deployed(self) -> str | None:
+        """The digest that the service serves, as a client sees it."""
+        answer = httpx.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
+        if answer.status_code == 404:
+            return None
+        slots = answer.raise_for_status().json()["slots"]
+        return str(slots[EXACT]["sha256"]).removeprefix("sha256:")
+
+    def digest(self, number: str) -> str:
+        """What the gate measured of a version."""
+        lines = [e for e in self.entries() if e.version == number and e.sha256 is not None]
+        assert lines[0].sha256 is not None
+        return lines[0].sha256.hex
+
+    def launch(self, *options: str, wrapper: Path | None = None, interval: float = 300) -> None:
+        """Start the service; `wrapper`: a program that does it in its own way."""
+        program = [str(wrapper)] if wrapper else ["-m", "gate"]
+        command = [
+            sys.executable, *program, "serve", "--model", self.model, "--port", "0",
+            "--tracking-uri", self.server.uri, "--secret-file", str(self.folder / "secrets"),
+            "--policy", str(self.folder / "policy.yaml"), "--interval", str(interval),
+            "--ledger", str(self.folder / "ledger.jsonl"), "--store", str(self.folder / "store"),
+            "--inbox", f"sqlite:///{self.folder}/inbox.db", "--log-format", "json", *options,
+        ]  # fmt: skip
+        log = self.folder / "service.log"
+        with log.open("ab") as stream:
+            start = stream.tell()
+            self.service = subprocess.Popen(command, stdout=stream, stderr=stream)
+        self.address = self._listening(log, start)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.service is not None
+        self.service.send_signal(number)
+        return self.service.wait(60)
+
+    def register(self) -> None:
+        """Have the server send its events to where the service listens now."""
+        done = subprocess.run(
+            [sys.executable, "-m", "gate", "webhooks", "register", "--tracking-uri",
+             self.server.uri, "--url", f"{self.address}/webhooks/mlflow", "--name", self.model,
+             "--secret-file", str(self.folder / "secrets")],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def _listening(self, log: Path, start: int) -> str:
+        def found() -> str | None:
+            assert self.service is not None
+            assert self.service.poll() is None, log.read_text()[-3000:]
+            for line in log.read_bytes()[start:].decode().splitlines():
+                if '"listening"' in line:
+                    return str(json.loads(line)["address"])
+            return None
+
+        address = until(found, DEADLINE_S)
+        assert address is not None
+        return address
+
+
+def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
+    """What `look` gives as soon as it is true, or at last."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = look()
+        if seen or time.monotonic() > deadline:
+            return seen
+        time.sleep(0.05)
+
+
+@contextmanager
+def stack(folder: Path, server: Server, model: str = NAME) -> Iterator[Stack]:
+    """A service for one model, with the webhook registered; nothing is promoted."""
+    made = Stack(folder, server, model)
+    policy = {"gate": POLICY.to_plain()}
+    YAML(typ="safe").dump(policy, folder / "policy.yaml")
+    subprocess.run(
+        [sys.executable, "-c", "import sys; from pathlib import Path; "
+         "from gate.webhook.keyring import write; write(Path(sys.argv[1]), ['s' * 40])",
+         str(folder / "secrets")], check=True,
+    )  # fmt: skip
+    made.registry.ensure_model(model)
+    made.launch()
+    try:
+        made.register()
+        time.sleep(1.2)  # the server's cache of webhooks
+        yield made
+    finally:
+        if made.service is not None and made.service.poll() is None:
+            made.stop(signal.SIGKILL)
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[Server]:
+    """A server that may send webhooks to this machine."""
+    with serving(folder, environment=webhooks_allowed(folder)) as server:
+        yield server

@@ -1,0 +1,81 @@
+"""A real server, its real webhook, the real service: what happens within five seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.end_to_end.stack import Stack, until
+
+pytestmark = pytest.mark.slow
+
+
+def served(whole: Stack, seed: int = 1) -> str:
+    """A version that was approved and is deployed."""
+    number = whole.hand_in(seed).version
+    assert number is not None
+    whole.approve(number)
+    assert until(lambda: whole.deployed() == whole.digest(number))
+    return number
+
+
+def test_approval_promotes_and_deploys(whole: Stack) -> None:
+    number = whole.hand_in(1).version
+    assert number is not None
+    assert whole.waits() == number
+    assert whole.serves() is None
+    assert whole.deployed() is None
+    whole.approve(number)
+    assert until(lambda: whole.deployed() == whole.digest(number))
+    assert whole.serves() == number
+    assert whole.lines() == [("passed", number), ("promoted", number), ("deployed", number)]
+    assert all(e.cause and e.cause.startswith("delivery ") for e in whole.entries()[1:])
+
+
+def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
+    good = served(whole)
+    refused = whole.hand_in(2).version
+    assert refused is not None
+    whole.registry.set_tag(whole.model, refused, ("gate.review", "rejected"))
+    assert until(lambda: ("rejected", refused) in whole.lines())
+    whole.point(refused)
+    assert until(lambda: ("reverted", good) in whole.lines())
+    assert whole.serves() == good
+    assert whole.deployed() == whole.digest(good)
+    assert ("deployed", refused) not in whole.lines()
+
+
+def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
+    whole: Stack,
+) -> None:
+    good = served(whole)
+    number = whole.hand_in(2).version
+    assert number is not None
+    artifacts = [
+        path for path in whole.server.artifacts.rglob("model.onnx")
+        if whole.digest(number) in _digest(path)
+    ]  # fmt: skip
+    assert artifacts
+    for path in artifacts:
+        path.write_bytes(path.read_bytes() + b"\0")
+    whole.approve(number)
+    assert until(lambda: ("violation", number) in whole.lines())
+    assert until(lambda: ("refused", number) in whole.lines())
+    assert whole.serves() == good
+    assert whole.deployed() == whole.digest(good)
+
+
+def test_what_was_missed_is_made_up_for_at_the_start(whole: Stack) -> None:
+    number = whole.hand_in(1).version
+    assert number is not None
+    assert whole.stop() == 0
+    whole.approve(number)
+    whole.launch()
+    assert until(lambda: whole.deployed() == whole.digest(number), 15)
+    assert whole.entries()[-1].cause == "timer"
+
+
+def _digest(path: object) -> str:
+    import hashlib
+    from pathlib import Path
+
+    return hashlib.sha256(Path(str(path)).read_bytes()).hexdigest()
