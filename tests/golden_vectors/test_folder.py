@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,22 @@ def _link(folder: Path) -> None:
 
 
 def _name_outside(folder: Path) -> None:
+    path = _first_array(folder)
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
-    _edited(folder, outputs=[output | {"file": "../../etc/passwd"}])
+    path.rename(folder.parent / "outside.bin")
+    _edited(folder, outputs=[output | {"file": "../outside.bin"}])
+
+
+def _pipe(folder: Path) -> None:
+    """Whoever opened it would wait for ever."""
+    path = _first_array(folder)
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _reshape(folder: Path) -> None:
+    output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
+    _edited(folder, outputs=[output | {"shape": [4, 11]}])
 
 
 def _of_numpy(folder: Path) -> None:
@@ -176,6 +191,8 @@ def _share_a_file(folder: Path) -> None:
         (_shorten, DigestMismatch),
         (_lengthen, DigestMismatch),
         (_link, EvidenceError),
+        (_pipe, EvidenceError),
+        (_reshape, DigestMismatch),
         (_name_outside, EvidenceError),
         (_of_numpy, EvidenceError),
         (_share_a_file, EvidenceError),
