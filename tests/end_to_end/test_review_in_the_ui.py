@@ -1,0 +1,80 @@
+"""A reviewer in MLflow's own pages: a click, and within five seconds the file is deployed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from tests.end_to_end.stack import SOON_S, Stack, until
+
+pytestmark = pytest.mark.slow
+SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+"""What people see, for a look after the run."""
+PAGE_MS = 60_000
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "no chromium: make test installs it as root, else apt install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        made = browser.new_page(viewport={"width": 1500, "height": 1400})
+        made.set_default_timeout(PAGE_MS)
+        yield made
+        browser.close()
+
+
+def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
+    number = whole.hand_in(1).version
+    assert number is not None
+    version = f"{whole.server.uri}/#/models/{whole.model}/versions/{number}"
+    page.goto(version)
+    page.get_by_text("@ candidate").wait_for()
+    page.get_by_label("tag name").fill("gate.review")
+    page.get_by_label("tag value").fill("approved")
+    page.get_by_test_id("add-tag-button").click()
+    clicked = time.monotonic()
+    assert until(lambda: whole.deployed() == whole.digest(number))
+    assert time.monotonic() - clicked <= SOON_S + 0.5
+    assert whole.serves() == number
+    assert whole.lines() == [("passed", number), ("promoted", number), ("deployed", number)]
+    live = whole.store.live_path(whole.model) / "model.onnx"
+    assert live.read_bytes() == (whole.folder / f"release-{whole.model}-1/model.onnx").read_bytes()
+
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.reload()
+    page.get_by_text("@ champion").wait_for()
+    page.screenshot(path=SHOTS / "version.png")
+    run = whole.registry.version(whole.model, number).run_id
+    page.goto(f"{whole.server.uri}/#/experiments/{_experiment(whole, run)}/runs/{run}")
+    page.get_by_text("Registered models").first.wait_for()
+    page.screenshot(path=SHOTS / "run.png")
+
+
+def test_a_rejection_in_the_pages_is_final(whole: Stack, page: Page) -> None:
+    number = whole.hand_in(1).version
+    assert number is not None
+    page.goto(f"{whole.server.uri}/#/models/{whole.model}/versions/{number}")
+    page.get_by_label("tag name").fill("gate.review")
+    page.get_by_label("tag value").fill("rejected")
+    page.get_by_test_id("add-tag-button").click()
+    assert until(lambda: ("rejected", number) in whole.lines())
+    whole.point(number)
+    assert until(lambda: ("reverted", None) in whole.lines())
+    assert whole.deployed() is None
+
+
+def _experiment(whole: Stack, run: str | None) -> str:
+    from mlflow import MlflowClient
+
+    assert run is not None
+    return str(MlflowClient(tracking_uri=whole.server.uri).get_run(run).info.experiment_id)
