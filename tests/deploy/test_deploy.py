@@ -201,6 +201,15 @@ def test_spoiled_bytes_never_serve(store: Store, tmp_path: Path, spoil, reason: 
     check_tidy(store)
 
 
+def test_another_whole_file_is_refused_by_its_digest_alone(store: Store, tmp_path: Path) -> None:
+    """It loads, and nothing else contradicts it."""
+    wanted = models.source(tmp_path, 1).sha256
+    other = Source.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=wanted)
+    refused = deploy(store, NAME, {"exact": other})
+    assert refused.outcome == "refused"
+    assert f"expected {wanted}" in refused.reason
+
+
 @pytest.mark.parametrize(("spoil", "reason"), [(_lie, "max_abs_diff"), (_damage, "digest")])
 def test_vectors_of_unknown_digest_are_computed_too(store, tmp_path, spoil, reason) -> None:
     good = models.source(tmp_path)
