@@ -218,18 +218,15 @@ sys.stdin.readline()
 from tests.webhook.deliveries import delivery
 from gate.webhook.inbox import Delivery
 number = 0
-idle = 0
-while idle < 20:
+while number < int(receives) or inbox.depth():
     if number < int(receives):
         inbox.receive([delivery(f"{name}-{number}", model=f"m{number % 5}")])
         inbox.receive([delivery(f"both-{number}", model=f"m{number % 5}")])
         number += 1
     claim = inbox.claim(name, models=[f"m{n}" for n in range(5)], limit=3)
     if claim is None:
-        idle += 1
         time.sleep(0.01)
         continue
-    idle = 0
     begun = time.time()
     time.sleep(0.002)
     for delivery_id in claim.deliveries:
@@ -256,13 +253,16 @@ def test_two_processes_do_everything_once_and_never_share_a_model(database: str)
             process.stdin.write("go\n")
             process.stdin.flush()
         outputs = [process.communicate(timeout=120)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     rows = [(who, *line.split()) for who, text in enumerate(outputs) for line in text.splitlines()]
     expected = {f"{who}-{n}" for who in ("left", "right", "both") for n in range(40)}
-    assert Counter(row[1] for row in rows) == dict.fromkeys(expected, 1)
+    counted = Counter(row[1] for row in rows)
+    assert {name: number for name, number in counted.items() if number > 1} == {}
+    assert expected - set(counted) == set()
     assert {row[0] for row in rows} == {0, 1}
     for model in {row[2] for row in rows}:
         spans = sorted({(float(row[3]), float(row[4]), row[0]) for row in rows if row[2] == model})
