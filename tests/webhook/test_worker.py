@@ -246,3 +246,35 @@ def test_what_was_done_is_logged_and_counted(
         "model": MODEL, "cause": "delivery 1", "kind": "review", "outcome": "promoted", "to": "3",
     } in fields  # fmt: skip
     assert "approved by a test" in caplog.text
+
+
+def test_it_rests_when_there_is_nothing_to_do(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, claim, looked = Recorder(), inbox.claim, []
+    monkeypatch.setattr(inbox, "claim", lambda *a, **o: looked.append(a) or claim(*a, **o))
+    with working(inbox, recorder, poll_s=3600) as worker:
+        until(lambda: recorder.ended)
+        for _ in range(3):
+            worker.wake()
+            time.sleep(0.1)
+    assert len(looked) < 12
+
+
+def test_no_other_step_begins_once_it_is_stopping(inbox: Inbox) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def effect(_model: str, cause: str) -> None:
+        if cause != "timer":
+            begun.set()
+            go_on.wait(10)
+
+    recorder = Recorder(effect)
+    with working(inbox, recorder, interval_s=0.05) as worker:
+        inbox.receive([delivery("1")])
+        begun.wait(10)
+        time.sleep(0.1)  # the timer is due now
+        assert not worker.stop(timeout_s=0.01)
+        go_on.set()
+        assert worker.stop(timeout_s=10)
+    assert recorder.calls[-1] == (MODEL, "delivery 1")
