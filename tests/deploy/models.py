@@ -10,7 +10,8 @@ from gate.deploy.source import Source
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
 from gate.digest import Digest
-from gate.golden.folder import Expected
+from gate.export.onnx_file import read_subject
+from gate.golden.folder import Expected, read_golden
 from tests.golden_vectors import vectors
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
@@ -58,6 +59,14 @@ def check_whole(store: Store, name: str = NAME) -> Manifest:
         assert {label: slot.sha256 for label, slot in old.slots.items()} == earlier.slots
         assert all(prove(store, slot) is None for slot in old.slots.values())
     return live
+
+
+def check_contents(store: Store) -> None:
+    """Whatever is in the store is whole, and is what its folder is called."""
+    for folder in (store.root / "store").iterdir() if (store.root / "store").exists() else ():
+        model = folder / "model.onnx"
+        seen = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
+        assert seen.hex == folder.name
 
 
 def check_tidy(store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gate.deploy.deploy import Deployment, deploy, rollback
 from gate.deploy.store import Store
 from tests.deploy import dying, models
-from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.deploy.models import NAME, check_contents, check_tidy, check_whole
 
 FIRST, SECOND, THIRD = (1,), (2, 3), (4, 5)
 """Seeds of the slots of three releases."""
@@ -78,6 +78,7 @@ def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, be
         store = Store(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True) if before else None
         steps, killed = _die(context, store.root, files, THIRD, survived)
+        check_contents(store)
         live = store.live(NAME)
         if live is None:
             assert not before

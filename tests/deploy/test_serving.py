@@ -256,6 +256,9 @@ def test_a_damaged_or_empty_store_is_a_404(store: Store, tmp_path: Path, client)
 
 def test_other_origins_only_if_configured(store: Store) -> None:
     page = {"Origin": "https://page.example"}
+    with serving(_app(store)) as address:
+        answer = httpx.get(f"{address}/models/{NAME}/model.onnx", headers=page)
+        assert "access-control-allow-origin" not in answer.headers
     with serving(_app(store, cors_origins=("https://page.example",))) as address:
         url = f"{address}/models/{NAME}/model.onnx"
         answer = httpx.get(url, headers=page)
