@@ -71,7 +71,8 @@ class Model:
         live = self.store.live(self.name)
         return {
             "lines": [
-                (e.action, e.version, e.previous_version) for e in self.place.ledger.entries()
+                (e.action, e.version, e.previous_version, e.operation is None)
+                for e in self.place.ledger.entries()
             ],
             "champion": self.registry.alias(self.name, CHAMPION),
             "live": live and live.slots[EXACT].sha256,
