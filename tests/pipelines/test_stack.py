@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gate.errors import RegistryUnavailable
+from gate.registry.ledger import Ledger
+from pipelines import paths, promote, stack
+from pipelines.stage import DONE
+from tests.pipelines.conftest import REPOSITORY, clean_environment
+from tests.pipelines.test_ui import free_port
+
+
+def test_secrets_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "key"
+    key = stack.encryption_key(path)
+    assert stack.encryption_key(path) == key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    from cryptography.fernet import Fernet
+
+    Fernet(key)
+
+
+def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind((stack.HOST, 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        monkeypatch.setattr(
+            sys, "argv", ["stack", "--port", str(free_port()), "--service-port", port]
+        )
+        with pytest.raises(RegistryUnavailable, match="make stack PORT=.* SERVICE_PORT="):
+            stack.main()
+
+
+def test_with_a_server_of_one_s_own_it_says_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    with pytest.raises(RegistryUnavailable, match="docs/production.md"):
+        stack.run(free_port(), free_port(), model="tiny")
+
+
+def test_a_child_that_ends_is_told(project: Path) -> None:
+    with (
+        stack.started(
+            "brief", [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ)
+        ) as it,
+        pytest.raises(RegistryUnavailable, match="brief .* ended with 3"),
+    ):
+        stack.wait_for("http://127.0.0.1:1", it)
+
+
+@pytest.mark.slow
+def test_it_deploys_what_was_promoted_before_and_ends_with_ctrl_c(measured: Path) -> None:
+    assert promote.main() == DONE
+    port, service_port = free_port(), free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipelines.stack", "--port", str(port),
+         "--service-port", str(service_port)],
+        cwd=measured, text=True, env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            told = []
+            for line in process.stdout:
+                told.append(line)
+                if line.startswith("Ctrl-C"):
+                    break
+            else:
+                pytest.fail(process.stderr.read())
+            address = f"http://127.0.0.1:{service_port}/models/tiny/manifest.json"
+            assert any(address in line for line in told)
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                manifest = json.load(answer)
+            digest = Ledger(paths.state() / "ledger.jsonl").entries()[0].sha256
+            assert manifest["slots"]["exact"]["sha256"] == str(digest)
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=90)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    assert "Stopped." in rest
+    for gone in (port, service_port):
+        stack.require_free(gone, remedy="-")
+    assert [e.action for e in Ledger(paths.state() / "ledger.jsonl").entries()] == [
+        "promoted", "deployed",
+    ]  # fmt: skip
