@@ -27,7 +27,7 @@ EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
 INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-_COMMANDS = (
+COMMANDS = (
     "check",
     "locate",
     "promote",
@@ -47,7 +47,7 @@ class _Commands(click.Group):
     """Commands that are imported when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

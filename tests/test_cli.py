@@ -26,7 +26,7 @@ PLAIN = {
     "PYTHONIOENCODING": "ascii",
     "PYTHONPATH": str(Path(__file__).parents[1]),
 }
-COMMANDS = ("check", "promote", "rollback", "history", "doctor")
+COMMANDS = cli.COMMANDS
 GOOD = ["good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
 
 

@@ -65,6 +65,7 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
     assert [words[1] for words in commands] == [
         "check",
         "promote",
+        "verify-release",
         "history",
         "doctor",
         "locate",
