@@ -249,7 +249,7 @@ class Policy(_PolicyRecord):
         """
         agreement = 1.0 if task == "classification" else None
         cpu = Bounds(
-            scaled_diff=5e-3,
+            scaled_diff=2e-2,
             top1_agreement=agreement,
             noise_ratio=1.5,
             noise_peak=6.0,
@@ -258,7 +258,7 @@ class Policy(_PolicyRecord):
             batch_invariance_ratio=16.0,
         )
         cuda = Bounds(
-            scaled_diff=5e-3,
+            scaled_diff=2e-2,
             top1_agreement=agreement,
             noise_ratio=32.0,
             noise_peak=64.0,
