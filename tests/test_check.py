@@ -67,7 +67,7 @@ def test_a_changed_weight_is_rejected(project: Path) -> None:
         workload=Workload.open(project / "images.npy"),
     )
     assert verdicted.decision.verdict is Verdict.FAIL
-    assert {check.name for check in verdicted.decision.problems} >= {"scaled_diff"}
+    assert {check.name for check in verdicted.decision.problems} >= {"noise_ratio", "noise_diff"}
 
 
 def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gate.deploy.manifest import check_name
 from gate.deploy.store import Store
 from gate.policy import Policy
 from gate.registry.desk import Desk
@@ -64,7 +65,10 @@ class Reconciler:
 
 
 def reconciler(settings: Settings) -> Reconciler:
-    """The reconciler of a service. Raises PolicyError."""
+    """The reconciler of a service. Raises PolicyError, and StorageError for a model whose name can
+    be no folder's."""
+    for model in settings.models:
+        check_name(model, what="deployed model")
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
     return Reconciler(
