@@ -21,6 +21,7 @@ from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow_process import lent
 from gate.registry.port import CANDIDATE, CHAMPION, TAG_REVIEW
 from gate.registry.promotion import Promotion, promote
 from pipelines.stack import encryption_key
@@ -143,6 +144,16 @@ class Stack:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
+    def unregister(self) -> None:
+        """Else the server's senders are busy with services that are gone."""
+        with lent(self.server.uri):
+            from mlflow import MlflowClient
+
+            client = MlflowClient(tracking_uri=self.server.uri, registry_uri=self.server.uri)
+            for webhook in client.list_webhooks():
+                if webhook.name == self.model:
+                    client.delete_webhook(webhook.webhook_id)
+
     def _listening(self, log: Path, start: int) -> str:
         def found() -> str | None:
             assert self.service is not None
@@ -185,6 +196,7 @@ def stack(folder: Path, server: Server, model: str = NAME) -> Iterator[Stack]:
         time.sleep(1.2)  # the server's cache of webhooks
         yield made
     finally:
+        made.unregister()
         if made.service is not None and made.service.poll() is None:
             made.stop(signal.SIGKILL)
 
