@@ -73,7 +73,7 @@ def _show(entries: list[LedgerEntry], console: Console) -> None:
             entry.version or "",
             entry.previous_version or "",
             entry.sha256.short if entry.sha256 else "",
-            entry.actor,
+            f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor,
             entry.reason,
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.end_to_end.stack import Stack, until
@@ -29,6 +31,10 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     assert whole.serves() == number
     assert whole.lines() == [("passed", number), ("promoted", number), ("deployed", number)]
     assert all(e.cause and e.cause.startswith("delivery ") for e in whole.entries()[1:])
+    assert whole.service is not None
+    loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()
+    assert "onnxruntime" in loaded
+    assert "libtorch" not in loaded  # the service needs no PyTorch
 
 
 def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:

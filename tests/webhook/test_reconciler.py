@@ -10,6 +10,7 @@ from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.digest import Digest
 from gate.errors import RegistryUnavailable
+from gate.registry.promotion import rollback
 from gate.webhook.reconciler import Reconciler
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
@@ -134,6 +135,16 @@ def test_a_server_that_is_away_changes_nothing(service):
         service.look()
     assert service.live == "1"
     assert service.place.lines() == before
+
+
+def test_after_a_rollback_the_version_before_is_deployed(service):
+    service.place.promote(2)
+    service.look()
+    place = service.place
+    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert service.live == "1"
+    assert service.look() == []
 
 
 def test_champion_without_alias_leaves_what_is_deployed(service):
