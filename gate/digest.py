@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.errors import DigestMismatch, StorageError
+from gate.files import open_plain
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -51,9 +52,12 @@ class Digest:
 
     @classmethod
     def of_file(cls, path: Path) -> Digest:
-        """Digest of one file's bytes, read in chunks. Raises StorageError if it can't be read."""
+        """Digest of one file's bytes, read in chunks.
+
+        Raises StorageError if it can't be read, or is a device, a pipe or a folder.
+        """
         try:
-            with path.open("rb") as stream:
+            with open_plain(path) as stream:
                 return cls(hashlib.file_digest(stream, "sha256").hexdigest())
         except OSError as error:
             raise StorageError(f"cannot read {path} to compute its digest: {error}") from error

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from gate.errors import OnnxFileError
+from gate.files import is_inside, wrong_name
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
@@ -21,7 +22,18 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     names: set[str] = set()
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            names.add(_checked(tensor, path))
+            try:
+                names.add(_checked(tensor, path))
+            except (
+                OSError,
+                ValueError,
+                TypeError,
+                RuntimeError,
+            ) as error:  # links in a loop, bytes
+                raise OnnxFileError(
+                    f"{path}: the external data of the tensor {tensor.name!r} can't be found: "
+                    f"{error}. Export the model again."
+                ) from error
     return tuple(sorted(names))
 
 
@@ -29,13 +41,10 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     name = location.as_posix()
-    folder = path.parent.resolve()
-    file = folder / location
-    if not location.parts or location.is_absolute() or ".." in location.parts:
+    if wrong_name(name) or not is_inside(path.parent, name):
         raise _outside(tensor, path, name)
-    if not file.resolve().is_relative_to(folder):
-        raise _outside(tensor, path, name)
-    if not file.is_file():
+    file = path.parent / location
+    if not file.is_file():  # nor a device, nor a pipe
         raise OnnxFileError(
             f"{path}: the data file {name} of the tensor {tensor.name} is missing. "
             "Copy it beside the model, or export to a single file."
@@ -52,8 +61,8 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
 
 def _outside(tensor: onnx.TensorProto, path: Path, name: str) -> OnnxFileError:
     return OnnxFileError(
-        f"{path}: the tensor {tensor.name} reads its data from {name!r}, expected a file inside "
-        "the model's folder. Do not trust this file: export the model again."
+        f"{path}: the tensor {tensor.name} reads its data from {name[:300]!r}, expected a file "
+        "inside the model's folder. Do not trust this file: export the model again."
     )
 
 

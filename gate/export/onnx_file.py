@@ -9,7 +9,7 @@ import onnx
 from onnx import checker, helper, shape_inference
 
 from gate.digest import Digest
-from gate.errors import OnnxFileError
+from gate.errors import OnnxFileError, StorageError
 from gate.evidence import Subject, TensorSpec
 from gate.export.external_data import external_files
 
@@ -29,10 +29,18 @@ def read_subject(path: Path) -> Subject:
     model = _parse(data, path)
     files = external_files(model, path)
     _check(path if files else data, path)  # only with a path does the checker find the data
-    names = (path.name, *files)
+    try:
+        sha256 = (
+            Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
+        )
+        size = len(data) + sum((path.parent / name).stat().st_size for name in files)
+    except (OSError, StorageError) as error:
+        raise OnnxFileError(
+            f"{path}: its external data can't be read: {error}. Check permissions."
+        ) from error
     return Subject(
-        sha256=Digest.of_manifest(path.parent, names) if files else Digest.of_bytes(data),
-        size_bytes=len(data) + sum((path.parent / name).stat().st_size for name in files),
+        sha256=sha256,
+        size_bytes=size,
         opset=_opset(model, path),
         producer=f"{model.producer_name} {model.producer_version}".strip(),
         inputs=_specs(_true_inputs(model), path),
@@ -70,10 +78,10 @@ def verify_file(path: Path, *, opset: int) -> None:
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
-        seen = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
-        raise OnnxFileError(f"{path} is {seen}, expected an ONNX file. Export the model first.")
     try:
+        if not path.is_file():
+            seen = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
+            raise OnnxFileError(f"{path} is {seen}, expected an ONNX file. Export the model first.")
         data = path.read_bytes()
     except OSError as error:
         raise OnnxFileError(f"cannot read {path}: {error.strerror}. Check permissions.") from error

@@ -100,6 +100,16 @@ def read_golden(folder: Path) -> Vectors:
     Raises EvidenceError where golden.json is missing, huge or no whole record, or an array holds
     NaN; DigestMismatch where an array is not the one that golden.json names.
     """
+    try:
+        return _read(folder)
+    except (MemoryError, OverflowError, RecursionError) as error:
+        raise EvidenceError(
+            f"the golden vectors in {folder} can't be read ({type(error).__name__}): they are too "
+            "large for this machine, or forged. Fetch them again."
+        ) from error
+
+
+def _read(folder: Path) -> Vectors:
     record = folder / GOLDEN_JSON
     text = _plain_file(record, limit=_RECORD_LIMIT)
     golden = Golden.from_json(text)
@@ -167,11 +177,12 @@ def _plain_file(path: Path, *, limit: int) -> bytes:
             )
         # Not a link that took its place in between.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-            return stream.read(limit + 1)
+            # As much as there is, not what a record says: a forged one could ask for all memory.
+            return stream.read(min(limit, seen.st_size) + 1)
     except OSError as error:
         raise EvidenceError(
-            f"cannot read {path}: {error.strerror}. Name the folder that holds {GOLDEN_JSON}; "
-            "gate check --report and the stage parity write one."
+            f"cannot read {path}: {error.strerror or error}. Name the folder that holds "
+            f"{GOLDEN_JSON}; gate check --report and the stage parity write one."
         ) from error
 
 

@@ -10,8 +10,9 @@ import math
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from gate.files import wrong_name
 from gate.record import Measured, Record, Sha256
 
 DType = Literal[
@@ -23,6 +24,18 @@ ITEM_BYTES: dict[str, int] = {
     "uint32": 4, "uint64": 8, "float16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 _FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
+_ARRAY_LIMIT = 1 << 32
+"""Bytes of one array at most: 4 GiB is far above what a few samples need."""
+_RANK_LIMIT = 32
+"""What every version of NumPy can shape."""
+
+
+def _relative(name: str) -> str:
+    problem = wrong_name(name)
+    if problem is not None:
+        raise ValueError(f"{name[:80]!r} {problem}")
+    return name
+
 
 Axis = Annotated[int, Field(ge=1)]
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -36,8 +49,8 @@ class GoldenModel(Record):
     """As evidence counts it: of the file; with external data, of the manifest of all files."""
     file: str
     """The file's name when it was measured, which the manifest contains."""
-    external_data: tuple[str, ...] = ()
-    """Names of the data files beside it."""
+    external_data: tuple[Annotated[str, AfterValidator(_relative)], ...] = ()
+    """Names of the data files, relative to its folder."""
 
 
 class GoldenTensor(Record):
@@ -46,7 +59,7 @@ class GoldenTensor(Record):
     name: str
     """Of the input or output in the ONNX file."""
     dtype: DType
-    shape: tuple[Axis, ...]
+    shape: Annotated[tuple[Axis, ...], Field(max_length=_RANK_LIMIT)]
     """Axis 0 of an input is the samples; an output may be a single number, shape ()."""
     file: str
     sha256: Sha256
@@ -56,6 +69,12 @@ class GoldenTensor(Record):
     def size_bytes(self) -> int:
         """How long the file must be."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> Self:
+        if self.size_bytes > _ARRAY_LIMIT:
+            raise ValueError(f"an array of more than {_ARRAY_LIMIT} bytes")
+        return self
 
 
 class GoldenOutput(GoldenTensor):

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gate.digest import Digest
-from gate.errors import StorageError
+from gate.errors import EvidenceError, StorageError
+from gate.files import is_inside, open_plain
 from gate.golden.record import GoldenModel
 
 CPU_PROVIDERS = ("CPUExecutionProvider",)
@@ -36,16 +37,35 @@ def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
     """Digest of the file at `path`, with the external data that `like` names, and what to load.
 
     A single file is given as the very bytes that were hashed. The name of the model file itself
-    does not matter. Raises StorageError.
+    does not matter. Raises StorageError, and EvidenceError where data lies outside of the file's
+    folder.
     """
     if like.external_data:
+        for name in like.external_data:
+            _refuse_outside(path.parent, name)
         files = {like.file: Digest.of_file(path).hex}
         files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
         return Digest.of_json(files), path
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        with open_plain(path) as stream:
+            data = stream.read()
+    except (OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
         raise StorageError(
-            f"cannot read {path}: {error.strerror}. Name the ONNX file of the release."
+            f"cannot read {path}: {why}. Name the ONNX file of the release."
         ) from error
     return Digest.of_bytes(data), data
+
+
+def _refuse_outside(folder: Path, name: str) -> None:
+    try:
+        inside = is_inside(folder, name)
+    except (OSError, RuntimeError) as error:
+        raise StorageError(
+            f"cannot read {folder / name}: {error}. Fetch the release again."
+        ) from error
+    if not inside:
+        raise EvidenceError(
+            f"the data file {name!r} lies outside of {folder}. Golden vectors must not read other "
+            "files of this machine: fetch the release again."
+        )

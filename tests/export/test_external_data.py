@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,18 @@ def test_data_in_a_folder_below_is_fine(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["../w.bin", "data/../../w.bin", "/etc/passwd", "..\\w.bin", ".", "", ".."]
+    "location",
+    [
+        "../w.bin",
+        "data/../../w.bin",
+        "/etc/passwd",
+        "..\\w.bin",
+        ".",
+        "",
+        "..",
+        "w" * 300,
+        "w\0.bin",
+    ],
 )
 def test_data_outside_of_the_folder_is_refused(path: Path, location: str) -> None:
     (path.parent.parent / "w.bin").write_bytes(b"\0" * 16)
@@ -67,6 +79,25 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(path: Path) -> None:
     (path.parent / "w.bin").rename(secret)
     (path.parent / "w.bin").symlink_to(secret)
     with pytest.raises(OnnxFileError, match="inside the model's folder"):
+        read_subject(path)
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe", "device", "long link", "UTF-8"])
+def test_data_that_is_no_plain_file_is_refused(path: Path, kind: str) -> None:
+    external(path)
+    data = path.parent / "w.bin"
+    data.unlink()
+    if kind == "loop":
+        data.symlink_to("w.bin")
+    elif kind == "pipe":
+        os.mkfifo(data)
+    elif kind == "device":
+        data.symlink_to("/dev/zero")
+    elif kind == "UTF-8":
+        path.write_bytes(path.read_bytes().replace(b"w.bin", b"w\xffbin"))
+    else:
+        data.symlink_to("w" * 4000)
+    with pytest.raises(OnnxFileError):
         read_subject(path)
 
 

@@ -174,6 +174,16 @@ def _reshape(folder: Path) -> None:
     _edited(folder, outputs=[output | {"shape": [4, 11]}])
 
 
+def _shaped(folder: Path, shape: list[int]) -> None:
+    output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
+    _edited(folder, outputs=[output | {"shape": shape, "top1_agreement": None}])
+
+
+def _beside(folder: Path, name: str) -> None:
+    model = json.loads((folder / GOLDEN_JSON).read_text())["model"]
+    _edited(folder, model=model | {"external_data": [name]})
+
+
 def _of_numpy(folder: Path) -> None:
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
     _edited(folder, outputs=[output | {"dtype": "object"}])
@@ -200,6 +210,19 @@ def _share_a_file(folder: Path) -> None:
         (lambda folder: (folder / GOLDEN_JSON).unlink(), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).write_text("{}"), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).write_text(" " * (1 << 20) + "{}"), DigestMismatch),
+        (lambda folder: _shaped(folder, [4, 2**36]), EvidenceError),
+        (lambda folder: _shaped(folder, [4, 2**61]), EvidenceError),
+        (lambda folder: _shaped(folder, [4] + [1] * 99), EvidenceError),
+        (lambda folder: _shaped(folder, [4, 2**20]), DigestMismatch),
+        (lambda folder: _beside(folder, "/dev/zero"), EvidenceError),
+        (lambda folder: _beside(folder, "../w.bin"), EvidenceError),
+        (lambda folder: _beside(folder, "a/../../w.bin"), EvidenceError),
+        (lambda folder: _beside(folder, "..\\w.bin"), EvidenceError),
+        (lambda folder: _beside(folder, "C:\\w.bin"), EvidenceError),
+        (lambda folder: _beside(folder, "w\0.bin"), EvidenceError),
+        (lambda folder: _beside(folder, "w" * 256), EvidenceError),
+        (lambda folder: _beside(folder, ""), EvidenceError),
+        (lambda folder: (folder / GOLDEN_JSON).write_text("[" * 500_000), EvidenceError),
         (lambda folder: _edited(folder, outputs=[]), EvidenceError),
         (lambda folder: _edited(folder, inputs=[]), EvidenceError),
         (lambda folder: _edited(folder, samples=0), EvidenceError),
@@ -212,6 +235,18 @@ def test_spoiled_vectors_are_not_read(tmp_path: Path, spoil, error) -> None:
     _, folder = vectors.made(tmp_path)
     spoil(folder)
     with pytest.raises(error):
+        read_golden(folder)
+
+
+@pytest.mark.parametrize("error", [MemoryError, OverflowError, RecursionError])
+def test_what_this_machine_can_not_hold_is_told(tmp_path: Path, monkeypatch, error) -> None:
+    _, folder = vectors.made(tmp_path)
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(np, "frombuffer", fail)
+    with pytest.raises(EvidenceError, match=error.__name__):
         read_golden(folder)
 
 

@@ -306,6 +306,39 @@ def test_the_command_that_can_not_look_exits_with_2(
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize("kind", ["/dev/zero", "link out", "link in", "pipe", "loop", "folder"])
+def test_forged_data_files_are_never_read(tmp_path: Path, kind: str, capsys) -> None:
+    """Whoever hashed /dev/zero or waited for a pipe would never end."""
+    path, folder = vectors.made(tmp_path)
+    data = path.parent / "w.bin"
+    if kind == "pipe":
+        os.mkfifo(data)
+    elif kind == "folder":
+        data.mkdir()
+    elif kind == "link in":
+        os.mkfifo(path.parent / "pipe")
+        data.symlink_to("pipe")
+    elif kind != "/dev/zero":
+        data.symlink_to({"link out": "/dev/zero", "loop": "w.bin"}[kind])
+    plain = json.loads((folder / "golden.json").read_text())
+    plain["model"]["external_data"] = ["/dev/zero" if kind == "/dev/zero" else "w.bin"]
+    (folder / "golden.json").write_text(json.dumps(plain))
+    assert cli.main(["verify-release", str(path), "--golden", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "unexpected" not in said
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_a_model_that_is_no_plain_file_is_not_read(tmp_path: Path, kind: str, capsys) -> None:
+    _, folder = vectors.made(tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    given = str(pipe) if kind == "pipe" else kind
+    assert cli.main(["verify-release", given, "--golden", str(folder)]) == 2
+    assert "no plain file" in capsys.readouterr().err
+
+
 def test_help_has_examples(capsys) -> None:
     assert cli.main(["verify-release", "--help"]) == 0
     assert "gate verify-release model.onnx --golden golden" in capsys.readouterr().out
