@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from gate.errors import ServiceError
 from gate.webhook.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
+from gate.webhook.connections import Connection
 from gate.webhook.inbox import Inbox
 from gate.webhook.logs import Redaction, set_up
 from gate.webhook.metrics import Metrics
@@ -24,7 +25,7 @@ from gate.webhook.worker import Rhythm, Worker
 
 _BACKLOG = 512
 _CONNECTIONS = 512
-"""At once; more get 503, so that bodies of strangers fill no memory."""
+"""With a request at once; more get 503, so that bodies of strangers fill no memory."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +73,7 @@ def server(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             server_header=False,
             proxy_headers=False,
