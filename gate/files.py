@@ -5,10 +5,11 @@ A record from outside could name `/dev/zero`, a pipe, or any other file of this 
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+
 
 NAME_LIMIT = 255
 """Bytes of a relative name, as most file systems bound a file's own."""
@@ -35,7 +36,7 @@ def is_inside(folder: Path, name: str) -> bool:
     return (root / name).resolve().is_relative_to(root)
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> io.BufferedReader:
     """Open a plain file for reading, links followed. Raises OSError, for any other kind too.
 
     Nothing waits for the other end of a pipe meanwhile.

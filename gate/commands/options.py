@@ -10,7 +10,7 @@ import click
 FILE = click.Path(path_type=Path)
 LEDGER = click.option(
     "--ledger", type=FILE, default=Path(".gate/ledger.jsonl"), show_default=True,
-    help="The ledger of promotions.",
+    envvar="GATE_LEDGER", show_envvar=True, help="The ledger of promotions.",
 )  # fmt: skip
 STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
 KEEP = click.option(

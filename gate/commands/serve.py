@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from urllib.parse import unquote
 
 import click
 
@@ -71,14 +72,15 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")
 @click.option(
-    "--body-cap", type=int, metavar="BYTES", help="The largest body that is read. Default: 1 MiB."
-)
+    "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
+    help="The largest body that is read. Default: 1 MiB.",
+)  # fmt: skip
 @click.option(
-    "--window", "window_s", type=float, metavar="SECONDS",
+    "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
     help="How far a delivery's timestamp may lie from this clock. Default: 300.",
 )  # fmt: skip
 @click.option(
-    "--interval", "interval_s", type=float, metavar="SECONDS",
+    "--interval", "interval_s", type=float, metavar="SECONDS", **_environment("INTERVAL"),
     help="After which all models are looked at without any event. Default: 60.",
 )  # fmt: skip
 @click.option(
@@ -113,6 +115,8 @@ def _serve(request: _Request) -> Outcome:
     settings = Settings.of(**given | {"tracking_uri": tracking_uri(request["tracking_uri"])})
     settings.keyring()  # before anything slow is loaded
 
+    _refuse_mistyped(settings.tracking_uri)
+
     from gate.deploy.serving import store_app
     from gate.deploy.store import Store
     from gate.webhook.reconciler import reconciler
@@ -121,6 +125,22 @@ def _serve(request: _Request) -> Outcome:
     serve(settings, reconciler(settings), mounts={"/models": models})
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
+
+
+def _refuse_mistyped(uri: str) -> None:
+    """Raise RegistryError unless there is a registry: MLflow would make an empty one of any file's
+    name, and the service would look after nothing."""
+    from gate.errors import RegistryUnavailable
+    from gate.registry.mlflow_process import redacted
+    from gate.registry.preflight import preflight
+
+    preflight(uri)
+    scheme, _, path = uri.partition(":///")
+    if scheme.startswith("sqlite") and not Path(unquote(path.partition("?")[0])).exists():
+        raise RegistryUnavailable(
+            f"there is no registry at {redacted(uri)}: the file is missing. Name the one that "
+            "gate promote writes to with --tracking-uri or MLFLOW_TRACKING_URI."
+        )
 
 
 def _show(console: Console) -> None:

@@ -1,4 +1,4 @@
-"""`gate serve` with a Reconcile that only writes down what it was asked for. For subprocesses.
+"""`gate serve` with a Reconcile that only writes down what it was asked for, and without a registry.
 
     python -m tests.webhook.fake_service FILE [--slow SECONDS] -- serve …
 
@@ -37,6 +37,9 @@ def main() -> None:
     fake = types.ModuleType("gate.webhook.reconciler")
     fake.reconciler = lambda settings: reconcile  # type: ignore[attr-defined]
     sys.modules[fake.__name__] = fake
+    no_look = types.ModuleType("gate.registry.preflight")
+    no_look.preflight = lambda uri: None  # type: ignore[attr-defined]
+    sys.modules[no_look.__name__] = no_look
 
     from gate import cli
     from gate.webhook import service

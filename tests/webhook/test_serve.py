@@ -16,8 +16,11 @@ import httpx
 import pytest
 
 from gate import cli
-from gate.webhook import keyring
+from gate.commands.serve import command
+from gate.registry import preflight
+from gate.webhook import keyring, reconciler, service
 from gate.webhook.inbox import Inbox
+from gate.webhook.settings import Settings
 from tests.webhook.deliveries import SECRET, body, until
 from tests.webhook.processes import ROOT, process
 
@@ -145,6 +148,41 @@ def test_two_services_share_one_database(tmp_path: Path, database: str) -> None:
     assert counted["looks"] <= 20
 
 
+def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in command.params:
+        if option.name in (None, "json", "debug", "help"):
+            continue
+        variable = "MLFLOW_TRACKING_URI" if option.name == "tracking_uri" else option.envvar
+        assert isinstance(variable, str), option.name
+        assert variable in shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "read"),
+    [
+        ("GATE_LEDGER", "/var/ledger", "ledger", Path("/var/ledger")),
+        ("GATE_BODY_CAP", "2048", "body_cap", 2048),
+        ("GATE_WINDOW", "100", "window_s", 100.0),
+        ("GATE_INTERVAL", "7", "interval_s", 7.0),
+        ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
+    ],
+)
+def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(preflight, "preflight", lambda _uri: None)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings: None)
+    monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
+    monkeypatch.setenv(variable, value)
+    keyring.write(tmp_path / "secrets", [SECRET])
+    arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
+    uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
+    assert cli.main([*arguments, "--store", str(tmp_path / "store"), *uri]) == 0
+    assert getattr(seen[0], field) == read
+
+
 class TestRefusesToStart:
     def arguments(self, folder: Path, *more: str) -> list[str]:
         secrets = folder / "secrets"
@@ -175,6 +213,24 @@ class TestRefusesToStart:
         monkeypatch.delenv("GATE_WEBHOOK_SECRETS", raising=False)
         assert cli.main(["serve", "--model", "digits"]) == 2
         assert "GATE_WEBHOOK_SECRETS" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("uri", "said"),
+        [
+            ("sqlite:///{folder}/mlfow.db", "no registry at"),
+            ("sqlite:///{folder}/missing/mlflow.db", "does not exist"),
+            ("{folder}", "is a folder"),
+            ("http://127.0.0.1:1", "127.0.0.1:1"),
+        ],
+    )
+    def test_a_mistyped_registry(
+        self, tmp_path: Path, capsys, monkeypatch, uri: str, said: str
+    ) -> None:
+        monkeypatch.setattr(service, "serve", lambda *_a, **_o: pytest.fail("it listened"))
+        given = uri.format(folder=tmp_path)
+        assert cli.main(self.arguments(tmp_path, "--tracking-uri", given)) == 2
+        assert said in capsys.readouterr().err
+        assert not list(tmp_path.rglob("*.db"))
 
     def test_a_taken_port(self, tmp_path: Path) -> None:
         with process(tmp_path) as first:
