@@ -19,6 +19,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     │   └── InboxUnavailable   its inbox can't be read or written now
     └── RegistryError          the registry can't be used
         ├── RegistryUnavailable   no server answers
+        ├── ArtifactMissing       a version's file is not there (now)
         ├── RegistryDenied        the server refuses this user
         └── PromotionConflict     another promotion holds or moved the alias
 """
@@ -82,6 +83,10 @@ class InboxUnavailable(ServiceError):
 
 class RegistryError(GateError):
     """The model registry can't be used."""
+
+
+class ArtifactMissing(RegistryError):
+    """A version's file is not there: it was removed, or its store is away for a while."""
 
 
 class RegistryUnavailable(RegistryError):

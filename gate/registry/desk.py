@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.digest import Digest
-from gate.errors import DigestMismatch, EvidenceError, PromotionConflict
+from gate.errors import DigestMismatch, EvidenceError, GateError, PromotionConflict
 from gate.golden.folder import read_golden
+from gate.registry.addresses import plain, same
 from gate.registry.journal import Journal
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.lock import promotion_lock
@@ -30,17 +31,19 @@ class Desk:
     model: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
-    same: tuple[str, ...] = ()
-    """Other identities of this very registry: the database behind a server, its old address."""
 
     def history(self) -> tuple[LedgerEntry, ...]:
         """The ledger's lines about this model in this registry, oldest first."""
-        names = {self.registry.identity, *self.same}
+        names = self._identities
         return tuple(
             entry
             for entry in self.ledger.entries()
-            if entry.registry in names and entry.model == self.model
+            if entry.model == self.model and plain(entry.registry) in names
         )
+
+    @property
+    def _identities(self) -> frozenset[str]:
+        return same(self.ledger, self.registry.identity)
 
     def write(
         self,
@@ -70,13 +73,14 @@ class Desk:
         if isinstance(about, Digest):
             digests = {"sha256": about}
         elif isinstance(about, LedgerEntry):
-            shared = ("sha256", "policy_sha256", "evidence_sha256", "run_id")
+            shared = ("sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "run_id")
             digests = {field: getattr(about, field) for field in shared}
         elif about is not None:
             digests = {
                 "sha256": about.decision.subject_sha256,
                 "policy_sha256": about.decision.policy_sha256,
                 "evidence_sha256": about.decision.evidence_sha256,
+                "golden_sha256": about.golden_sha256,
                 "run_id": about.run_id,
             }
         return LedgerEntry.model_validate(
@@ -106,7 +110,7 @@ class Desk:
                 if not quietly:
                     self.write("conflict", str(error))
                 raise
-            self._finish_move()
+            self._finish_moves()
             yield
 
     def alias(self, alias: Alias) -> str | None:
@@ -128,7 +132,7 @@ class Desk:
         what = f"version {number} of {self.model} in the registry"
         try:
             path = self.registry.download(self.model, number, folder)
-            expected.verify(digest_of_model(path, expected=expected), what=what)
+            expected.verify(_digest(path, expected, what=what), what=what)
             if golden is not None:
                 _prove_golden(path.parent / GOLDEN, golden, what=what)
         except DigestMismatch as error:
@@ -168,7 +172,8 @@ class Desk:
         afterwards sees most of what slips through it.
         """
         self.expect(CHAMPION, seen)
-        move = self._journal.begin(entry, seen=seen, target=number)
+        journal = Journal(self.ledger, self.model, plain(self.registry.identity))
+        move = journal.begin(entry, seen=seen, target=number)
         try:
             if number is not None:
                 self.point(CHAMPION, number)
@@ -176,19 +181,20 @@ class Desk:
                 self.registry.delete_alias(self.model, CHAMPION)
                 self.expect(CHAMPION, None)
         except PromotionConflict:  # which is written down
-            self._journal.end()
+            journal.end()
             raise
         told = self.ledger.append(move.entry)
-        self._journal.end()
+        journal.end()
         return told
 
-    @property
-    def _journal(self) -> Journal:
-        return Journal(self.ledger, self.model, self.registry.identity)
+    def _finish_moves(self) -> None:
+        """Under whichever address they were begun."""
+        for identity in sorted(self._identities):
+            self._finish(Journal(self.ledger, self.model, identity))
 
-    def _finish_move(self) -> None:
+    def _finish(self, journal: Journal) -> None:
         """Tell of a move that happened and was not told of; forget one that did not happen."""
-        move = self._journal.pending()
+        move = journal.pending()
         if move is None:
             return
         champion = self.alias(CHAMPION)
@@ -202,7 +208,20 @@ class Desk:
                 f"{champion or 'none'}: nobody knows whether the move happened"
             )
             self.write("conflict", reason, version=champion)
-        self._journal.end()
+        journal.end()
+
+
+def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
+    """Whatever goes wrong in reading bytes that came whole: they are not the expected ones."""
+    try:
+        return digest_of_model(path, expected=expected)
+    except GateError:
+        raise
+    except Exception as error:
+        raise DigestMismatch(
+            f"{what} can't be read as a model ({type(error).__name__}: {error}), expected "
+            f"{expected}. It was exchanged: promote the file anew."
+        ) from error
 
 
 def _prove_golden(folder: Path, expected: str, *, what: str) -> None:

@@ -62,7 +62,7 @@ def examine(desk: Desk, number: str, policy: Policy, *, anew: bool) -> Examined:
     if seen.problem is not None or seen.vouched is None:
         return seen
     try:
-        with downloaded(desk, seen.vouched) as path:
+        with _downloaded(desk, seen.vouched) as path:
             problem = _records(path, desk.model, seen.vouched, policy) if anew else None
     except (DigestMismatch, EvidenceError, OnnxFileError) as error:
         problem = str(error)
@@ -70,7 +70,7 @@ def examine(desk: Desk, number: str, policy: Policy, *, anew: bool) -> Examined:
 
 
 @contextmanager
-def downloaded(desk: Desk, vouched: LedgerEntry) -> Iterator[Path]:
+def _downloaded(desk: Desk, vouched: LedgerEntry) -> Iterator[Path]:
     """A version's file with all that is beside it, for as long as this lasts; proven bytes.
 
     Raises DigestMismatch, after writing a violation down.
@@ -87,14 +87,22 @@ def _veto(
     number, tags = version.number, version.tags
     if vouched is None:
         return f"no line of the ledger says that the gate passed version {number}"
-    if any(e.action == "violation" and e.version == number for e in history):
+    said = since_passed(history, number)
+    if "violation" in said:
         return f"the bytes of version {number} were found to be others than those that passed"
     if TAG_ROLLED_BACK in tags:
         return f"version {number} was rolled back ({tags[TAG_ROLLED_BACK]})"
-    rejected = any(e.action == "rejected" and e.version == number for e in history)
-    if rejected or tags.get(TAG_REVIEW) == REJECTED:
+    if "rejected" in said or tags.get(TAG_REVIEW) == REJECTED:
         return f"a reviewer rejected version {number}"
     return None
+
+
+def since_passed(history: Sequence[LedgerEntry], number: str) -> list[str]:
+    """What was said of a version since it passed last: a registry that was made anew counts its
+    versions from one again."""
+    actions = [entry.action for entry in history if entry.version == number]
+    passed = [place for place, action in enumerate(actions) if action in ("passed", "promoted")]
+    return list(actions[passed[-1] :]) if passed else list(actions)
 
 
 def _records(path: Path, model: str, vouched: LedgerEntry, policy: Policy) -> str | None:

@@ -70,6 +70,8 @@ class LedgerEntry(Record):
     """Digest of the bytes that the line is about (for a violation: of the bytes expected)."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
+    golden_sha256: Sha256 | None = later(None)
+    """Of the golden vectors beside the file."""
     run_id: str | None = None
     actor: str = Field(default_factory=actor)
     reason: str
@@ -80,6 +82,11 @@ class LedgerEntry(Record):
     """Id of the move of `champion` that the line tells of (`gate.registry.journal`)."""
     parent: Sha256 | None = None
     """Digest of the line before, without its newline; None in the first line. `append` sets it."""
+
+    @property
+    def golden(self) -> str | None:
+        """The digest of the golden vectors in hexadecimal."""
+        return None if self.golden_sha256 is None else self.golden_sha256.hex
 
 
 class Ledger:

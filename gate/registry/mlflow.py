@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.digest import Digest
-from gate.errors import DigestMismatch
+from gate.errors import ArtifactMissing, DigestMismatch
 from gate.registry.mlflow_errors import is_gone, translated
 from gate.registry.mlflow_process import lent, quiet_process, redacted
 from gate.registry.mlflow_upload import upload
@@ -99,7 +99,14 @@ class MlflowRegistry:
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
-                raise DigestMismatch(f"{gone}: {error}. Promote the file anew.") from error
+                raise ArtifactMissing(
+                    f"{gone}: {error}. Bring its store back; if it is lost, promote the file anew."
+                ) from error
+            if not Path(model, "MLmodel").is_file():
+                raise ArtifactMissing(
+                    f"{gone}: it has no MLmodel. Bring its store back; if it is lost, promote the "
+                    "file anew."
+                )
             path = _onnx_file(Path(model))
         if path is None:
             raise DigestMismatch(
@@ -177,6 +184,6 @@ def _onnx_file(folder: Path) -> Path | None:
         if any(flavor.get("code") for flavor in flavors.values()):
             return None
         path = (folder / str(served)).resolve()
-    except (OSError, ValueError, YAMLError, KeyError, TypeError, AttributeError):
+        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    except (OSError, ValueError, YAMLError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return path if path.is_relative_to(folder.resolve()) and path.is_file() else None

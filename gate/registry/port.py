@@ -1,7 +1,8 @@
 """What the gate needs of a model registry, and the names it uses there.
 
 Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
-RegistryDenied, StorageError, DigestMismatch (a version's artifact is not there), RegistryError.
+RegistryDenied, ArtifactMissing, StorageError, DigestMismatch (what came is no model), and
+RegistryError.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from gate.errors import DigestMismatch, EvidenceError, RegistryError
+from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
 from gate.policy import Policy
 from gate.registry.desk import Desk
+from gate.registry.examination import since_passed, veto
 from gate.registry.ledger import Ledger
 from gate.registry.port import (
     CANDIDATE,
@@ -30,6 +31,8 @@ from gate.registry.port import (
 from gate.registry.records import RECORDS, Records
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
+
+_WORDS = ("passed", "promoted", "refused", "rejected", "rolled_back", "violation")
 
 __all__ = ["Promotion", "Release", "promote", "rollback"]
 
@@ -80,7 +83,7 @@ def _promote(desk: Desk, release: Release, policy: Policy) -> Promotion:
     desk.point(CANDIDATE, number)
     if policy.review == "required":
         return _hand_in(desk, release, number, champion)
-    if champion is not None and not _violated(desk, champion):
+    if champion is not None and _may_serve_again(desk, champion):
         desk.point(PREVIOUS, champion)
     reason = _why(release)
     entry = desk.entry("promoted", reason, version=number, previous=champion, about=release)
@@ -98,7 +101,8 @@ def _why(release: Release) -> str:
 def _hand_in(desk: Desk, release: Release, number: str, champion: str | None) -> Promotion:
     """Have the version wait for its review."""
     reason = f"{_why(release)}; waits for review: set the tag {TAG_REVIEW} to approved or rejected"
-    if not any(e.action in ("passed", "rejected") and e.version == number for e in desk.history()):
+    said = [e.action for e in desk.history() if e.version == number and e.action in _WORDS]
+    if not said or said[-1] != "passed":
         desk.write("passed", reason, version=number, previous=champion, about=release)
     return Promotion("passed", number, champion, reason)
 
@@ -117,8 +121,8 @@ def _veto(desk: Desk, version: Version) -> str | None:
             f"{TAG_ROLLED_BACK} of version {version.number} of {desk.model}, then repeat."
         )
     said = version.tags.get(TAG_REVIEW) == REJECTED
-    told = any(e.action == "rejected" and e.version == version.number for e in desk.history())
-    if said or told:
+    told = since_passed(desk.history(), version.number)
+    if said or "rejected" in told:
         return (
             f"a reviewer rejected these bytes as version {version.number} of {desk.model}. Train "
             "or export anew, and hand that in."
@@ -191,10 +195,15 @@ def _whole(desk: Desk, release: Release, version: Version) -> bool:
     golden = version.tags.get(TAG_GOLDEN)
     try:
         desk.prove(version.number, release.decision.subject_sha256, golden=golden)
-    except DigestMismatch:
+    except (DigestMismatch, ArtifactMissing):
         return False
     return True
 
 
+def _may_serve_again(desk: Desk, number: str) -> bool:
+    """Whether a rollback may go to it: the gate passed it, and nothing was said against it."""
+    return veto(desk, desk.history(), number).problem is None
+
+
 def _violated(desk: Desk, number: str) -> bool:
-    return any(e.action == "violation" and e.version == number for e in desk.history())
+    return "violation" in since_passed(desk.history(), number)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gate.decision import Decision, decide
 from gate.digest import Digest
-from gate.errors import EvidenceError, OnnxFileError
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.evidence import Evidence
 from gate.golden.folder import Vectors, read_golden
 from gate.policy import Policy
@@ -105,6 +105,12 @@ class Release:
             self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, beside
         )
 
+    @property
+    def golden_sha256(self) -> Digest | None:
+        """Digest of the golden vectors, if there are any. Raises EvidenceError."""
+        vectors = self._vectors()
+        return None if vectors is None else vectors.sha256
+
     def _vectors(self) -> Vectors | None:
         return None if self.golden is None else read_golden(self.golden)
 
@@ -122,9 +128,11 @@ class Promotion:
 def digest_of_model(path: Path, *, expected: Digest) -> Digest:
     """Digest of a model as evidence counts it: of the file, else of file and external data.
 
-    Raises StorageError if the file can't be read.
+    Raises StorageError if the file can't be read, DigestMismatch if it is a text.
     """
     seen = Digest.of_file(path)
+    if _is_text(path):
+        raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
     if seen == expected:
         return seen
     from gate.export.onnx_file import read_subject
@@ -133,3 +141,10 @@ def digest_of_model(path: Path, *, expected: Digest) -> Digest:
         return read_subject(path).sha256
     except OnnxFileError:  # damaged: surely not the expected bytes
         return seen
+
+
+def _is_text(path: Path) -> bool:
+    """True for JSON: the digest of a model with external data is that of such a text, and no
+    protobuf begins so."""
+    with path.open("rb") as stream:
+        return stream.read(1) == b"{"

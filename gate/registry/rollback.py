@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gate.errors import EvidenceError, RegistryError
 from gate.registry.desk import Desk
+from gate.registry.examination import veto
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
 from gate.registry.release import Promotion
@@ -87,6 +88,10 @@ def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> 
             "ever promoted, so nothing says which bytes it should hold. Roll back where the "
             "ledger is, or promote a measured file."
         )
+        raise _refusal(desk, error)
+    problem = veto(desk, history, target).problem
+    if problem is not None:
+        error = RegistryError(f"{desk.model} can't be rolled back to version {target}: {problem}.")
         raise _refusal(desk, error)
     desk.prove(target, vouched.sha256)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from gate.deploy.deploy import Deployment, deploy
@@ -10,64 +11,79 @@ from gate.deploy.source import Source
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch
 from gate.registry.desk import Desk
-from gate.registry.examination import vouching
+from gate.registry.examination import veto, vouching
 from gate.registry.ledger import Action, LedgerEntry
-from gate.registry.port import CHAMPION, TAG_GOLDEN
+from gate.registry.port import CHAMPION
 from gate.webhook.guard import serving
 from gate.webhook.port import Taken
 
-_SAID = ("deployed", "not_deployed")
 
-
-def deploy_champion(desk: Desk, store: Store) -> list[Taken]:
+def deploy_champion(desk: Desk, store: Store, *, again: bool = False) -> list[Taken]:
     """Deploy the champion, if the ledger put it there and it does not serve yet.
 
-    A file that was refused is not fetched again for the same version; a fetch that broke off is.
-    Raises the RegistryErrors and StorageError.
+    `again`: try a file that was refused here once more. Raises the RegistryErrors and StorageError.
     """
     history, champion = desk.history(), desk.alias(CHAMPION)
     if champion is None or champion != serving(history):
         return []
     vouched = vouching(history, champion)
-    if vouched is None or _settled(desk, store, history, vouched):
+    if vouched is None or veto(desk, history, champion).problem is not None:
         return []
-    try:
-        done = _deploy(desk, store, vouched)
-    except DigestMismatch as error:  # the violation is written down already
-        return [_tell(desk, vouched, "refused", str(error))]
-    return [_tell(desk, vouched, done.outcome, done.reason)]
+    said = _said(history, vouched)
+    refused = said is not None and said.action == "not_deployed"
+    if (refused and not again) or (said and not refused and _serves(desk, store, vouched)):
+        return []
+    done = _deploy(desk, store, vouched)
+    if done.outcome != "refused":
+        return [_tell(desk, vouched, "deployed", done.reason)]
+    with contextlib.suppress(DigestMismatch):  # which is written down as a violation
+        _prove(desk, vouched)
+    if refused and said is not None and said.reason == done.reason:
+        return []
+    return [_tell(desk, vouched, "not_deployed", done.reason)]
 
 
-def _settled(
-    desk: Desk, store: Store, history: Sequence[LedgerEntry], vouched: LedgerEntry
-) -> bool:
-    """True if the store serves it and the ledger says so, or if it was refused."""
+def _said(history: Sequence[LedgerEntry], vouched: LedgerEntry) -> LedgerEntry | None:
+    """The last word on deploying this very version: of what was deployed, if it is the last that
+    was; or that it was refused."""
     about = (vouched.version, vouched.sha256)
-    said = [entry for entry in history if entry.action in _SAID]
+    said = [entry for entry in history if entry.action in ("deployed", "not_deployed")]
     if said and said[-1].action == "not_deployed" and (said[-1].version, said[-1].sha256) == about:
-        return True
+        return said[-1]
     deployed = [entry for entry in said if entry.action == "deployed"]
-    if not deployed or (deployed[-1].version, deployed[-1].sha256) != about:
-        return False
+    if deployed and (deployed[-1].version, deployed[-1].sha256) == about:
+        return deployed[-1]
+    return None
+
+
+def _serves(desk: Desk, store: Store, vouched: LedgerEntry) -> bool:
     live = store.live(desk.model)
-    return live is not None and live.slots[EXACT].sha256 == vouched.sha256
+    if live is None or live.slots[EXACT].sha256 != vouched.sha256:
+        return False
+    golden = live.slots[EXACT].golden
+    return vouched.golden_sha256 in (None, golden and golden.sha256)
 
 
 def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
     number, expected = vouched.version, vouched.sha256
     assert number is not None
     assert expected is not None
-    golden = desk.registry.version(desk.model, number).tags.get(TAG_GOLDEN)
     source = Source(
         sha256=expected,
-        fetch=lambda folder: desk.download(number, expected, folder, golden=golden),
-        golden_required=golden is not None,
+        fetch=lambda folder: desk.registry.download(desk.model, number, folder),
+        golden_sha256=vouched.golden_sha256,
+        golden_required=vouched.golden_sha256 is not None,
     )
     return deploy(store, desk.model, {EXACT: source})
 
 
-def _tell(desk: Desk, vouched: LedgerEntry, outcome: str, reason: str) -> Taken:
-    refused = outcome == "refused"
-    action: Action = "not_deployed" if refused else "deployed"
+def _prove(desk: Desk, vouched: LedgerEntry) -> None:
+    assert vouched.version is not None
+    assert vouched.sha256 is not None
+    desk.prove(vouched.version, vouched.sha256, golden=vouched.golden)
+
+
+def _tell(desk: Desk, vouched: LedgerEntry, action: Action, reason: str) -> Taken:
     desk.write(action, reason, version=vouched.version, about=vouched)
-    return Taken("deploy", "refused" if refused else "deployed", vouched.version, reason)
+    outcome = "deployed" if action == "deployed" else "refused"
+    return Taken("deploy", outcome, vouched.version, reason)

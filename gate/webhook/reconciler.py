@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gate.deploy.manifest import check_name
 from gate.deploy.store import Store
 from gate.policy import Policy
+from gate.registry.addresses import declare
 from gate.registry.desk import Desk
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
@@ -36,12 +37,9 @@ class Reconciler:
         policy: Policy,
         *,
         store: Store,
-        same: tuple[str, ...] = (),
     ) -> None:
-        """`same`: other identities of the registry, under which the ledger has lines, too."""
         self._registry = registry
         self._ledger = ledger
-        self._same = same
         self._policy = policy
         self._store = store
         self._proven: dict[str, tuple[str | None, float]] = {}
@@ -49,12 +47,12 @@ class Reconciler:
 
     def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
         """As `Reconcile`. Every action is a line in the ledger, with `cause`."""
-        desk = Desk(self._registry, self._ledger, model, cause=cause, same=self._same)
+        desk = Desk(self._registry, self._ledger, model, cause=cause)
         with desk.alone(quietly=True):
             thoroughly = self._is_due(model, desk.alias(CHAMPION))
             taken = guard(desk, self._policy, thoroughly=thoroughly)
             taken += review(desk, self._policy)
-            taken += deploy_champion(desk, self._store)
+            taken += deploy_champion(desk, self._store, again=thoroughly)
             if thoroughly:
                 self._proven[model] = (desk.alias(CHAMPION), time.monotonic())
         return taken
@@ -71,10 +69,12 @@ def reconciler(settings: Settings) -> Reconciler:
         check_name(model, what="deployed model")
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
+    ledger = Ledger(settings.ledger)
+    if settings.same_registry:
+        declare(ledger, registry.identity, settings.same_registry)
     return Reconciler(
         registry,
-        Ledger(settings.ledger),
+        ledger,
         policy,
         store=Store(settings.store),
-        same=settings.same_registry,
     )

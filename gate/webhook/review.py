@@ -12,32 +12,51 @@ from gate.registry.ledger import LedgerEntry
 from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, PREVIOUS, REJECTED, TAG_REVIEW
 from gate.webhook.port import Taken
 
+_WORDS = ("passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation")
+
 
 def review(desk: Desk, policy: Policy) -> list[Taken]:
-    """Act on the review of the version behind `candidate`, if it waits for one."""
-    number = desk.alias(CANDIDATE)
-    waiting = _waiting(desk.history(), number)
-    if number is None or waiting is None:
-        return []
-    said = desk.registry.version(desk.model, number).tags.get(TAG_REVIEW)
-    if said == REJECTED:
-        reason = f"a reviewer rejected version {number} ({TAG_REVIEW}={REJECTED})"
-        desk.write("rejected", reason, version=number, about=waiting)
-        return [Taken("review", "rejected", number, reason)]
-    if said != APPROVED:
-        return []
+    """Act on what reviewers said of the versions that wait for it. Only the candidate is promoted;
+    the others may be rejected, and an approval of them is answered with the reason."""
+    candidate = desk.alias(CANDIDATE)
+    taken = []
+    for number, waiting in _waiting(desk.history()).items():
+        said = desk.registry.version(desk.model, number).tags.get(TAG_REVIEW)
+        if said == REJECTED:
+            reason = f"a reviewer rejected version {number} ({TAG_REVIEW}={REJECTED})"
+            desk.write("rejected", reason, version=number, about=waiting)
+            taken.append(Taken("review", "rejected", number, reason))
+        elif said == APPROVED and number == candidate:
+            taken.append(_approved(desk, policy, number, waiting))
+        elif said == APPROVED:
+            reason = (
+                f"version {number} was approved, but version {candidate or 'none'} is the "
+                "candidate now: approve that, or hand this one in again"
+            )
+            taken.append(_refuse(desk, number, waiting, reason))
+    return taken
+
+
+def _waiting(history: tuple[LedgerEntry, ...]) -> dict[str, LedgerEntry]:
+    """Versions of which the last word is that they passed, with that line."""
+    last: dict[str, LedgerEntry] = {}
+    for entry in history:
+        if entry.version is not None and entry.action in _WORDS:
+            last[entry.version] = entry
+    return {number: entry for number, entry in last.items() if entry.action == "passed"}
+
+
+def _approved(desk: Desk, policy: Policy, number: str, waiting: LedgerEntry) -> Taken:
     problem = examine(desk, number, policy, anew=True).problem
-    if problem is not None:
-        reason = f"version {number} was approved and is not promoted: {problem}"
-        desk.write("refused", reason, version=number, about=waiting)
-        return [Taken("review", "refused", number, reason)]
-    return [_promote(desk, number, waiting)]
+    if problem is None:
+        return _promote(desk, number, waiting)
+    reason = f"version {number} was approved and is not promoted: {problem}"
+    return _refuse(desk, number, waiting, reason)
 
 
-def _waiting(history: tuple[LedgerEntry, ...], number: str | None) -> LedgerEntry | None:
-    """The line that says that a version waits, if nothing was said about it since."""
-    lines = [entry for entry in history if entry.version == number and entry.action != "conflict"]
-    return lines[-1] if lines and lines[-1].action == "passed" else None
+def _refuse(desk: Desk, number: str, waiting: LedgerEntry, reason: str) -> Taken:
+    desk.write("refused", reason, version=number, about=waiting)
+    return Taken("review", "refused", number, reason)
 
 
 def _promote(desk: Desk, number: str, waiting: LedgerEntry) -> Taken:

@@ -228,13 +228,29 @@ def test_rollback_to_overwritten_artifacts_is_refused(
 
 
 @pytest.mark.parametrize("gone", ["MLmodel", "model.onnx", "*"])
-def test_missing_artifacts_are_a_violation(
+def test_missing_artifacts_are_made_anew_and_only_a_torn_one_is_a_violation(
     place: Place, ledger: Ledger, first: Release, gone: str
 ) -> None:
     place.promote(first, ledger)
     _delete(place, "1", gone)
     outcome = place.promote(first, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
+    torn = ["violation"] if gone == "model.onnx" else []
+    assert [e.action for e in ledger.entries()] == ["promoted", *torn, "promoted"]
+
+
+@pytest.mark.parametrize("text", ["[" * 20000, "flavors: {onnx: {data: " + "x" * 300 + "}}"])
+def test_an_mlmodel_that_can_not_be_read_is_a_violation(
+    place: Place, ledger: Ledger, first: Release, tmp_path: Path, text: str
+) -> None:
+    place.promote(first, ledger)
+    file = place.registry.download(place.name, "1", tmp_path).with_name("MLmodel")
+    file.write_text(text)
+    with lent(place.uri):
+        client = place.client()
+        model_id = client.get_model_version(place.name, "1").source.removeprefix("models:/")
+        client.log_model_artifact(model_id, str(file))
+    assert place.promote(first, ledger).version == "2"
     assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
 
 

@@ -16,6 +16,7 @@ CALLS_OF_A_ROLLBACK = [
     "alias champion",
     "alias previous",
     "version",
+    "version",
     "download",
     "version",
     "set_tag",

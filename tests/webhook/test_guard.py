@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gate.errors import RegistryUnavailable
+from gate.errors import ArtifactMissing, RegistryError, RegistryUnavailable
+from gate.registry.addresses import declare
+from gate.registry.ledger import Ledger
 from gate.registry.port import TAG_REVERTED, TAG_REVIEW, TAG_ROLLED_BACK
 from gate.registry.promotion import rollback
 from gate.webhook.guard import guard
@@ -168,11 +170,106 @@ def test_a_second_time_is_a_second_line(place):
 
 
 def test_where_nothing_good_is_left_nothing_serves(tmp_path):
-    place = Place(tmp_path)
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
     place.point(place.hand_made(7))
-    assert look(place) == [("reverted", None)]
+    assert look(place, policy=REVIEWED) == [("reverted", None)]
     assert place.champion is None
     assert "was taken away" in place.ledger.entries()[-1].reason
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_a_ledger_that_knows_nothing_of_the_model_touches_nothing(place, tmp_path, thoroughly):
+    place.ledger = Ledger(tmp_path / "another.jsonl")
+    with pytest.raises(RegistryError, match="--same-registry"):
+        look(place, thoroughly=thoroughly)
+    assert place.champion == "2"
+    assert place.lines() == []
+
+
+def test_the_same_registry_under_another_address(place):
+    place.registry.identity = "http://Mlflow:80/"
+    with pytest.raises(RegistryError):
+        look(place)
+    declare(place.ledger, "http://mlflow", ["simulator"])
+    assert look(place, thoroughly=True) == []
+
+
+def away(registry, *numbers):
+    """The files of these versions can't be had now."""
+    download = registry.download
+
+    def missing(name, number, folder):
+        if number in numbers:
+            raise ArtifactMissing("its store is away")
+        return download(name, number, folder)
+
+    registry.download = missing
+
+
+def test_a_store_that_is_away_for_a_while_condemns_nothing(place):
+    away(place.registry, "1", "2")
+    before = place.lines()
+    with pytest.raises(ArtifactMissing):
+        look(place, thoroughly=True)
+    assert (place.champion, place.lines()) == ("2", before)
+    del place.registry.download
+    assert look(place, thoroughly=True) == []
+
+
+def test_what_somebody_pointed_at_has_to_be_there(place):
+    place.point("1")
+    away(place.registry, "1")
+    assert look(place) == [("reverted", "2")]
+    assert ("violation", "1") not in place.lines()
+
+
+def test_nothing_is_taken_away_while_the_last_good_one_can_not_be_had(place):
+    place.point(place.hand_made(7))
+    away(place.registry, "1", "2")
+    with pytest.raises(ArtifactMissing):
+        look(place)
+    assert place.champion == "3"
+    del place.registry.download
+    assert look(place) == [("reverted", "2")]
+
+
+def test_a_version_that_was_deleted_stands_in_nobody_s_way(place):
+    place.promote(3)
+    place.point(place.hand_made(7))
+    version = place.registry.version
+
+    def deleted(name, number):
+        if number == "3":
+            raise RegistryError("there is no version 3")
+        return version(name, number)
+
+    place.registry.version = deleted
+    assert look(place) == [("reverted", "2")]
+
+
+def test_rejecting_the_champion_is_a_rejection(place):
+    place.tag("2", "rejected")
+    assert look(place) == [("reverted", "1")]
+    assert place.lines()[-2:] == [("rejected", "2"), ("reverted", "1")]
+    place.tag("2", "approved")
+    place.point("2")
+    assert look(place) == [("reverted", "1")]
+
+
+def test_after_a_revert_a_rollback_has_somewhere_to_go(place):
+    place.promote(3)
+    place.tag("3", "rejected")
+    assert look(place) == [("reverted", "2")]
+    assert place.registry.aliases["previous"] == "1"
+    assert rollback(place.registry, NAME, ledger=place.ledger, reason="worse").version == "1"
+
+
+@pytest.mark.parametrize("spoil", [b"{}", b""])
+def test_bytes_that_are_no_model_at_all(place, spoil):
+    place.stored("2").data = spoil
+    assert look(place, thoroughly=True) == [("reverted", "1")]
+    assert ("violation", "2") in place.lines()
 
 
 def test_the_last_good_one_is_proven_before_it_serves_again(place):

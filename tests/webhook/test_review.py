@@ -104,11 +104,29 @@ def test_a_version_that_the_gate_never_passed_can_not_be_approved(place):
     assert place.champion == "1"
 
 
-def test_only_the_candidate_counts(place):
+def test_only_the_candidate_is_promoted_and_the_reviewer_of_another_is_told(place):
     place.promote(3)
     place.tag("2", "approved")
+    assert look(place) == [("refused", "2")]
+    assert "version 3 is the candidate" in place.ledger.entries()[-1].reason
     assert look(place) == []
     assert place.champion == "1"
+
+
+def test_a_rejection_counts_for_whatever_waits(place):
+    place.promote(3)
+    place.tag("2", "rejected")
+    assert look(place) == [("rejected", "2")]
+    place.tag("2", "")
+    assert place.promote(2).outcome == "refused"
+
+
+def test_what_served_before_can_be_handed_in_again(place):
+    place.tag("2", "approved")
+    look(place)
+    assert place.promote(1).outcome == "passed"
+    assert place.lines()[-1] == ("passed", "1")
+    assert look(place) == [("promoted", "1")]
 
 
 def test_an_approval_is_used_up(place):
