@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from gate.errors import EvidenceError, PromotionConflict, RegistryUnavailable
+from gate.registry.addresses import declare
 from gate.registry.desk import Desk
 from gate.registry.journal import Journal
 from gate.registry.ledger import Ledger
@@ -161,3 +162,14 @@ def test_a_short_look_of_another_process_is_waited_for(ledger):
     threading.Timer(0.3, lock.__exit__, (None, None, None)).start()
     with desk.alone():
         assert lines(ledger) == []
+
+
+def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
+    desk = desk_of(CrashingLedger(ledger.path, "before"))
+    with pytest.raises(Crash):
+        move(desk)
+    there = Simulator(identity="http://mlflow", aliases=desk.registry.aliases)
+    declare(ledger, "http://mlflow", ["simulator"])
+    with Desk(there, ledger, "digits").alone():
+        assert lines(ledger) == [("promoted", "2")]
+    assert not pending(desk)
