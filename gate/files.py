@@ -10,7 +10,6 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-
 NAME_LIMIT = 255
 """Bytes of a relative name, as most file systems bound a file's own."""
 

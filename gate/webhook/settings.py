@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from gate.errors import ServiceError
+from gate.deploy.manifest import check_name
+from gate.errors import ServiceError, StorageError
 from gate.registry.mlflow_process import redacted
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.webhook.event import EXAMPLE_MODEL
@@ -61,9 +62,14 @@ class Settings(BaseModel):
 
     @field_validator("models")
     @classmethod
-    def _no_example(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+    def _deployable(cls, models: tuple[str, ...]) -> tuple[str, ...]:
         if EXAMPLE_MODEL in models:
             raise ValueError(f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries")
+        for model in models:
+            try:
+                check_name(model, what="deployed model")
+            except StorageError as error:
+                raise ValueError(str(error)) from error
         return tuple(dict.fromkeys(models))
 
     @field_validator("inbox_url")
