@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit, urlunsplit
 
 _DEFAULTS = {
     # MLflow's own are 7 retries with 120 s each: minutes of silence before a dead server is told.
@@ -27,6 +27,9 @@ _LEVELS = {
     # Logs a traceback before it raises the same error, which we tell in our words.
     "mlflow.store.db.utils": logging.CRITICAL,
 }
+
+HIDDEN = "[hidden]"
+_PASSWORDS = re.compile(r"((?:password|passwd|pwd|token|secret)=)[^&\s]+", re.IGNORECASE)
 
 # Warnings of MLflow about its own code, on importing it: nothing that our user could mend.
 _NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
@@ -65,8 +68,31 @@ def lent(tracking_uri: str) -> Iterator[None]:
 
 
 def redacted(uri: str) -> str:
-    """The URI without user and password."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """The URI without user and password, those among its parameters included."""
+    return without_parameters(without_credentials(uri, ""))
+
+
+def without_parameters(text: str) -> str:
+    """The text with `[hidden]` for the value of each `password=` and its like."""
+    return _PASSWORDS.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def without_credentials(uri: str, instead: str) -> str:
+    """The URI with `instead` in the place of `user:password@`.
+
+    A password may hold `@` and `/`, which it should not: databases read it up to an `@` behind
+    the first `/` too. So where there is a password, it ends at the last `@`.
+    """
+    scheme, mark, rest = uri.partition("://")
+    end = _end_of_credentials(scheme, rest)
+    return f"{scheme}{mark}{instead}{rest[end:]}" if end else uri
+
+
+def _end_of_credentials(scheme: str, rest: str) -> int:
+    server = rest.partition("/")[0]
+    if ":" not in server.partition("@")[0]:  # no password, at most a user or a token
+        return server.rfind("@") + 1
+    is_port = scheme.endswith(("http", "https")) and server.rpartition(":")[2].isdigit()
+    if is_port and "@" not in server:  # what follows is a path
+        return 0
+    return rest.rfind("@") + 1

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from gate.registry.port import APPROVED, REJECTED, TAG_REVIEW
 
 EVENTS = (
     "registered_model.created",
@@ -24,6 +26,7 @@ EXAMPLE_MODEL = "example_model"
 """The model in MLflow's test deliveries, which carry no other mark."""
 
 _OUR_TAGS = "gate."
+_REVIEWS = (APPROVED, REJECTED)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Event:
     kind: str
     model: str
     detail: str | None = None
+    hint: str | None = field(default=None, compare=False)
+    """For the log alone: what the sender may have done by mistake."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,19 @@ def _event(kind: str, data: Any) -> Event | Malformed:
     model = data.get("name")
     if not isinstance(model, str) or not model:
         return Malformed("data.name is not a model's name")
-    field = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
-    if field is None:
+    place = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
+    if place is None:
         return Event(kind, model)
-    detail = data.get(field)
+    detail = data.get(place)
     if not isinstance(detail, str):
-        return Malformed(f"data.{field} is not text")
-    return Event(kind, model, detail)
+        return Malformed(f"data.{place} is not text")
+    return Event(kind, model, detail, _hint(kind, detail, data.get("value")))
+
+
+def _hint(kind: str, tag: str, value: Any) -> str | None:
+    if kind != "model_version_tag.set" or tag != TAG_REVIEW or value in _REVIEWS:
+        return None
+    return f"{TAG_REVIEW}={str(value)[:80]!r} says nothing: expected {' or '.join(_REVIEWS)}"
 
 
 def _is_ours(tag: str | None) -> bool:

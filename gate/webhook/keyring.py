@@ -81,11 +81,18 @@ class Keyring:
 
 
 def write(path: Path, secrets: Sequence[str]) -> None:
-    """Write a secret file, atomically, readable by its owner only. Raises StorageError."""
+    """Write a secret file, atomically, readable by its owner only. Raises StorageError.
+
+    A link stays one, and the owner stays the same: the service may be another user than we are.
+    """
+    path = Path(os.path.realpath(path))
     with replacing(path) as temporary:
+        before = path.stat() if path.exists() else None
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             os.fchmod(descriptor, _PRIVATE)
+            if before is not None and before.st_uid != os.fstat(descriptor).st_uid:
+                os.fchown(descriptor, before.st_uid, before.st_gid)
             stream.writelines(f"{secret}\n" for secret in secrets)
 
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from gate.registry.mlflow_process import HIDDEN, without_credentials, without_parameters
 from gate.webhook.settings import LogFormat
 
-_HIDDEN = "[hidden]"
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{20,}={0,2}")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+_WORD = re.compile(r"\S+")
+_MOST_URLS = 8
+"""In one word; none that we log has more."""
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
 
 
@@ -31,8 +33,9 @@ class Redaction:
     def clean(self, text: str) -> str:
         """The text without them."""
         for secret in sorted(self._fixed | set(self._secrets()), key=len, reverse=True):
-            text = text.replace(secret, _HIDDEN)
-        return _CREDENTIALS.sub(f"{_HIDDEN}@", _SIGNATURE.sub(_HIDDEN, text))
+            text = text.replace(secret, HIDDEN)
+        text = without_parameters(_SIGNATURE.sub(HIDDEN, text))
+        return _WORD.sub(_without_passwords, text) if "@" in text else text
 
 
 class LineFormatter(logging.Formatter):
@@ -71,6 +74,15 @@ def set_up(stream: TextIO, *, log_format: LogFormat, redaction: Redaction) -> lo
         logger.handlers.clear()
         logger.propagate = True
     return handler
+
+
+def _without_passwords(found: re.Match[str]) -> str:
+    *before, text = found[0].split("://")
+    if len(before) > _MOST_URLS and "@" in found[0]:
+        return HIDDEN
+    for scheme in reversed(before):
+        text = without_credentials(f"{scheme}://{text}", f"{HIDDEN}@")
+    return text
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

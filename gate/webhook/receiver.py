@@ -107,6 +107,8 @@ class Receiver:
             return Answer("test", 200, "is a test of the server's", **fields)
         if said.model not in self._settings.models:
             return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
+        if said.hint is not None:
+            _log.warning("%s", said.hint, extra={"fields": fields})
         why = events.ignored(said, aliases=self._settings.aliases)
         if why is not None:
             return Answer("ignored", 200, f"changes nothing: {why}", **fields)

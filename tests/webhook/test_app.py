@@ -229,6 +229,13 @@ def test_an_inbox_that_is_down_asks_for_another_try(service: Service) -> None:
     until(lambda: service.recorder.causes == ["delivery d-1"])
 
 
+def test_a_mistyped_review_is_a_warning_and_nothing_else(service: Service, caplog) -> None:
+    said = body("model_version_tag.set", key="gate.review", value="aproved")
+    assert service.send(said).status_code == 202
+    (told,) = [record for record in caplog.records if "aproved" in record.getMessage()]
+    assert told.levelname == "WARNING"
+
+
 def test_a_fault_tells_the_sender_nothing(service: Service, monkeypatch, caplog) -> None:
     def broken(_row: object) -> None:
         raise RuntimeError("a fault with internals in /srv/gate")

@@ -66,6 +66,28 @@ def test_what_is_unknown(entity: str, action: str) -> None:
     assert isinstance(read(raw(entity=entity, action=action, data=None)), Unknown)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "told"),
+    [
+        ("model_version_tag.set", "gate.review", "approve", True),
+        ("model_version_tag.set", "gate.review", "Approved", True),
+        ("model_version_tag.set", "gate.review", None, True),
+        ("model_version_tag.set", "gate.review", ["approved"], True),
+        ("model_version_tag.set", "gate.review", "approved", False),
+        ("model_version_tag.set", "gate.review", "rejected", False),
+        ("model_version_tag.set", "gate.other", "approve", False),
+        ("model_version_tag.deleted", "gate.review", "approve", False),
+    ],
+)
+def test_a_word_that_is_no_review_is_hinted_at(kind, key, value, told) -> None:
+    found = read(json.dumps(body(kind, key=key, value=value)).encode())
+    assert isinstance(found, Event)
+    assert found == Event(kind, "digits", key)
+    assert (found.hint is not None) == told
+    if found.hint is not None:
+        assert "approved or rejected" in found.hint
+
+
 @given(st.one_of(st.binary(), st.text().map(str.encode), st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["entity", "action", "data", "name"]), inner),

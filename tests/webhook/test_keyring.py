@@ -111,6 +111,22 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         Keyring.of_environment("SOME_SECRETS")
 
 
+def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(path.name)
+    keyring.write(link, [SECOND])
+    assert link.is_symlink()
+    assert Keyring.of_file(path).secrets == (SECOND,)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_the_owner_stays_the_same(path: Path) -> None:
+    os.chown(path, 12345, 54321)
+    keyring.write(path, [SECOND])
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
