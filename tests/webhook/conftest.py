@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,18 @@ import pytest
 
 from tests.webhook.deliveries import Service, running, settings
 from tests.webhook.postgres import MISSING, postgres, program
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ran in this process before may have switched logging off; DVC's --quiet does."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] in ("gate", "uvicorn") and isinstance(logger, logging.Logger):
+            monkeypatch.setattr(logger, "disabled", False)
+            monkeypatch.setattr(logger, "propagate", True)
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")
