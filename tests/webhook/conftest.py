@@ -14,7 +14,7 @@ from tests.webhook.postgres import MISSING, postgres, program
 
 @pytest.fixture(autouse=True)
 def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ran in this process before may have switched logging off; DVC's --quiet does."""
+    """Whatever ran in this process before may have switched loggers off; import-linter does."""
     monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
