@@ -42,6 +42,8 @@ def main() -> int:
     ports = arguments.port, arguments.service_port
     for port in ports:
         require_free(port, remedy="make stack PORT=5001 SERVICE_PORT=8401")
+    # A shell that starts us in the background has us ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run(*ports, model=RegistryParams.load().model_name)
     except (KeyboardInterrupt, stage.Stopped):
