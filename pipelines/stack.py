@@ -29,7 +29,7 @@ from pipelines.run import tracking_uri
 from pipelines.ui import HOST, require_free
 
 _PATIENCE_S = 120.0
-_STOP_S = 30.0
+_STOP_S = 10.0
 
 
 def main() -> int:
