@@ -9,7 +9,6 @@ import click
 
 from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, Status, machine_options
-from gate.commands.policy_file import load_policy
 from gate.commands.progress import bar
 
 if TYPE_CHECKING:
@@ -73,10 +72,11 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 def _judge(question: _Question) -> Outcome:
     from gate.check import Reference, Workload, check
+    from gate.policy import Policy
     from gate.report import folder
 
     path, labels = question["policy"], question["labels"]
-    policy = load_policy(path) if path else None
+    policy = Policy.of_file(path) if path else None
     workload = Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"])
     reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
     with bar("measuring") as progress:

@@ -9,7 +9,6 @@ import click
 
 from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, Status, machine_options
-from gate.commands.policy_file import load_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +90,7 @@ def _locate(question: _Question) -> Outcome:
     from gate.report.localisation import chart
 
     path = question["policy"]
-    policy = load_policy(path) if path else Policy.default(task="tensors")
+    policy = Policy.of_file(path) if path else Policy.default(task="tensors")
     samples = Samples.open(question["inputs"])
     subject = read_subject(question["model"])
     reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])

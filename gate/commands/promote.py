@@ -11,7 +11,6 @@ import click
 
 from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.policy_file import load_policy
 from gate.commands.promoted import promoted
 from gate.errors import PolicyError
 
@@ -109,7 +108,7 @@ def _policy(path: Path | None, decision: Decision) -> Policy:
     from gate.policy import Policy
 
     if path is not None:
-        return load_policy(path)
+        return Policy.of_file(path)
     built_in = [Policy.default(task="classification"), Policy.default(task="tensors")]
     fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
     if not fitting:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from gate.atomic import sync
 from gate.deploy import steps
-from gate.deploy.disk import make_folder, point, settle, sync, told
+from gate.deploy.disk import make_folder, point, settle, told
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
 from gate.deploy.source import Source
 from gate.deploy.staging import Refusal, Staged, compute, prove, stage, store_staged

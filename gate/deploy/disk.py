@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from gate.atomic import sync
 from gate.deploy import steps
 from gate.errors import StorageError
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def settle(folder: Path) -> None:

@@ -6,8 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.atomic import sync
 from gate.deploy import steps
-from gate.deploy.disk import settle, sync
+from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, Source, TooLarge, fetched
 from gate.deploy.store import Store

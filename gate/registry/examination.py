@@ -22,7 +22,9 @@ from gate.registry.port import REJECTED, TAG_REVIEW, TAG_ROLLED_BACK, Version
 from gate.registry.records import Records
 from gate.registry.release import Release
 
-VOUCHING = ("passed", "promoted", "unchanged", "rolled_back", "reverted")
+SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
+"""Lines that say which version serves from then on."""
+VOUCHING = ("passed", *SERVED)
 """Lines that say that the gate passed a version."""
 _CLOCKS_DAYS = 1.0
 """How far the clocks of two machines may be apart."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from gate.errors import EvidenceError, RegistryError
 from gate.registry.desk import Desk
-from gate.registry.examination import veto
+from gate.registry.examination import SERVED, veto
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
 from gate.registry.release import Promotion
-
-_SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
 
 
 def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str) -> Promotion:
@@ -66,7 +64,7 @@ def _unfinished(
     history: tuple[LedgerEntry, ...], champion: str, previous: str
 ) -> LedgerEntry | None:
     """The line of a rollback that was interrupted before it moved `previous`, or None."""
-    served = [entry for entry in history if entry.action in _SERVED and entry.version]
+    served = [entry for entry in history if entry.action in SERVED and entry.version]
     if not served or champion != previous:
         return None
     last = served[-1]
@@ -98,7 +96,7 @@ def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> 
 
 def _vouching(history: tuple[LedgerEntry, ...], target: str) -> LedgerEntry | None:
     """The last line that says that a version served."""
-    lines = [e for e in history if e.version == target and e.action in _SERVED]
+    lines = [e for e in history if e.version == target and e.action in SERVED]
     return lines[-1] if lines else None
 
 

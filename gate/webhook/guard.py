@@ -10,6 +10,7 @@ from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, Registry
 from gate.policy import Policy
 from gate.registry.desk import Desk
 from gate.registry.examination import (
+    SERVED,
     VOUCHING,
     Examined,
     examine,
@@ -21,8 +22,6 @@ from gate.registry.ledger import LedgerEntry, now
 from gate.registry.port import APPROVED, CHAMPION, PREVIOUS, REJECTED, TAG_REVERTED, TAG_REVIEW
 from gate.webhook.port import Taken
 
-SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
-"""Lines that say which version serves from then on."""
 _TAIL = 4000
 """Characters of a tag's value; databases other than SQLite refuse more than 5000."""
 

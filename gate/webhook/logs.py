@@ -73,6 +73,7 @@ def set_up(stream: TextIO, *, log_format: LogFormat, redaction: Redaction) -> lo
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+        logger.setLevel(logging.NOTSET)
     return handler
 
 

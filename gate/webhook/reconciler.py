@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gate.deploy.manifest import check_name
 from gate.deploy.store import Store
 from gate.policy import Policy
 from gate.registry.addresses import declare
@@ -30,14 +29,7 @@ _RECHECK_S = 600.0
 class Reconciler:
     """Implements `gate.webhook.port.Reconcile`."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        ledger: Ledger,
-        policy: Policy,
-        *,
-        store: Store,
-    ) -> None:
+    def __init__(self, registry: Registry, ledger: Ledger, policy: Policy, *, store: Store) -> None:
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
@@ -63,18 +55,10 @@ class Reconciler:
 
 
 def reconciler(settings: Settings) -> Reconciler:
-    """The reconciler of a service. Raises PolicyError, and StorageError for a model whose name can
-    be no folder's."""
-    for model in settings.models:
-        check_name(model, what="deployed model")
+    """The reconciler of a service. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
     ledger = Ledger(settings.ledger)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
-    return Reconciler(
-        registry,
-        ledger,
-        policy,
-        store=Store(settings.store),
-    )
+    return Reconciler(registry, ledger, policy, store=Store(settings.store))

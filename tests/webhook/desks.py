@@ -29,13 +29,14 @@ class Place:
         self.policy = policy
         self.registry = Simulator()
         self.ledger = Ledger(folder / "ledger.jsonl")
+        self.begun = datetime.now(UTC)  # the same release again has the same evidence
 
     def desk(self, cause: str = "delivery 1") -> Desk:
         return Desk(self.registry, self.ledger, NAME, cause=cause)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
-        at = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+        at = (self.begun - timedelta(days=days)).isoformat(timespec="seconds")
         return release(path, evidence=evidence(path, measured_at=at), policy=policy or self.policy)
 
     def promote(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Promotion:

@@ -114,7 +114,12 @@ def test_a_stranger_writes_no_line_of_his_own(log_format: str) -> None:
     text.encode()
 
 
-def test_uvicorn_logs_through_the_same_handler() -> None:
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
+def test_uvicorn_logs_through_the_same_handler(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn_log = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(uvicorn_log, "level", uvicorn_log.level)
+    uvicorn_log.setLevel(level)
+
     def access(_log: logging.Logger) -> None:
         logging.getLogger("uvicorn.access").info(
             '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/webhooks/mlflow", "1.1", 202
