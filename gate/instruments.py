@@ -29,6 +29,7 @@ GraphCode = Literal[
     "nonfinite_initializer",
     "float64",
     "float16",
+    "quantized",
     "external_data",
     "unused_output",
     "domain",

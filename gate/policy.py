@@ -21,6 +21,9 @@ Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Required = Literal["always", "when_present", "never"]
 Task = Literal["classification", "tensors"]
 
+_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits",
+          "noise_ratio", "noise_peak", "noise_diff")  # fmt: skip
+
 
 class _PolicyRecord(Record):
     model_config = ConfigDict(allow_inf_nan=False)
@@ -116,6 +119,7 @@ class Instruments(_PolicyRecord):
         "zero_initializer",
         "nonfinite_initializer",
         "float16",
+        "quantized",
         "external_data",
     )
     """Findings that refuse the file; the others are shown only."""
@@ -175,7 +179,23 @@ class Policy(_PolicyRecord):
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
     """How old evidence may be when its version becomes `champion` after the promotion: in review,
     or by hand."""
+    twin: Policy | None = later(None)
+    """The policy of the quantized twin that is promoted and deployed together with the file; None:
+    there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_a_fitting_twin(self) -> Self:
+        if self.twin is None:
+            return self
+        if self.precision == "quantized" or self.twin.precision != "quantized":
+            raise ValueError(
+                f"precision is '{self.precision}' with a twin of precision "
+                f"'{self.twin.precision}'; a twin is quantized, and what it is the twin of is not"
+            )
+        if self.twin.task != self.task:
+            raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
+        return self
 
     @model_validator(mode="after")
     def _can_refuse(self) -> Self:
@@ -204,6 +224,7 @@ class Policy(_PolicyRecord):
                 f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
                 "or scaled_diff"
             )
+        self._check_quantized(name, bounds)
         if self.instruments.noise_samples == 0 and any(
             bound is not None
             for bound in (bounds.noise_ratio, bounds.noise_peak, bounds.noise_diff)
@@ -230,6 +251,19 @@ class Policy(_PolicyRecord):
             raise ValueError(
                 f"{name}: {', '.join(sorted(logit_bounds))} need logits; set task: classification"
             )
+
+    def _check_quantized(self, name: str, bounds: Bounds) -> None:
+        """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
+        if self.precision != "quantized" or self.task != "classification":
+            return
+        exact = [field for field in _EXACT if getattr(bounds, field) is not None]
+        if exact:
+            raise ValueError(
+                f"{name}: {', '.join(exact)} are for exact files; a quantized one is judged by "
+                "top1_agreement, confidence_bands and accuracy_drop"
+            )
+        if bounds.confidence_bands is None:
+            raise ValueError(f"{name}: precision 'quantized' needs a bound confidence_bands")
 
     @classmethod
     def load(cls, path: Path, *, section: str | None = "gate") -> Self:
@@ -274,5 +308,32 @@ class Policy(_PolicyRecord):
                     bounds=cuda if traits.cuda else cpu,
                 )
                 for name, traits in RUNTIMES.items()
+            },
+        )
+
+    @classmethod
+    def quantized(cls) -> Self:
+        """The built-in policy of a quantized twin of a classifier: it must answer alike.
+
+        Where the bounds come from: docs/adr/0012.
+        """
+        bounds = Bounds(
+            top1_agreement=0.99,
+            confidence_bands=ConfidenceBands(
+                over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02
+            ),
+        )
+        return cls(
+            precision="quantized",
+            instruments=Instruments(
+                noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
+            ),
+            runtimes={
+                name: RuntimePolicy(
+                    required="always" if name == "ort-cpu-optimized" else "when_present",
+                    bounds=bounds,
+                )
+                for name, traits in RUNTIMES.items()
+                if traits.engine == "onnxruntime"
             },
         )

@@ -74,6 +74,8 @@ REMEDIES: dict[str, str] = {
     "graph_nonfinite_initializer": "Export again from a checkpoint whose weights are finite.",
     "graph_float64": "Keep numpy scalars and Python floats out of forward, or cast to float32.",
     "graph_float16": "Export the float32 model, or say precision: reduced in the policy.",
+    "graph_quantized": "Promote the float32 file; a quantized one goes beside it as its twin, "
+    "judged by a policy with precision: quantized.",
     "graph_external_data": "Copy the external data again together with its model file.",
     "graph_unused_output": "Export only what is used.",
     "graph_domain": "Export with standard operators only, or ship the runtime that has them.",

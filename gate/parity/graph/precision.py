@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,6 +23,8 @@ _NARROW = {
     TensorProto.FLOAT8E5M2: torch.float8_e5m2,
     TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
 }
+_QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
+"""Operators that compute in, or unpack, integers of 8 bits and fewer."""
 _MOVES = (
     "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
     "Split", "Concat", "Gather", "Expand",
@@ -46,6 +49,17 @@ def float16(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
         for value in stored:
             detail = f"is stored in {name}, the model's weights need more bits"
             yield GraphFinding(code="float16", place=value.name, detail=detail)
+
+
+def quantized(graph: Graph) -> Iterator[GraphFinding]:
+    """Where floats are rounded to integers of few bits, or were when the weights were written.
+
+    No model that was traced in float32 has such operators; one that was quantized in PyTorch has
+    them rightly, and is no exact one either.
+    """
+    nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
+    if nodes:
+        yield _told("quantized", nodes, "compute in or unpack integers")
 
 
 def float64(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:

@@ -17,7 +17,7 @@ from gate.parity.graph.contents import condense
 from gate.parity.graph.external import external_data
 from gate.parity.graph.interface import domain, fixed_batch, opset, unused_output, versions
 from gate.parity.graph.modes import training_mode
-from gate.parity.graph.precision import float16, float64
+from gate.parity.graph.precision import float16, float64, quantized
 from gate.parity.graph.values import Graph
 from gate.parity.graph.weights import nonfinite_initializer, zero_initializer
 from gate.parity.graph.witness import Witness
@@ -50,6 +50,7 @@ def read_graph(candidate: Candidate, witness: Witness) -> GraphReport:
         nonfinite_initializer(graph, ledger, witness),
         float64(graph, witness),
         float16(graph, witness),
+        quantized(graph),
         about_files,
         unused_output(graph, subject),
         domain(graph),

@@ -6,6 +6,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
+from gate.parity.graph.precision import _QUANTIZED as QUANTIZED
 from tests.parity.graph.build import DOUBLE, FLOAT, HALF, found, model, node, report, value
 
 WEIGHT = np.asarray([[0.1, 0.2, 0.3, 0.4]], np.float32)
@@ -155,3 +156,32 @@ def test_an_island_in_a_loop(tmp_path):
     nodes = [node("Loop", ["n", "yes", "x"], ["y"], name="loop", body=body)]
     made = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
     assert found(report(made, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
+
+
+def quantized_model():
+    nodes = [
+        node("QuantizeLinear", ["x", "scale"], ["q"], name="quantize"),
+        node("DequantizeLinear", ["q", "scale"], ["y"], name="unpack"),
+    ]
+    return model(nodes, {"scale": np.asarray(0.1, np.float32)})
+
+
+def test_operators_on_integers_of_few_bits_are_told(tmp_path):
+    (finding,) = report(quantized_model(), tmp_path).findings
+    assert (finding.code, finding.place) == ("quantized", "QuantizeLinear:quantize")
+    assert "2 nodes" in finding.detail
+    assert "1 DequantizeLinear" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("operator", "told"),
+    [
+        ("DynamicQuantizeLinear", True), ("DequantizeLinear", True), ("QLinearConv", True), ("ConvInteger", True),
+        ("MatMulInteger", True), ("com.microsoft::QGemm", True), ("com.microsoft::QAttention", True),
+        ("com.microsoft::MatMulNBits", True), ("com.microsoft::DynamicQuantizeMatMul", True),
+        ("com.microsoft::QLinearAdd", True), ("Conv", False), ("Quantile", False), ("Equal", False),
+        ("com.microsoft::FusedConv", False), ("com.microsoft::QuickGelu", False),
+    ],
+)  # fmt: skip
+def test_which_operators_compute_in_integers(operator, told):
+    assert bool(QUANTIZED.fullmatch(operator)) is told
