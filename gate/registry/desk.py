@@ -13,13 +13,29 @@ from gate.errors import DigestMismatch, EvidenceError, GateError, PromotionConfl
 from gate.golden.folder import read_golden
 from gate.registry.addresses import plain, same
 from gate.registry.journal import Journal
+from gate.registry.judged import digest_of_model
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.lock import promotion_lock
 from gate.registry.port import CHAMPION, GOLDEN, Alias, Registry
-from gate.registry.release import Release, digest_of_model
+from gate.registry.release import Release
+from gate.registry.twin import QUANTIZED, TwinDigests, prove_twin
 
 PATIENCE_S = 30.0
 """How long another promotion, or the service's look, is waited for."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is to be beside a version's file."""
+
+    golden: str | None = None
+    """Digest of the golden vectors, in hexadecimal."""
+    twin: TwinDigests | None = None
+
+    @classmethod
+    def of(cls, line: LedgerEntry) -> Beside:
+        """What a line of the ledger says."""
+        return cls(line.golden, line.twin)
 
 
 @dataclass(frozen=True)
@@ -69,11 +85,12 @@ class Desk:
         about: Release | LedgerEntry | Digest | None = None,
     ) -> LedgerEntry:
         """A line that is not in the ledger yet."""
-        digests: dict[str, Digest | str | None] = {}
+        digests: dict[str, Digest | TwinDigests | str | None] = {}
         if isinstance(about, Digest):
             digests = {"sha256": about}
         elif isinstance(about, LedgerEntry):
-            shared = ("sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "run_id")
+            shared = ("sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "twin",
+                      "run_id")  # fmt: skip
             digests = {field: getattr(about, field) for field in shared}
         elif about is not None:
             digests = {
@@ -81,6 +98,7 @@ class Desk:
                 "policy_sha256": about.decision.policy_sha256,
                 "evidence_sha256": about.decision.evidence_sha256,
                 "golden_sha256": about.golden_sha256,
+                "twin": about.twin_digests,
                 "run_id": about.run_id,
             }
         return LedgerEntry.model_validate(
@@ -117,24 +135,26 @@ class Desk:
         """The version that an alias points at, or None."""
         return self.registry.alias(self.model, alias)
 
-    def prove(self, number: str, expected: Digest, *, golden: str | None = None) -> None:
-        """Download a version and hash it, and its golden vectors where they are to have a digest.
+    def prove(self, number: str, expected: Digest, *, beside: Beside | None = None) -> None:
+        """Download a version and hash it, and what is to be beside it.
 
         Raises DigestMismatch, after writing a violation down.
         """
         with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-            self.download(number, expected, Path(folder), golden=golden)
+            self.download(number, expected, Path(folder), beside=beside)
 
     def download(
-        self, number: str, expected: Digest, folder: Path, *, golden: str | None = None
+        self, number: str, expected: Digest, folder: Path, *, beside: Beside | None = None
     ) -> Path:
         """The proven file of a version with all that is beside it, in `folder`; as `prove`."""
         what = f"version {number} of {self.model} in the registry"
         try:
             path = self.registry.download(self.model, number, folder)
             expected.verify(_digest(path, expected, what=what), what=what)
-            if golden is not None:
-                _prove_golden(path.parent / GOLDEN, golden, what=what)
+            if beside is not None and beside.golden is not None:
+                _prove_golden(path.parent / GOLDEN, beside.golden, what=what)
+            if beside is not None and beside.twin is not None:
+                prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
         except DigestMismatch as error:
             self.write("violation", str(error), version=number, about=expected)
             raise

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gate.decision import Decision
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.evidence import Evidence
 from gate.policy import Policy
-from gate.registry.desk import Desk
+from gate.registry.desk import Beside, Desk
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import REJECTED, TAG_REVIEW, TAG_ROLLED_BACK, Version
 from gate.registry.records import Records
 from gate.registry.release import Release
+from gate.registry.twin import QUANTIZED, twin_in
 
 SERVED = ("promoted", "unchanged", "rolled_back", "reverted")
 """Lines that say which version serves from then on."""
@@ -80,7 +80,8 @@ def _downloaded(desk: Desk, vouched: LedgerEntry) -> Iterator[Path]:
     assert vouched.version is not None
     assert vouched.sha256 is not None
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        yield desk.download(vouched.version, vouched.sha256, Path(folder))
+        twin = Beside(twin=vouched.twin)
+        yield desk.download(vouched.version, vouched.sha256, Path(folder), beside=twin)
 
 
 def _veto(
@@ -122,10 +123,17 @@ def _records(path: Path, model: str, vouched: LedgerEntry, policy: Policy) -> st
             f"it was judged by another policy ({decision.policy_sha256.short}) than the one in "
             f"force ({policy.digest().short})"
         )
-    _release(path, model, evidence, decision).verify(policy)
-    if not decision.passed:
-        return f"its decision is {decision.verdict}"
-    return _too_old(evidence, policy)
+    release = _release(path, model, records)
+    if release.twin is not None and vouched.twin is not None:
+        _known(vouched.twin.evidence_sha256, release.twin.evidence)
+    release.verify(policy)
+    if release.refusal is not None:
+        return f"its decision is {release.refusal}"
+    for judged in (release, release.twin):
+        old = _too_old(judged.evidence, policy) if judged is not None else None
+        if old is not None:
+            return old
+    return None
 
 
 def _known(expected: object, evidence: Evidence) -> None:
@@ -136,8 +144,17 @@ def _known(expected: object, evidence: Evidence) -> None:
         )
 
 
-def _release(path: Path, model: str, evidence: Evidence, decision: Decision) -> Release:
-    return Release(model, path, evidence, decision, run_id="", description="")
+def _release(path: Path, model: str, records: Records) -> Release:
+    beside = path.parent / QUANTIZED
+    return Release(
+        model_name=model,
+        onnx_path=path,
+        evidence=records.evidence,
+        decision=records.decision,
+        run_id="",
+        description="",
+        twin=twin_in(beside) if beside.is_dir() else None,
+    )
 
 
 def _too_old(evidence: Evidence, policy: Policy) -> str | None:

@@ -21,6 +21,7 @@ from gate.atomic import write_bytes
 from gate.digest import Digest, canonical_json
 from gate.errors import EvidenceError, StorageError
 from gate.record import Record, Sha256, later
+from gate.registry.twin import TwinDigests
 
 Action = Literal[
     "passed",
@@ -72,6 +73,8 @@ class LedgerEntry(Record):
     evidence_sha256: Sha256 | None = None
     golden_sha256: Sha256 | None = later(None)
     """Of the golden vectors beside the file."""
+    twin: TwinDigests | None = later(None)
+    """Of the quantized twin beside the file."""
     run_id: str | None = None
     actor: str = Field(default_factory=actor)
     reason: str

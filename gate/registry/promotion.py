@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
 from gate.policy import Policy
-from gate.registry.desk import Desk
+from gate.registry.desk import Beside, Desk
 from gate.registry.examination import since_passed, veto
 from gate.registry.ledger import Ledger
 from gate.registry.port import (
@@ -25,12 +25,14 @@ from gate.registry.port import (
     TAG_POLICY,
     TAG_REVIEW,
     TAG_ROLLED_BACK,
+    TAG_TWIN,
     Registry,
     Version,
 )
 from gate.registry.records import RECORDS, Records
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
+from gate.registry.twin import QUANTIZED, lay_out
 
 _WORDS = ("passed", "promoted", "refused", "rejected", "rolled_back", "violation")
 
@@ -55,8 +57,14 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
     except (DigestMismatch, EvidenceError) as error:
         desk.write("refused", str(error), about=release)
         raise
-    if not release.decision.passed:
-        return _refuse(desk, release, _why_not(release))
+    if policy.precision == "quantized":
+        reason = (
+            "a quantized file is promoted beside the exact one, as its twin, never in its place: "
+            "hand in the exact file, with a policy whose section twin is this one"
+        )
+        return _refuse(desk, release, reason)
+    if release.refusal is not None:
+        return _refuse(desk, release, release.refusal)
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)
@@ -107,12 +115,6 @@ def _hand_in(desk: Desk, release: Release, number: str, champion: str | None) ->
     return Promotion("passed", number, champion, reason)
 
 
-def _why_not(release: Release) -> str:
-    decision = release.decision
-    first = decision.problems[0].explanation if decision.problems else "no runtime passed"
-    return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
-
-
 def _veto(desk: Desk, version: Version) -> str | None:
     if TAG_ROLLED_BACK in version.tags:
         return (
@@ -138,8 +140,12 @@ def _refuse(desk: Desk, release: Release, reason: str, *, version: str | None = 
 def _serves_already(
     desk: Desk, release: Release, champion: str, found: tuple[Version, ...]
 ) -> bool:
-    policy = release.decision.policy_sha256.hex
-    same = [v for v in found if v.number == champion and v.tags.get(TAG_POLICY) == policy]
+    wanted = {tag: release.draft().tags.get(tag) for tag in (TAG_POLICY, TAG_TWIN)}
+    same = [
+        v
+        for v in found
+        if v.number == champion and all(v.tags.get(tag) == value for tag, value in wanted.items())
+    ]
     return bool(same) and _whole(desk, release, same[0])
 
 
@@ -174,8 +180,12 @@ def _left_behind(
 def _create(desk: Desk, release: Release) -> str:
     draft = release.draft()
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        Records(release.evidence, release.decision).write(Path(folder))
-        whole = replace(draft, beside={**draft.beside, RECORDS: Path(folder)})
+        folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
+        Records(release.evidence, release.decision).write(folders[RECORDS])
+        if release.twin is not None:
+            folders[QUANTIZED] = Path(folder, QUANTIZED)
+            lay_out(release.twin, folders[QUANTIZED])
+        whole = replace(draft, beside=folders)
         number = desk.registry.create_version(desk.model, whole)
     seen = desk.registry.version(desk.model, number)
     if not draft.tags.items() <= seen.tags.items() or seen.description != draft.description:
@@ -183,8 +193,8 @@ def _create(desk: Desk, release: Release) -> str:
             f"version {number} of {desk.model} reads back with other tags or another description "
             f"than it was made with: {dict(seen.tags)}. It was not promoted; repeat."
         )
-    golden = draft.tags.get(TAG_GOLDEN)
-    desk.prove(number, release.decision.subject_sha256, golden=golden)
+    beside = Beside(draft.tags.get(TAG_GOLDEN), release.twin_digests)
+    desk.prove(number, release.decision.subject_sha256, beside=beside)
     return number
 
 
@@ -192,9 +202,9 @@ def _whole(desk: Desk, release: Release, version: Version) -> bool:
     """True if a version's bytes are the release's. A violation is written down once."""
     if _violated(desk, version.number):
         return False
-    golden = version.tags.get(TAG_GOLDEN)
+    beside = Beside(version.tags.get(TAG_GOLDEN), release.twin_digests)
     try:
-        desk.prove(version.number, release.decision.subject_sha256, golden=golden)
+        desk.prove(version.number, release.decision.subject_sha256, beside=beside)
     except (DigestMismatch, ArtifactMissing):
         return False
     return True

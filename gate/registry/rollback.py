@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gate.errors import EvidenceError, RegistryError
-from gate.registry.desk import Desk
+from gate.registry.desk import Beside, Desk
 from gate.registry.examination import SERVED, veto
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
@@ -91,7 +91,7 @@ def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> 
     if problem is not None:
         error = RegistryError(f"{desk.model} can't be rolled back to version {target}: {problem}.")
         raise _refusal(desk, error)
-    desk.prove(target, vouched.sha256)
+    desk.prove(target, vouched.sha256, beside=Beside(twin=vouched.twin))
 
 
 def _vouching(history: tuple[LedgerEntry, ...], target: str) -> LedgerEntry | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gate.deploy.deploy import Deployment, deploy
-from gate.deploy.manifest import EXACT
+from gate.deploy.manifest import EXACT, Slot
 from gate.deploy.source import Source
 from gate.deploy.store import Store
+from gate.digest import Digest
 from gate.errors import DigestMismatch
-from gate.registry.desk import Desk
+from gate.registry.desk import Beside, Desk
 from gate.registry.examination import veto, vouching
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.port import CHAMPION
+from gate.registry.twin import QUANTIZED, twin_file
 from gate.webhook.guard import serving
 from gate.webhook.port import Taken
 
@@ -58,29 +61,44 @@ def _said(history: Sequence[LedgerEntry], vouched: LedgerEntry) -> LedgerEntry |
 
 def _serves(desk: Desk, store: Store, vouched: LedgerEntry) -> bool:
     live = store.live(desk.model)
-    if live is None or live.slots[EXACT].sha256 != vouched.sha256:
+    wanted = {EXACT: (vouched.sha256, vouched.golden_sha256)}
+    if vouched.twin is not None:
+        wanted[QUANTIZED] = (vouched.twin.sha256, vouched.twin.golden_sha256)
+    if live is None or live.slots.keys() != wanted.keys():
         return False
-    golden = live.slots[EXACT].golden
-    return vouched.golden_sha256 in (None, golden and golden.sha256)
+    return all(_is(live.slots[slot], *digests) for slot, digests in wanted.items())
+
+
+def _is(slot: Slot, sha256: Digest | None, golden: Digest | None) -> bool:
+    seen = slot.golden.sha256 if slot.golden is not None else None
+    return slot.sha256 == sha256 and golden in (None, seen)
 
 
 def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
     number, expected = vouched.version, vouched.sha256
     assert number is not None
     assert expected is not None
-    source = Source(
-        sha256=expected,
-        fetch=lambda folder: desk.registry.download(desk.model, number, folder),
-        golden_sha256=vouched.golden_sha256,
-        golden_required=vouched.golden_sha256 is not None,
-    )
-    return deploy(store, desk.model, {EXACT: source})
+
+    def fetch(folder: Path) -> Path:
+        return desk.registry.download(desk.model, number, folder)
+
+    def fetch_twin(folder: Path) -> Path:
+        return twin_file(fetch(folder).parent / QUANTIZED)
+
+    slots = {EXACT: _source(expected, vouched.golden_sha256, fetch)}
+    if vouched.twin is not None:
+        slots[QUANTIZED] = _source(vouched.twin.sha256, vouched.twin.golden_sha256, fetch_twin)
+    return deploy(store, desk.model, slots)
+
+
+def _source(sha256: Digest, golden: Digest | None, fetch: Callable[[Path], Path]) -> Source:
+    return Source(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
 
 
 def _prove(desk: Desk, vouched: LedgerEntry) -> None:
     assert vouched.version is not None
     assert vouched.sha256 is not None
-    desk.prove(vouched.version, vouched.sha256, golden=vouched.golden)
+    desk.prove(vouched.version, vouched.sha256, beside=Beside.of(vouched))
 
 
 def _tell(desk: Desk, vouched: LedgerEntry, action: Action, reason: str) -> Taken:

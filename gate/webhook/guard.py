@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, RegistryUnavailable
 from gate.policy import Policy
-from gate.registry.desk import Desk
+from gate.registry.desk import Beside, Desk
 from gate.registry.examination import (
     SERVED,
     VOUCHING,
@@ -126,7 +126,7 @@ def _last_good(desk: Desk, but: str) -> LedgerEntry | None:
             continue
         try:
             if veto(desk, history, number).problem is None:
-                desk.prove(number, vouched.sha256)
+                desk.prove(number, vouched.sha256, beside=Beside(twin=vouched.twin))
                 return vouched
         except DigestMismatch:
             continue

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from gate.decision import decide
 from gate.evidence import Evidence
 from gate.export.onnx_file import read_subject
-from gate.policy import Policy
+from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.registry.judged import Judged
 from gate.registry.release import Release
 from tests import builders
 
@@ -68,6 +69,37 @@ def release(path: Path, **overrides: Any) -> Release:
         "description": "The file computes what the model computes.\n\n| check | seen |\n|---|---|",
     }
     return Release(**fields | overrides)
+
+
+def twin_policy(**overrides: Any) -> Policy:
+    """What the twin in these tests must hold."""
+    bounds = Bounds(
+        top1_agreement=0.99,
+        confidence_bands=ConfidenceBands(
+            over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02
+        ),
+    )
+    runtimes = {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
+    quantized = Policy.quantized().instruments
+    return Policy(
+        **{
+            "precision": "quantized",
+            "instruments": quantized,
+            "runtimes": runtimes,
+            **overrides,
+        }
+    )
+
+
+def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> Judged:
+    """A judged file that can be a twin of `release(...)`."""
+    measured: Evidence = overrides.pop("evidence", None) or evidence(path)
+    fields: dict[str, Any] = {
+        "onnx_path": path,
+        "evidence": measured,
+        "decision": decide(policy, measured, decided_at=DECIDED_AT),
+    }
+    return Judged(**fields | overrides)
 
 
 def failing_release(path: Path) -> Release:

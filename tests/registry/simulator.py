@@ -45,9 +45,10 @@ class Simulator:
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())
         beside = {
-            f"{place}/{path.name}": path.read_bytes()
+            f"{place}/{path.relative_to(source).as_posix()}": path.read_bytes()
             for place, source in draft.beside.items()
-            for path in source.iterdir()
+            for path in source.rglob("*")
+            if path.is_file()
         }
         stored = Stored(data, dict(draft.tags), draft.run_id, draft.description, beside)
         self.versions.append(stored)
@@ -62,7 +63,7 @@ class Simulator:
         stored = self.versions[int(number) - 1]
         path.write_bytes(stored.data)
         for place, data in stored.beside.items():
-            (folder / place).parent.mkdir(exist_ok=True)
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_bytes(data)
         return path
 

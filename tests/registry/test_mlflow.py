@@ -25,12 +25,12 @@ from gate.errors import (
     StorageError,
 )
 from gate.registry import desk
+from gate.registry.judged import digest_of_model
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.mlflow_process import lent
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_SHA256
 from gate.registry.promotion import Promotion, Release, promote, rollback
-from gate.registry.release import digest_of_model
 from tests import builders
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
 from tests.registry.servers import ADMIN, add_user, make_run

@@ -4,7 +4,7 @@ import pytest
 
 from gate.digest import Digest
 from gate.errors import DigestMismatch
-from gate.registry.release import digest_of_model
+from gate.registry.judged import digest_of_model
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
 

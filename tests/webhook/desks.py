@@ -14,7 +14,7 @@ from gate.registry.port import CHAMPION, TAG_REVIEW
 from gate.registry.promotion import Promotion, promote
 from gate.registry.release import Release
 from tests import builders
-from tests.registry.releases import NAME, evidence, onnx_file, release
+from tests.registry.releases import NAME, evidence, onnx_file, release, twin_of
 from tests.registry.simulator import Simulator
 
 AUTOMATIC = builders.policy()
@@ -37,7 +37,13 @@ class Place:
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
         at = (self.begun - timedelta(days=days)).isoformat(timespec="seconds")
-        return release(path, evidence=evidence(path, measured_at=at), policy=policy or self.policy)
+        policy = policy or self.policy
+        made = release(path, evidence=evidence(path, measured_at=at), policy=policy)
+        if policy.twin is None:
+            return made
+        small = onnx_file(self.folder / f"twin-{seed}" / "model.onnx", seed=seed + 1000)
+        twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
+        return replace(made, twin=twin)
 
     def promote(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Promotion:
         policy = policy or self.policy

@@ -1,0 +1,109 @@
+"""A file with what was measured on it and decided, and the proof that it belongs together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.decision import Decision, decide
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
+from gate.evidence import Evidence
+from gate.golden.folder import Vectors, read_golden
+from gate.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A file, its evidence and decision, and the golden vectors that go beside it."""
+
+    onnx_path: Path
+    evidence: Evidence
+    decision: Decision
+    golden: Path | None = None
+    """The folder of golden vectors, made with the decision's policy."""
+
+    def verify(self, policy: Policy) -> None:
+        """Prove that file, evidence, policy, decision and golden vectors belong together.
+
+        Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
+        again does not give this decision or the golden vectors are not whole.
+        """
+        subject, decision = self.evidence.subject.sha256, self.decision
+        subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
+        self._verify_description()
+        decision.subject_sha256.verify(subject, what="the evidence's file")
+        decision.policy_sha256.verify(policy.digest(), what="the policy")
+        decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
+        again = decide(policy, self.evidence, decided_at=decision.decided_at)
+        golden = self.vectors()
+        if golden is not None:
+            made_for, origin = golden.golden.model.sha256, golden.golden.origin
+            subject.verify(made_for, what=f"the file of the golden vectors in {self.golden}")
+            decision.policy_sha256.verify(
+                origin.policy_sha256, what=f"the policy of the golden vectors in {self.golden}"
+            )
+        # By digest: NaN is not equal to itself.
+        if again.digest() != decision.digest():
+            raise EvidenceError(
+                f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
+                f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
+                "same ones. It was edited, or made by another version of the gate: decide again."
+            )
+
+    def vectors(self) -> Vectors | None:
+        """The golden vectors, proven; None if there are none. Raises EvidenceError."""
+        return None if self.golden is None else read_golden(self.golden)
+
+    @property
+    def golden_sha256(self) -> Digest | None:
+        """Digest of the golden vectors, if there are any. Raises EvidenceError."""
+        vectors = self.vectors()
+        return None if vectors is None else vectors.sha256
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the decision refuses the file; None for a PASS."""
+        decision = self.decision
+        if decision.passed:
+            return None
+        first = decision.problems[0].explanation if decision.problems else "no runtime passed"
+        return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
+
+    def _verify_description(self) -> None:
+        """What is uploaded follows the subject (its external data): it must be the file's own."""
+        from gate.export.onnx_file import read_subject
+
+        seen, told = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
+        other = sorted(field for field in seen if seen[field] != told[field])
+        if other:
+            raise EvidenceError(
+                f"the evidence describes {self.onnx_path} otherwise than it is: "
+                f"{', '.join(f'{field} {told[field]}, not {seen[field]}' for field in other)}. "
+                "It was edited, or made by another version of the gate: measure and decide again."
+            )
+
+
+def digest_of_model(path: Path, *, expected: Digest) -> Digest:
+    """Digest of a model as evidence counts it: of the file, else of file and external data.
+
+    Raises StorageError if the file can't be read, DigestMismatch if it is a text.
+    """
+    seen = Digest.of_file(path)
+    if _is_text(path):
+        raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
+    if seen == expected:
+        return seen
+    from gate.export.onnx_file import read_subject
+
+    try:
+        return read_subject(path).sha256
+    except OnnxFileError:  # damaged: surely not the expected bytes
+        return seen
+
+
+def _is_text(path: Path) -> bool:
+    """True for JSON: the digest of a model with external data is that of such a text, and no
+    protobuf begins so."""
+    with path.open("rb") as stream:
+        return stream.read(1) == b"{"

@@ -1,0 +1,101 @@
+"""The quantized twin of a release: a folder beside the exact file, so that both move together.
+
+quantized/model.onnx           the file (whatever its name), with its external data
+quantized/gate/…               its own evidence and decision
+quantized/golden/…             its own golden vectors
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, StorageError
+from gate.golden.folder import GOLDEN_JSON, read_golden
+from gate.record import Record, Sha256
+from gate.registry.judged import Judged, digest_of_model
+from gate.registry.port import GOLDEN
+from gate.registry.records import RECORDS, Records
+
+QUANTIZED = "quantized"
+"""The folder beside the exact file, and the slot of a deployed release."""
+
+
+class TwinDigests(Record):
+    """What the ledger knows of a twin."""
+
+    sha256: Sha256
+    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    evidence_sha256: Sha256
+    golden_sha256: Sha256 | None = None
+
+    @classmethod
+    def of(cls, twin: Judged) -> TwinDigests:
+        """Of a twin on the disk. Raises EvidenceError for golden vectors that are not whole."""
+        return cls(
+            sha256=twin.decision.subject_sha256,
+            evidence_sha256=twin.decision.evidence_sha256,
+            golden_sha256=twin.golden_sha256,
+        )
+
+
+def lay_out(twin: Judged, folder: Path) -> None:
+    """Copy a twin into `folder`, as it goes beside the exact file. Raises StorageError."""
+    try:
+        for name in (twin.onnx_path.name, *twin.evidence.subject.external_data):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(twin.onnx_path.parent / name, target)
+        if twin.golden is not None:
+            shutil.copytree(twin.golden, folder / GOLDEN)
+    except OSError as error:
+        raise StorageError(
+            f"cannot copy the twin {twin.onnx_path} to {folder}: {error.strerror or error}. "
+            "Free space or fix permissions, then repeat."
+        ) from error
+    Records(twin.evidence, twin.decision).write(folder / RECORDS)
+
+
+def twin_in(folder: Path) -> Judged:
+    """The twin in a folder laid out as above. Raises EvidenceError where it is not whole."""
+    path = twin_file(folder)
+    records = Records.beside(path)
+    golden = folder / GOLDEN
+    return Judged(
+        onnx_path=path,
+        evidence=records.evidence,
+        decision=records.decision,
+        golden=golden if (golden / GOLDEN_JSON).exists() else None,
+    )
+
+
+def twin_file(folder: Path) -> Path:
+    """The one ONNX file of the folder. Raises EvidenceError."""
+    found = sorted(p for p in folder.glob("*.onnx") if p.is_file() and not p.is_symlink())
+    if len(found) != 1:
+        seen = ", ".join(path.name for path in found) or "none"
+        raise EvidenceError(
+            f"{folder} holds the ONNX files {seen}, expected exactly one: the quantized twin. "
+            "Make it with gate quantize, judge it with gate check --report, and put both there."
+        )
+    return found[0]
+
+
+def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
+    """Hash a twin that was downloaded beside its exact file. Raises DigestMismatch."""
+    try:
+        path = twin_file(folder)
+        expected.sha256.verify(_digest(path, expected.sha256), what=f"the twin of {what}")
+        if expected.golden_sha256 is not None:
+            seen = read_golden(folder / GOLDEN).sha256
+            expected.golden_sha256.verify(seen, what=f"the golden vectors of the twin of {what}")
+    except EvidenceError as error:
+        raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
+
+
+def _digest(path: Path, expected: Digest) -> Digest:
+    try:
+        return digest_of_model(path, expected=expected)
+    except (OnnxFileError, StorageError, ValueError) as error:
+        raise DigestMismatch(f"{path} can't be read as a model: {error}") from error

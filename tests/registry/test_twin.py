@@ -1,0 +1,169 @@
+"""A quantized twin goes beside its exact file: judged by its own policy, moved with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.port import CHAMPION, TAG_TWIN
+from gate.registry.promotion import Release, promote, rollback
+from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, prove_twin, twin_in
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import NAME, evidence, onnx_file, release, twin_of, twin_policy
+from tests.registry.servers import make_run
+from tests.registry.simulator import Simulator
+
+TWIN = twin_policy()
+POLICY = builders.policy(twin=TWIN)
+
+
+def failing(path: Path):
+    spoiled = builders.output_parity(
+        classification=builders.class_parity(top1_agreement=0.9, top1_disagreements=45)
+    )
+    return evidence(path, runtimes=(builders.runtime_evidence(outputs=(spoiled,)),))
+
+
+def made(folder: Path, seed: int = 1, *, twin_seed: int = 100, **overrides: Any) -> Release:
+    small = onnx_file(folder / f"twin-{twin_seed}" / "model.int8.onnx", seed=twin_seed)
+    twin = twin_of(small, policy=TWIN, **overrides)
+    return release(onnx_file(folder / f"{seed}.onnx", seed=seed), policy=POLICY, twin=twin)
+
+
+def test_both_become_one_version(tmp_path: Path, ledger: Ledger) -> None:
+    registry, of = Simulator(), made(tmp_path)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    twin = of.twin
+    assert twin is not None
+    stored = registry.versions[0]
+    assert stored.beside[f"{QUANTIZED}/model.int8.onnx"] == twin.onnx_path.read_bytes()
+    assert stored.tags[TAG_TWIN] == Digest.of_file(twin.onnx_path).hex
+    (line,) = ledger.entries()
+    assert line.twin == TwinDigests.of(twin)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+
+
+def test_another_twin_is_another_version(tmp_path: Path, ledger: Ledger) -> None:
+    registry = Simulator()
+    promote(registry, made(tmp_path), policy=POLICY, ledger=ledger)
+    promotion = promote(registry, made(tmp_path, twin_seed=7), policy=POLICY, ledger=ledger)
+    assert (promotion.outcome, promotion.version) == ("promoted", "2")
+
+
+@pytest.mark.parametrize("lacking", ["twin", "policy"])
+def test_the_policy_names_a_twin_if_and_only_if_there_is_one(tmp_path, ledger, lacking) -> None:
+    of, policy = made(tmp_path), POLICY
+    if lacking == "twin":
+        of = replace(of, twin=None)
+    else:
+        policy = builders.policy()
+        of = release(of.onnx_path, policy=policy, twin=of.twin)
+    with pytest.raises(EvidenceError, match="both or neither"):
+        promote(Simulator(), of, policy=policy, ledger=ledger)
+    assert [entry.action for entry in ledger.entries()] == ["refused"]
+
+
+def test_a_twin_that_fails_keeps_the_exact_file_out(tmp_path: Path, ledger: Ledger) -> None:
+    registry, of = Simulator(), made(tmp_path)
+    assert of.twin is not None
+    bad = twin_of(of.twin.onnx_path, policy=TWIN, evidence=failing(of.twin.onnx_path))
+    promotion = promote(registry, replace(of, twin=bad), policy=POLICY, ledger=ledger)
+    assert promotion.outcome == "refused"
+    assert promotion.reason.startswith("the quantized twin: FAIL")
+    assert registry.versions == []
+
+
+def test_a_twin_of_another_model_is_none(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    assert of.twin is not None
+    source = of.evidence.source.model_copy(update={"factory": "another:model"})
+    measured = evidence(of.twin.onnx_path, source=source)
+    other = twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured)
+    with pytest.raises(EvidenceError, match="another:model"):
+        promote(Simulator(), replace(of, twin=other), policy=POLICY, ledger=ledger)
+
+
+def test_a_quantized_file_is_never_promoted_in_the_place_of_the_exact_one(tmp_path, ledger) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    promotion = promote(Simulator(), release(path, policy=TWIN), policy=TWIN, ledger=ledger)
+    assert promotion.outcome == "refused"
+    assert "never in its place" in promotion.reason
+
+
+def spoil(registry: Simulator, number: str, place: str) -> None:
+    registry.versions[int(number) - 1].beside[f"{QUANTIZED}/{place}"] += b"x"
+
+
+def test_a_twin_that_was_exchanged_is_not_rolled_back_to(tmp_path: Path, ledger: Ledger) -> None:
+    registry = Simulator()
+    for seed in (1, 2):
+        promote(registry, made(tmp_path, seed), policy=POLICY, ledger=ledger)
+    spoil(registry, "1", "model.int8.onnx")
+    with pytest.raises(DigestMismatch, match="twin"):
+        rollback(registry, NAME, ledger=ledger, reason="slow")
+    assert registry.alias(NAME, CHAMPION) == "2"
+    assert [entry.action for entry in ledger.entries()][-1] == "violation"
+
+
+class Losing(Simulator):
+    def create_version(self, name, draft):
+        number = super().create_version(name, draft)
+        spoil(self, number, "model.int8.onnx")
+        return number
+
+
+def test_a_twin_that_reads_back_otherwise_is_not_promoted(tmp_path: Path, ledger: Ledger) -> None:
+    registry = Losing()
+    with pytest.raises(DigestMismatch):
+        promote(registry, made(tmp_path), policy=POLICY, ledger=ledger)
+    assert registry.alias(NAME, CHAMPION) is None
+
+
+def test_through_mlflow_with_its_golden_vectors(tmp_path: Path, ledger: Ledger) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
+    small = onnx_file(tmp_path / "twin" / "model.onnx", seed=3)
+    origin = vectors.origin().model_copy(update={"policy_sha256": TWIN.digest()})
+    vectors.golden_of(tmp_path / "golden", small, origin=origin)
+    of = replace(made(tmp_path, golden=None), run_id=run_id)
+    twin = twin_of(small, policy=TWIN, golden=tmp_path / "golden")
+    of = replace(of, twin=twin)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    path = registry.download(NAME, "1", tmp_path / "down")
+    digests = TwinDigests.of(twin)
+    assert digests.golden_sha256 is not None
+    prove_twin(path.parent / QUANTIZED, digests, what="version 1")
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+
+
+def test_a_folder_keeps_a_twin_whole(tmp_path: Path) -> None:
+    of = made(tmp_path).twin
+    assert of is not None
+    lay_out(of, tmp_path / "laid")
+    again = twin_in(tmp_path / "laid")
+    assert again.evidence == of.evidence
+    assert again.decision == of.decision
+    again.verify(TWIN)
+
+
+@pytest.mark.parametrize("files", [[], ["a.onnx", "b.onnx"]])
+def test_a_folder_with_no_single_file_is_no_twin(tmp_path: Path, files: list[str]) -> None:
+    for name in files:
+        onnx_file(tmp_path / name)
+    with pytest.raises(EvidenceError, match="exactly one"):
+        twin_in(tmp_path)
+
+
+def test_a_link_is_no_twin(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "model.onnx").symlink_to(onnx_file(tmp_path / "out.onnx"))
+    with pytest.raises(EvidenceError, match="exactly one"):
+        twin_in(tmp_path / "in")
