@@ -9,6 +9,7 @@ from gate.decision import Decision
 from gate.evidence import Evidence
 from gate.policy import Policy
 from gate.record import Record
+from gate.registry.judged import Judged
 from pipelines import numbers, paths
 from pipelines.export_report import ExportReport
 from pipelines.run_page import RunPage
@@ -96,6 +97,22 @@ def write_decision(page: RunPage, decision: Decision, policy: Policy) -> None:
     page.text(policy.to_json(indent=2) + "\n", "policy.json")
     page.file(paths.PARAMS)
     page.file(paths.PAGE)
+
+
+def write_twin(page: RunPage, twin: Judged) -> None:
+    """The verdict on the quantized twin and the table of its checks."""
+    decision = twin.decision
+    page.tags(
+        {
+            "gate.twin_sha256": decision.subject_sha256.hex,
+            "gate.twin_verdict": decision.verdict,
+            "gate.twin_failed_checks": ", ".join(c.title for c in decision.problems)[:5000]
+            or "none",
+        }
+    )
+    page.metrics({"twin/size_bytes": float(twin.evidence.subject.size_bytes)})
+    page.metrics({f"twin/{name}": value for name, value in numbers.of_evidence(twin.evidence)})
+    page.table([_row(check) for check in decision.checks], "twin_checks.json")
 
 
 def switches(policy: Policy) -> dict[str, object]:

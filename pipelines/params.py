@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from gate.errors import PolicyError
+from gate.export.quantize_settings import QuantizeSettings
 from gate.export.settings import ExportSettings
 from gate.policy import Policy
 from gate.record import Record
@@ -114,11 +115,16 @@ def load_export(path: Path = paths.PARAMS) -> ExportSettings:
     return load_section(ExportSettings, path, "export")
 
 
+def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
+    """The settings of the quantizer in params.yaml. Raises PolicyError."""
+    return load_section(QuantizeSettings, path, "quantize")
+
+
 def check_all(path: Path) -> None:
     """Raise PolicyError, one line per wrong field of any section."""
     sections = (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams)
     problems = []
-    for load in (*(section.load for section in sections), load_export, load_policy):
+    for load in (*(section.load for section in sections), load_export, load_quantize, load_policy):
         try:
             load(path)
         except PolicyError as error:

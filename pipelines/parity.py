@@ -12,21 +12,15 @@ import json
 
 from gate import atomic
 from gate.decision import decide
-from gate.errors import EvidenceError
 from gate.evidence import Evidence, Subject
 from gate.explanation import Case, explain
 from gate.export.onnx_file import read_subject
-from gate.golden.folder import GOLDEN_JSON
-from gate.parity.golden import write_golden_of
-from gate.parity.measure import Candidate, measure
-from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
 from gate.report import localisation, plots
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
-from pipelines.model import trained
-from pipelines.params import ModelParams, ParityParams, RegistryParams, load_policy
-from pipelines.progress import bar
+from pipelines.measuring import measured, write_golden
+from pipelines.params import RegistryParams, load_policy
 from pipelines.run import Tracker
 from pipelines.run_page import RunPage
 
@@ -48,7 +42,7 @@ def main() -> int:
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
         explanation = explain(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
-        _write_golden(case, evidence)
+        write_golden(paths.GOLDEN, case, evidence)
         _write_numbers(evidence)
         pages.write_parity(page, evidence, policy)
     print(
@@ -64,61 +58,14 @@ def main() -> int:
 
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
-    params = ParityParams.load()
-    model, checkpoint = trained(ModelParams.load())
-    subject = read_subject(paths.ONNX)
-    same = _is_exported(subject, report)
-    samples = Samples.open(paths.EVAL_IMAGES)
-    labels = (
-        open_labels(paths.EVAL_LABELS, samples=len(samples))
-        if policy.task == "classification"
-        else None
-    )
-    candidate = Candidate(paths.ONNX, subject)
-    with bar("parity", len(samples)) as advance:
-        done = 0
-
-        def progress(samples_done: int, _total: int) -> None:
-            nonlocal done
-            advance(samples_done - done, "")
-            done = samples_done
-
-        measured = measure(
-            model,
-            candidate,
-            samples,
-            policy=policy,
-            batch_size=params.batch_size,
-            labels=labels,
-            progress=progress,
-        )
-    evidence = measured.evidence(
-        subject,
-        source=report.source.model_copy(update={"checkpoint_sha256": checkpoint}),
+    same = _is_exported(read_subject(paths.ONNX), report)
+    return measured(
+        paths.ONNX,
+        policy,
+        source=report.source,
         export=report.record if same else None,
+        title="parity",
     )
-    return evidence, Case(model, candidate, samples, policy)
-
-
-def _write_golden(case: Case, evidence: Evidence) -> None:
-    """What a consumer of the file will compare with. The reason alone where there can be none."""
-    paths.GOLDEN.mkdir(parents=True, exist_ok=True)
-    unmade = paths.GOLDEN / "unmade.txt"
-    try:
-        write_golden_of(
-            paths.GOLDEN,
-            case.model,
-            case.candidate,
-            case.samples,
-            policy=case.policy,
-            evidence=evidence,
-        )
-    except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
-        (paths.GOLDEN / GOLDEN_JSON).unlink(missing_ok=True)
-        atomic.write_text(unmade, f"{error}\n")
-        print(f"parity: no golden vectors: {error}")
-    else:
-        unmade.unlink(missing_ok=True)
 
 
 def _is_exported(subject: Subject, report: ExportReport) -> bool:

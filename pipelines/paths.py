@@ -16,6 +16,7 @@ MANIFEST = DATA / "manifest.json"
 
 CHECKPOINT = Path("models/model.safetensors")
 ONNX = Path("models/model.onnx")
+TWIN = Path("models/twin")
 
 REPORTS = Path("reports")
 TRAIN_METRICS = REPORTS / "train.json"

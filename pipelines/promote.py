@@ -14,6 +14,7 @@ from gate.evidence import Evidence
 from gate.golden.tolerance import refit
 from gate.localisation import Explanation
 from gate.policy import Policy
+from gate.registry.judged import Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.promotion import Release, promote
@@ -25,6 +26,7 @@ from pipelines.params import RegistryParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
 from pipelines.run_page import RunPage, cut
+from pipelines.twin_files import judged_twin
 
 DESCRIPTION_LIMIT = 5000
 """Characters of a version's description: databases other than SQLite refuse more."""
@@ -58,6 +60,10 @@ def main() -> int:
             page.bytes(png, f"plots/{name}.png")
         page.file(paths.EXPLANATION)
         page.note(markdown.describe(decision, evidence, {}, explanation))
+        twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
+        if twin is not None:
+            pages.write_twin(page, twin)
+        beside = "" if twin is None else markdown.describe_twin(twin.decision, twin.evidence)
         release = Release(
             model_name=registry_params.model_name,
             onnx_path=paths.ONNX,
@@ -65,9 +71,12 @@ def main() -> int:
             decision=decision,
             run_id=page.run_id,
             description=cut(
-                markdown.describe(decision, evidence, _links(page), explanation), DESCRIPTION_LIMIT
-            ),
+                markdown.describe(decision, evidence, _links(page), explanation),
+                DESCRIPTION_LIMIT - len(beside),
+            )
+            + beside,
             golden=_golden(Path(folder), policy, evidence) if decision.passed else None,
+            twin=twin,
         )
         ledger = Ledger(paths.state() / "ledger.jsonl")
         promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
@@ -82,10 +91,12 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        told = markdown.describe(decision, evidence, _links(page, report), explanation)
+        told = markdown.describe(decision, evidence, _links(page, report), explanation) + beside
         _write_outcome(page, report, told)
         report.save(paths.PROMOTION)
     _tell(decision, evidence, report, confidence=policy.confidence)
+    if twin is not None:
+        _tell_twin(twin)
     # An experiment is there to be compared, whatever came out.
     return stage.DONE if "DVC_EXP_NAME" in os.environ else report.exit_code()
 
@@ -125,6 +136,13 @@ def _tell(
     print_decision(decision, evidence, console(sys.stdout), confidence=confidence)
     print(report.sentence())
     print("Where to look: make ui")
+
+
+def _tell_twin(twin: Judged) -> None:
+    decision = twin.decision
+    print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
+    for check in decision.problems:
+        print(f"  {check.verdict} {check.title}: {check.explanation}")
 
 
 if __name__ == "__main__":

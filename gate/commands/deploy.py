@@ -26,6 +26,7 @@ class _Request(TypedDict):
     file: Path | None
     golden: Path | None
     sha256: str | None
+    twin: Path | None
     back: bool
     keep: int
 
@@ -41,6 +42,12 @@ class _Request(TypedDict):
     help="Its golden vectors. Without them the file is only loaded.",
 )
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
+@click.option(
+    "--twin",
+    type=FILE,
+    metavar="FOLDER",
+    help="Its quantized twin, which is replaced together with it: MODEL.onnx and golden/.",
+)
 @click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
 @KEEP
 @machine_options
@@ -58,16 +65,17 @@ def command(**request: Unpack[_Request]) -> Outcome:
     """
     if request["back"] == (request["file"] is not None):
         raise click.UsageError("say either --file MODEL.onnx or --rollback.")
-    if request["back"] and (request["golden"] or request["sha256"]):
-        raise click.UsageError("--golden and --sha256 go with --file.")
+    if request["back"] and (request["golden"] or request["sha256"] or request["twin"]):
+        raise click.UsageError("--golden, --sha256 and --twin go with --file.")
     return _deploy(request)
 
 
 def _deploy(request: _Request) -> Outcome:
     from gate.deploy.deploy import deploy, rollback
     from gate.deploy.manifest import EXACT
-    from gate.deploy.source import Source
+    from gate.deploy.source import GOLDEN, Source
     from gate.deploy.store import Store
+    from gate.registry.twin import QUANTIZED, twin_file
 
     store, name = Store(request["store"], request["keep"]), request["name"]
     file = request["file"]
@@ -75,7 +83,13 @@ def _deploy(request: _Request) -> Outcome:
         return _told(store, rollback(store, name))
     digest = _digest(request["sha256"])
     source = Source.local(file, golden=request["golden"], sha256=digest)
-    return _told(store, deploy(store, name, {EXACT: source}))
+    slots = {EXACT: source}
+    if request["twin"] is not None:
+        beside = request["twin"] / GOLDEN
+        slots[QUANTIZED] = Source.local(
+            twin_file(request["twin"]), golden=beside if beside.is_dir() else None
+        )
+    return _told(store, deploy(store, name, slots))
 
 
 def _digest(text: str | None) -> Digest | None:

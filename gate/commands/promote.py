@@ -27,6 +27,7 @@ class _Request(TypedDict):
     report: Path
     policy: Path | None
     golden: Path | None
+    twin: Path | None
     run_id: str | None
     ledger: Path
     tracking_uri: str | None
@@ -49,6 +50,13 @@ class _Request(TypedDict):
     metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
 )
+@click.option(
+    "--twin",
+    type=FILE,
+    metavar="FOLDER",
+    help="The quantized twin that the policy names: MODEL.onnx, gate/ with evidence.json and "
+    "decision.json, golden/.",
+)
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
 @LEDGER
 @TRACKING_URI
@@ -63,6 +71,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     Examples:
       gate promote model.onnx --name digits --report report
       gate promote model.onnx --name digits --report report --policy params.yaml --json
+      gate promote model.onnx --name digits --report report --policy params.yaml --twin twin
     """
     return _promote(request)
 
@@ -74,6 +83,7 @@ def _promote(request: _Request) -> Outcome:
     from gate.registry.ledger import Ledger
     from gate.registry.mlflow import MlflowRegistry, preflight
     from gate.registry.promotion import Release, promote
+    from gate.registry.twin import twin_in
     from gate.report.markdown import describe
 
     uri = tracking_uri(request["tracking_uri"])
@@ -88,6 +98,7 @@ def _promote(request: _Request) -> Outcome:
         run_id=request["run_id"] or "",
         description=describe(decision, evidence, {}),
         golden=_golden(request),
+        twin=twin_in(request["twin"]) if request["twin"] else None,
     )
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)

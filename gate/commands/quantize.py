@@ -73,7 +73,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 def _quantize(request: _Request) -> Outcome:
     from gate.export.onnx_file import read_subject
-    from gate.export.quantized import Batches, QuantizeSettings, quantize
+    from gate.export.quantize_settings import QuantizeSettings
+    from gate.export.quantized import Batches, quantize
     from gate.parity.binding import bind
     from gate.parity.samples import Samples
 

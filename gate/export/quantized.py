@@ -12,42 +12,24 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from pydantic import Field
 
 from gate import atomic
 from gate.digest import Digest
 from gate.errors import ExportError
 from gate.evidence import ExportRecord, Subject
 from gate.export.onnx_file import read_subject
-from gate.record import Record
+from gate.export.quantize_settings import QuantizeSettings
 
 QUANTIZED_FROM = "parity_gate.quantized_from"
 """Key in the file's metadata: digest of the exact file."""
 
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""
-
-
-class QuantizeSettings(Record):
-    """Every choice of the quantizer."""
-
-    samples: Annotated[int, Field(ge=1)] = 128
-    """Calibration samples: the ranges of the activations are taken from them."""
-    batch_size: Annotated[int, Field(ge=1)] = 16
-    method: Literal["minmax", "entropy", "percentile"] = "minmax"
-    """How a range is taken from the values that were seen."""
-    per_channel: bool = True
-    """A scale for each output channel of a weight, instead of one for the tensor."""
-    reduce_range: bool = True
-    """Seven bits for weights: processors without VNNI saturate products of eight, so that the same
-    file would answer otherwise there."""
-    activation: Literal["uint8", "int8"] = "uint8"
-    weight: Literal["uint8", "int8"] = "int8"
 
 
 @dataclass(frozen=True)
@@ -131,7 +113,7 @@ class _Used:
 
     def digest(self) -> Digest:
         """Of all that was used."""
-        return Digest.of_json(self._seen)
+        return Digest.of_json({"batches": self._seen})
 
 
 def _prepare(exact: Path, prepared: Path) -> None:

@@ -43,6 +43,19 @@ def describe(
     return "\n".join(lines).rstrip() + "\n"
 
 
+def describe_twin(decision: Decision, evidence: Evidence) -> str:
+    """Markdown text about the quantized twin, to stand below that of its exact file."""
+    subject = evidence.subject
+    lines = ["", f"**Quantized twin.** {_plain(wording.verdict_sentence(decision, evidence))}", ""]
+    lines += _problems(decision)
+    lines += [
+        f"- {_escape(text)}" for text in wording.agreement_sentences(evidence, confidence=0.95)
+    ]
+    lines += [f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes"]
+    lines += [f"- policy: `{decision.policy_sha256}`, evidence: `{decision.evidence_sha256}`"]
+    return "\n".join(lines) + "\n"
+
+
 def _problems(decision: Decision) -> Iterator[str]:
     for check in decision.problems:
         yield f"- **{check.verdict}** {_escape(check.title)}: {_escape(check.explanation)}"

@@ -1,0 +1,69 @@
+"""Stage `twin`: the quantized twin of models/model.onnx and what is measured on it, if the policy
+names one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gate import atomic
+from gate.policy import Policy
+from gate.registry.records import RECORDS
+from pipelines import paths, stage
+from pipelines.params import ParityParams, load_policy, load_quantize
+from pipelines.twin_files import EVIDENCE, NAME
+
+
+def main() -> int:
+    """Write models/twin/: the file, its evidence and golden vectors; or why there are none."""
+    policy = load_policy().twin
+    staged = paths.TWIN.with_name("twin.new")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    if policy is None:
+        atomic.write_text(staged / "none.txt", "the policy names no twin (gate.twin)\n")
+        print("twin: the policy names none (gate.twin)")
+    else:
+        _make(policy, staged)
+    shutil.rmtree(paths.TWIN, ignore_errors=True)
+    staged.rename(paths.TWIN)
+    return stage.DONE
+
+
+def _make(policy: Policy, folder: Path) -> None:
+    from gate.export.quantized import quantize
+    from gate.registry.port import GOLDEN
+    from pipelines.export_report import ExportReport
+    from pipelines.measuring import measured, write_golden
+
+    made = quantize(paths.ONNX, _calibration(), folder / NAME, settings=load_quantize())
+    report = ExportReport.load(paths.EXPORT_REPORT)
+    evidence, case = measured(
+        folder / NAME, policy, source=report.source, export=made.record, title="twin"
+    )
+    evidence.save(folder / RECORDS / EVIDENCE)
+    write_golden(folder / GOLDEN, case, evidence)
+    print(
+        f"{paths.TWIN / NAME}: {made.subject.sha256}, {made.subject.size_bytes} bytes, "
+        f"{evidence.dataset.samples} samples measured"
+    )
+
+
+def _calibration() -> Iterator[dict[str, Any]]:
+    """Training images: those that it is judged on must not set its ranges."""
+    from gate.export.onnx_file import read_subject
+    from gate.parity.binding import bind
+    from gate.parity.samples import Samples
+
+    samples = Samples.open(paths.TRAIN_IMAGES)
+    subject = read_subject(paths.ONNX)
+    size = min(load_quantize().batch_size, ParityParams.load().batch_size, len(samples))
+    binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=size)
+    for batch in samples.batches(binding.batch_size):
+        yield {name: batch[sample] for name, sample in binding.pairs}
+
+
+if __name__ == "__main__":
+    stage.run(main)

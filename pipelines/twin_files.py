@@ -1,0 +1,39 @@
+"""The folder models/twin/, which `twin` writes and `promote` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gate.decision import decide
+from gate.evidence import Evidence
+from gate.golden.folder import GOLDEN_JSON
+from gate.golden.tolerance import refit
+from gate.policy import Policy
+from gate.registry.judged import Judged
+from gate.registry.port import GOLDEN
+from gate.registry.records import RECORDS
+from pipelines import paths
+
+NAME = "model.onnx"
+EVIDENCE = "evidence.json"
+
+
+def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | None:
+    """Decide on the twin by the policy as it is now; its golden vectors go into `folder`.
+
+    None where the policy names none. Raises EvidenceError where the stage `twin` wrote none.
+    """
+    if policy.twin is None:
+        return None
+    evidence = Evidence.load(paths.TWIN / RECORDS / EVIDENCE)
+    decision = decide(policy.twin, evidence, decided_at=decided_at)
+    golden = paths.TWIN / GOLDEN
+    made = decision.passed and (golden / GOLDEN_JSON).exists()
+    if made:
+        refit(golden, folder / GOLDEN, policy=policy.twin, evidence=evidence)
+    return Judged(
+        onnx_path=paths.TWIN / NAME,
+        evidence=evidence,
+        decision=decision,
+        golden=folder / GOLDEN if made else None,
+    )
