@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.policy import Bounds, ConfidenceBands, Instruments, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES
 from tests import builders
 
@@ -63,6 +63,63 @@ def test_a_policy_that_could_not_refuse_is_refused(fields, message):
 def test_a_reduced_policy_may_lean_on_agreement():
     runtimes = {"ort-cpu": runtime(top1_agreement=0.99)}
     assert builders.policy(precision="reduced", runtimes=runtimes).precision == "reduced"
+
+
+BANDS = ConfidenceBands(over_1_percent=1.0, over_5_percent=0.1, over_10_percent=0.1)
+
+
+def quantized(**overrides):
+    bounds = runtime(top1_agreement=0.99, confidence_bands=BANDS)
+    fields = {"precision": "quantized", "runtimes": {"ort-cpu": bounds}, **overrides}
+    return Policy(**fields)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", "noise_ratio", "noise_peak",
+     "noise_diff"],
+)  # fmt: skip
+def test_a_quantized_file_is_never_judged_by_exact_tolerances(field):
+    bounds = runtime(top1_agreement=0.99, confidence_bands=BANDS, **{field: 1.0})
+    with pytest.raises(ValidationError, match=f"{field} are for exact files"):
+        quantized(runtimes={"ort-cpu": bounds})
+
+
+def test_a_quantized_policy_bounds_answers_and_confidence():
+    assert Policy.quantized().precision == "quantized"
+    with pytest.raises(ValidationError, match="needs a bound confidence_bands"):
+        quantized(runtimes={"ort-cpu": runtime(top1_agreement=0.99)})
+    with pytest.raises(ValidationError, match="needs a bound top1_agreement"):
+        quantized(runtimes={"ort-cpu": runtime(confidence_bands=BANDS)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"twin": builders.policy()}, "a twin is quantized"),
+        ({"twin": quantized(), "precision": "quantized"}, "are for exact files|what it is the twin of"),
+    ],
+)  # fmt: skip
+def test_a_twin_is_quantized_and_what_it_is_the_twin_of_is_not(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        builders.policy(**fields)
+
+
+def test_twins_have_no_twins_and_the_same_task():
+    with pytest.raises(ValidationError, match="what it is the twin of is not"):
+        quantized(twin=quantized())
+    with pytest.raises(ValidationError, match="the twin's task is 'tensors'"):
+        builders.policy(
+            twin=quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
+        )
+
+
+def test_the_twin_is_a_part_of_the_policys_digest():
+    digests = {
+        builders.policy(twin=twin).digest()
+        for twin in (None, quantized(), quantized(min_samples=300))
+    }
+    assert len(digests) == 3
 
 
 def test_one_sample_has_no_other_batch():

@@ -27,6 +27,7 @@ class _Request(TypedDict):
     golden: Path | None
     sha256: str | None
     twin: Path | None
+    twin_golden: Path | None
     back: bool
     keep: int
 
@@ -43,11 +44,10 @@ class _Request(TypedDict):
 )
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option(
-    "--twin",
-    type=FILE,
-    metavar="FOLDER",
-    help="Its quantized twin, which is replaced together with it: MODEL.onnx and golden/.",
-)
+    "--twin", type=FILE, metavar="MODEL.onnx",
+    help="Its quantized twin, which is replaced together with it.",
+)  # fmt: skip
+@click.option("--twin-golden", type=FILE, metavar="FOLDER", help="The twin's golden vectors.")
 @click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
 @KEEP
 @machine_options
@@ -65,17 +65,19 @@ def command(**request: Unpack[_Request]) -> Outcome:
     """
     if request["back"] == (request["file"] is not None):
         raise click.UsageError("say either --file MODEL.onnx or --rollback.")
-    if request["back"] and (request["golden"] or request["sha256"] or request["twin"]):
+    with_file = ("golden", "sha256", "twin", "twin_golden")
+    if request["back"] and any(request[name] for name in with_file):  # type: ignore[literal-required]
         raise click.UsageError("--golden, --sha256 and --twin go with --file.")
+    if request["twin_golden"] and not request["twin"]:
+        raise click.UsageError("--twin-golden goes with --twin.")
     return _deploy(request)
 
 
 def _deploy(request: _Request) -> Outcome:
     from gate.deploy.deploy import deploy, rollback
-    from gate.deploy.manifest import EXACT
-    from gate.deploy.source import GOLDEN, Source
+    from gate.deploy.manifest import EXACT, QUANTIZED
+    from gate.deploy.source import Source
     from gate.deploy.store import Store
-    from gate.registry.twin import QUANTIZED, twin_file
 
     store, name = Store(request["store"], request["keep"]), request["name"]
     file = request["file"]
@@ -85,10 +87,7 @@ def _deploy(request: _Request) -> Outcome:
     source = Source.local(file, golden=request["golden"], sha256=digest)
     slots = {EXACT: source}
     if request["twin"] is not None:
-        beside = request["twin"] / GOLDEN
-        slots[QUANTIZED] = Source.local(
-            twin_file(request["twin"]), golden=beside if beside.is_dir() else None
-        )
+        slots[QUANTIZED] = Source.local(request["twin"], golden=request["twin_golden"])
     return _told(store, deploy(store, name, slots))
 
 

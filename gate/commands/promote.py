@@ -17,6 +17,7 @@ from gate.errors import PolicyError
 if TYPE_CHECKING:
     from gate.decision import Decision
     from gate.policy import Policy
+    from gate.registry.judged import Judged
 
 
 class _Request(TypedDict):
@@ -28,6 +29,7 @@ class _Request(TypedDict):
     policy: Path | None
     golden: Path | None
     twin: Path | None
+    twin_report: Path | None
     run_id: str | None
     ledger: Path
     tracking_uri: str | None
@@ -50,12 +52,9 @@ class _Request(TypedDict):
     metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
 )
+@click.option("--twin", type=FILE, help="The quantized twin that the policy names.")
 @click.option(
-    "--twin",
-    type=FILE,
-    metavar="FOLDER",
-    help="The quantized twin that the policy names: MODEL.onnx, gate/ with evidence.json and "
-    "decision.json, golden/.",
+    "--twin-report", type=FILE, metavar="DIR", help="What gate check --report wrote about the twin."
 )
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
 @LEDGER
@@ -71,8 +70,11 @@ def command(**request: Unpack[_Request]) -> Outcome:
     Examples:
       gate promote model.onnx --name digits --report report
       gate promote model.onnx --name digits --report report --policy params.yaml --json
-      gate promote model.onnx --name digits --report report --policy params.yaml --twin twin
+      gate promote model.onnx --name digits --report report --policy params.yaml \\
+          --twin twin/model.onnx --twin-report twin/report
     """
+    if (request["twin"] is None) != (request["twin_report"] is None):
+        raise click.UsageError("--twin and --twin-report go together.")
     return _promote(request)
 
 
@@ -83,7 +85,6 @@ def _promote(request: _Request) -> Outcome:
     from gate.registry.ledger import Ledger
     from gate.registry.mlflow import MlflowRegistry, preflight
     from gate.registry.promotion import Release, promote
-    from gate.registry.twin import twin_in
     from gate.report.markdown import describe
 
     uri = tracking_uri(request["tracking_uri"])
@@ -97,8 +98,8 @@ def _promote(request: _Request) -> Outcome:
         decision=decision,
         run_id=request["run_id"] or "",
         description=describe(decision, evidence, {}),
-        golden=_golden(request),
-        twin=twin_in(request["twin"]) if request["twin"] else None,
+        golden=request["golden"] or _golden(request["report"]),
+        twin=_twin(request["twin"], request["twin_report"]),
     )
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
@@ -108,10 +109,25 @@ def _promote(request: _Request) -> Outcome:
         return promoted(promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger))
 
 
-def _golden(request: _Request) -> Path | None:
-    """As named, else those of the report; releases of before there were any have none."""
-    beside: Path = request["report"] / "golden"
-    return request["golden"] or (beside if (beside / "golden.json").exists() else None)
+def _golden(report: Path) -> Path | None:
+    """Those of the report; releases of before there were any have none."""
+    beside = report / "golden"
+    return beside if (beside / "golden.json").exists() else None
+
+
+def _twin(path: Path | None, report: Path | None) -> Judged | None:
+    from gate.decision import Decision
+    from gate.evidence import Evidence
+    from gate.registry.judged import Judged
+
+    if path is None or report is None:
+        return None
+    return Judged(
+        onnx_path=path,
+        evidence=Evidence.load(report / "evidence.json"),
+        decision=Decision.load(report / "decision.json"),
+        golden=_golden(report),
+    )
 
 
 def _policy(path: Path | None, decision: Decision) -> Policy:

@@ -15,6 +15,8 @@ from gate.record import Record, Sha256
 MANIFEST = "manifest.json"
 EXACT = "exact"
 """The slot of the model itself; the stable name `model.onnx` is this one's."""
+QUANTIZED = "quantized"
+"""The slot of its quantized twin, where the release has one."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 Size = Annotated[int, Field(ge=0)]

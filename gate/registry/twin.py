@@ -19,7 +19,7 @@ from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
 
 QUANTIZED = "quantized"
-"""The folder beside the exact file, and the slot of a deployed release."""
+"""The folder beside the exact file; a deployed release calls its slot so, too."""
 
 
 class TwinDigests(Record):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gate.deploy.deploy import Deployment, deploy
-from gate.deploy.manifest import EXACT, Slot
+from gate.deploy.manifest import EXACT, QUANTIZED, Slot
 from gate.deploy.source import Source
 from gate.deploy.store import Store
 from gate.digest import Digest
@@ -16,7 +16,8 @@ from gate.registry.desk import Beside, Desk
 from gate.registry.examination import veto, vouching
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.port import CHAMPION
-from gate.registry.twin import QUANTIZED, twin_file
+from gate.registry.twin import QUANTIZED as BESIDE
+from gate.registry.twin import twin_file
 from gate.webhook.guard import serving
 from gate.webhook.port import Taken
 
@@ -83,7 +84,7 @@ def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
         return desk.registry.download(desk.model, number, folder)
 
     def fetch_twin(folder: Path) -> Path:
-        return twin_file(fetch(folder).parent / QUANTIZED)
+        return twin_file(fetch(folder).parent / BESIDE)
 
     slots = {EXACT: _source(expected, vouched.golden_sha256, fetch)}
     if vouched.twin is not None:

@@ -246,6 +246,25 @@ def test_integers_have_no_noise_floor():
     assert not names & set(ALL)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "verdict"),
+    [
+        ("value", {"relative_diff": 0.9}, Verdict.WAIVED),
+        ("value", {"relative_diff": 0.1}, PASS),
+        ("value", {"relative_diff": math.nan}, FAIL),
+        ("value", {"relative_diff": None, "failure": "it returned another shape"}, FAIL),
+        ("batch", {"relative_diff": 0.9}, FAIL),
+        ("search", {"relative_diff": 0.9}, FAIL),
+    ],
+)
+def test_a_quantized_file_may_cut_values_off_and_nothing_else(kind, fields, verdict):
+    probe = PROBE("zeros", kind=kind, noise_ratio=None, **fields)
+    quantized = Policy.quantized()
+    checks = decide(quantized, probed(probe), decided_at=AT).checks
+    (found,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert found.verdict is verdict
+
+
 @pytest.mark.parametrize("samples_fail", [True, False])
 def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_fail):
     bad = probed(PROBE("zeros", noise_ratio=1e6))

@@ -1,0 +1,103 @@
+"""The quantized twin in the pipeline: made, measured, promoted with its exact file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from ruamel.yaml import YAML
+
+from gate.digest import Digest
+from gate.errors import EvidenceError
+from gate.evidence import Evidence
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.twin import QUANTIZED, prove_twin
+from pipelines import paths, promote, twin
+from pipelines.promotion_report import PromotionReport
+from pipelines.run import tracking_uri
+from pipelines.stage import DONE, REJECTED
+
+POLICY = {
+    "precision": "quantized",
+    "instruments": {
+        "noise_samples": 0, "stability_samples": 0, "search_inputs": 0, "probe_relative_diff": 0.5,
+    },
+    "runtimes": {
+        "ort-cpu-optimized": {
+            "required": "always",
+            "bounds": {
+                "top1_agreement": 0.9,
+                "confidence_bands": {
+                    "over_1_percent": 1.0, "over_5_percent": 0.3, "over_10_percent": 0.1,
+                },
+                "accuracy_drop": 0.05,
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def name_a_twin(agreement: float = 0.9) -> None:
+    """Write the policy of a twin into params.yaml."""
+    yaml = YAML()
+    settings = yaml.load(paths.PARAMS)
+    settings["gate"]["twin"] = POLICY
+    bounds = settings["gate"]["twin"]["runtimes"]["ort-cpu-optimized"]["bounds"]
+    bounds["top1_agreement"] = agreement
+    yaml.dump(settings, paths.PARAMS)
+
+
+def test_without_one_it_says_so_and_promotes_as_ever(measured: Path) -> None:
+    assert twin.main() == DONE
+    assert [path.name for path in paths.TWIN.iterdir()] == ["none.txt"]
+    assert promote.main() == DONE
+    (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
+    assert line.twin is None
+
+
+def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> None:
+    name_a_twin()
+    assert twin.main() == DONE
+    file = paths.TWIN / "model.onnx"
+    evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
+    assert evidence.subject.sha256 == Digest.of_file(file)
+    assert evidence.export is not None
+    assert evidence.export.settings["of_sha256"] == str(Digest.of_file(paths.ONNX))
+    assert promote.main() == DONE
+    assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
+    (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
+    assert line.twin is not None
+    registry = MlflowRegistry(tracking_uri())
+    path = registry.download("tiny", "1", tmp_path)
+    prove_twin(path.parent / QUANTIZED, line.twin, what="version 1")
+    version = MlflowClient(tracking_uri()).get_model_version("tiny", "1")
+    assert version.tags["gate.twin_sha256"] == Digest.of_file(file).hex
+    assert "**Quantized twin.** Passed" in version.description
+    tags = MlflowClient(tracking_uri()).get_run(version.run_id).data.tags
+    assert tags["gate.twin_verdict"] == "PASS"
+
+
+def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
+    name_a_twin(agreement=1.0)
+    assert twin.main() == DONE
+    evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
+    (runtime,) = evidence.runtimes
+    seen = runtime.outputs[0].classification
+    assert seen is not None
+    spoilt = seen.model_copy(update={"top1_agreement": 0.99, "top1_disagreements": 4})
+    outputs = (runtime.outputs[0].model_copy(update={"classification": spoilt}),)
+    runtimes = (runtime.model_copy(update={"outputs": outputs}),)
+    evidence.model_copy(update={"runtimes": runtimes}).save(paths.TWIN / "gate" / "evidence.json")
+    assert promote.main() == REJECTED
+    report = PromotionReport.load(paths.PROMOTION)
+    assert report.outcome == "refused"
+    assert "the quantized twin: FAIL" in report.reason
+
+
+def test_a_policy_that_names_one_needs_one(measured: Path) -> None:
+    assert twin.main() == DONE
+    name_a_twin()
+    with pytest.raises(EvidenceError):
+        promote.main()
