@@ -136,12 +136,12 @@ def export_first(model: Any, example: Any, file: Path) -> Any:
     """Exported by the lowest opset that works. Raises the last ExportError."""
     from gate.errors import ExportError
     from gate.export.settings import ExportSettings
-    from gate.export.traced import export_traced
+    from gate.export.export import export_model
 
     for opset in OPSETS:
         settings = ExportSettings(opset=opset, batch_size=BATCH_SIZE)
         try:
-            return export_traced(model, {"input": example}, settings=settings, output=file)
+            return export_model(model, {"input": example}, settings=settings, output=file)
         except ExportError:
             if opset == OPSETS[-1]:
                 raise

@@ -68,6 +68,8 @@ class ExportRecord(Record):
     settings: dict[str, bool | int | float | str | None]
     tracer_warnings: tuple[str, ...] = ()
     hazards: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = later(())
+    """Why earlier strategies of a ladder did not carry, one line each."""
 
 
 class Determinism(Record):

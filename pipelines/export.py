@@ -12,13 +12,16 @@ from gate import atomic
 from gate.digest import Digest
 from gate.errors import DataError
 from gate.evidence import Source
+from gate.export.export import export_model
 from gate.export.self_check import self_check
-from gate.export.traced import export_traced
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.model import trained
 from pipelines.params import ModelParams, RegistryParams, load_export
 from pipelines.run import Tracker, known_run
+
+_INPUT = "input"
+"""The input's name in the file where the settings give none."""
 
 
 def main() -> int:
@@ -29,20 +32,22 @@ def main() -> int:
     with tracker.new_run("export") as page:
         model, checkpoint = trained(model_params)
         images = np.load(paths.EVAL_IMAGES, mmap_mode="r")
-        example = {settings.input_names[0]: np.array(images[: settings.batch_size + 2])}
+        name = settings.input_names[0] if settings.input_names else _INPUT
+        example = {name: np.array(images[: settings.batch_size + 2])}
+        source = _source(model_params, checkpoint)
         staged = paths.ONNX.parent / "staging" / paths.ONNX.name
         with warnings.catch_warnings():
             # Deprecations of the exporter that this stage uses on purpose; what it says about
             # the model is in the record.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            exported = export_traced(model, example, settings=settings, output=staged)
+            exported = export_model(model, example, settings=settings, output=staged, source=source)
         checked = self_check(model, exported, example)
         training = known_run("train")
         report = ExportReport(
             subject=exported.subject,
             record=exported.record,
-            source=_source(model_params, checkpoint),
+            source=source,
             self_check=checked,
             train_run=training.run_id if training else None,
         )

@@ -20,6 +20,7 @@ def write_export(page: RunPage, report: ExportReport) -> None:
     subject, record = report.subject, report.record
     settings = {f"export.{key}": value for key, value in record.settings.items()}
     page.params({"export.strategy": record.strategy, **settings})
+    page.params({"export.rungs": "\n".join(record.rungs)[:5000] or "none"})
     page.params({"export.opset_in_file": subject.opset, "export.producer": subject.producer})
     page.tags(
         {

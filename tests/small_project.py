@@ -20,7 +20,7 @@ from torch import nn
 
 from gate.export.loading import build_model, save_checkpoint
 from gate.export.settings import ExportSettings
-from gate.export.traced import export_traced
+from gate.export.export import export_model
 
 MODULE = '''
 import torch
@@ -139,7 +139,7 @@ def _export(
     settings = ExportSettings(
         strategy="traced", batch_size=4, input_names=tuple(example), output_names=outputs
     )
-    export_traced(model, example, settings=settings, output=path)
+    export_model(model, example, settings=settings, output=path)
 
 
 def change_one_weight(source: Path, target: Path) -> None:

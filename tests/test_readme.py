@@ -13,7 +13,7 @@ import pytest
 from gate import cli
 from gate.export.loading import build_model, save_checkpoint
 from gate.export.settings import ExportSettings
-from gate.export.traced import export_traced
+from gate.export.export import export_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
     np.save("samples.npy", samples)
     save_checkpoint(model, Path("weights.safetensors"))
-    export_traced(
+    export_model(
         model, {"input": samples[:4]}, settings=ExportSettings(), output=Path("model.onnx")
     )
     return tmp_path

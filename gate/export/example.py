@@ -1,4 +1,4 @@
-"""The example that is traced: named arrays, in the order of `forward`, with one batch size."""
+"""The example that is exported with: named arrays, with one batch size."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from gate.errors import ExportError
 
 @dataclass(frozen=True)
 class Example:
-    """Arrays by input name, in the order of `forward`; axis 0 of each is the sample."""
+    """Arrays by input name, in the order of the file's inputs; axis 0 of each is the sample."""
 
     arrays: dict[str, NDArray[Any]]
 
     @classmethod
-    def bind(cls, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> Example:
+    def bind(cls, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -> Example:
         """Give `arrays` the names of the inputs: by name where all are the same, else by position.
 
-        Raises ExportError for another number of arrays, no samples, unequal numbers of samples,
-        dtypes that are not numbers, and values that are not finite.
+        Without `names` the arrays keep their own. Raises ExportError for another number of arrays,
+        no samples, unequal numbers of samples, dtypes that are not numbers, and values that are
+        not finite.
         """
-        if len(arrays) != len(names):
+        names = tuple(arrays) if names is None else names
+        if not names or len(arrays) != len(names):
             raise ExportError(
                 f"the example has {len(arrays)} array(s) ({', '.join(arrays) or 'none'}), "
                 f"export.input_names has {len(names)} ({', '.join(names)}). "
@@ -46,12 +48,16 @@ class Example:
 
     def batch(self, size: int) -> Example:
         """Exactly `size` samples: the first ones, repeated where there are too few."""
-        return Example(
-            {
-                name: np.ascontiguousarray(array[np.arange(size) % len(array)])
-                for name, array in self.arrays.items()
-            }
-        )
+        return self.resized({name: {0: size} for name in self.arrays})
+
+    def resized(self, sizes: Mapping[str, Mapping[int, int]]) -> Example:
+        """The same with other sizes of some axes, by input: cut off, or repeated from the start."""
+        arrays = dict(self.arrays)
+        for name, axes in sizes.items():
+            for axis, size in axes.items():
+                places = np.arange(size) % arrays[name].shape[axis]
+                arrays[name] = np.take(arrays[name], places, axis=axis)
+        return Example({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The arrays as CPU tensors that own their memory."""
@@ -69,7 +75,7 @@ def _check(name: str, array: NDArray[Any]) -> None:
         raise ExportError(
             f"the example input {name} has dtype {array.dtype}, expected numbers or bool."
         )
-    if array.ndim == 0 or len(array) == 0:
+    if array.ndim == 0 or array.size == 0:
         raise ExportError(
             f"the example input {name} has shape {list(array.shape)}, expected at least one "
             "sample along axis 0."

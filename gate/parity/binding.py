@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import nn
 
 from gate.errors import InputMismatch
 from gate.evidence import TensorSpec
@@ -21,6 +18,8 @@ class Binding:
     batch_size: int
     fixed: bool
     """True if the file has a fixed batch axis."""
+    outputs: tuple[str, ...] = ()
+    """Output names of the file in its order."""
 
 
 def bind(
@@ -29,11 +28,12 @@ def bind(
     *,
     count: int,
     batch_size: int,
+    outputs: Sequence[TensorSpec] = (),
 ) -> Binding:
     """Bind by name where the sets of names are equal, by position where no name is shared.
 
-    `inputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with `count`
-    samples. A file with a fixed batch axis is measured with that batch size.
+    `inputs` and `outputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with
+    `count` samples. A file with a fixed batch axis is measured with that batch size.
     Raises InputMismatch where only some names are shared (position would contradict them), on
     another number, dtype, rank or fixed size, and where the samples don't fill the fixed batches.
     """
@@ -54,28 +54,12 @@ def bind(
             f"the file has a fixed batch axis of {size}, and {count} samples are no multiple of "
             "it. Give a multiple, or export with export.dynamic_batch: true."
         )
-    return Binding(tuple((wanted.name, given.name) for wanted, given in pairs), size, bool(fixed))
-
-
-def keywords(model: nn.Module, binding: Binding) -> tuple[str, ...] | None:
-    """Names by which `model.forward` takes the inputs, in binding order; None: by position.
-
-    By keyword if all names of the file, or else all names of the samples, are parameters.
-    """
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    named = {
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    for side in (0, 1):
-        names = tuple(pair[side] for pair in binding.pairs)
-        if named.issuperset(names):
-            return names
-    return None
+    return Binding(
+        tuple((wanted.name, given.name) for wanted, given in pairs),
+        size,
+        bool(fixed),
+        tuple(spec.name for spec in outputs),
+    )
 
 
 def _pairs(

@@ -1,4 +1,4 @@
-"""All outputs of one runtime against the reference's, paired by position."""
+"""All outputs of one runtime against the reference's, in the file's order."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ class Comparison:
             self._check_output(name, r, c)
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise OutputMismatch if the model returns an output under the file's name of another.
+        """Raise OutputMismatch where the file has only some of the names that the model gives.
 
-        Outputs are paired by position, whoever uses the file takes them by name.
+        Whoever uses the file takes outputs by name: all are the model's, or none is.
         """
-        for name, key in zip(self._names, keys, strict=False):
-            if key != name and key in self._names:
-                raise OutputMismatch(
-                    f"{self._runtime} returned '{name}' where the model returns '{key}', and the "
-                    f"file names both: {list(self._names)}, the model returns {list(keys)}. "
-                    "Export again with export.output_names as the model returns them, in its order."
-                )
+        pairs = [(key, name) for key, name in zip(keys, self._names, strict=False) if key]
+        kept = any(key in self._names for key, _ in pairs)
+        renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
+        if kept and renamed:
+            raise OutputMismatch(
+                f"{self._runtime} returned the outputs {list(self._names)}, and the model has "
+                f"names of its own for some of them only: its {', '.join(renamed)}. Export again "
+                "with export.output_names: null, or with other names for all."
+            )
 
     def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
         """Add one batch. Raises OutputMismatch, before anything of the batch is added."""

@@ -51,7 +51,11 @@ def write_golden_of(
     """
     subject = candidate.subject
     binding = bind(
-        subject.inputs, samples.specs, count=len(samples), batch_size=min(SAMPLES, len(samples))
+        subject.inputs,
+        samples.specs,
+        count=len(samples),
+        batch_size=min(SAMPLES, len(samples)),
+        outputs=subject.outputs,
     )
     names = [spec.name for spec in subject.outputs]
     allowed = tolerances(policy, evidence)

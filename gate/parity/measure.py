@@ -99,7 +99,11 @@ def measure(  # noqa: PLR0913
     that `candidate.subject` describes.
     """
     binding = bind(
-        candidate.subject.inputs, samples.specs, count=len(samples), batch_size=batch_size
+        candidate.subject.inputs,
+        samples.specs,
+        count=len(samples),
+        batch_size=batch_size,
+        outputs=candidate.subject.outputs,
     )
     if labels is not None:
         labels = check_labels(labels, samples=len(samples))

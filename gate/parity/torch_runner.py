@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from gate.errors import ModelError
-from gate.parity.binding import Binding, keywords
+from gate.parity.binding import Binding
 from gate.parity.runner import Batch, Proof
 from gate.parity.statistics import Array
 from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.structure import Call, Leaf, leaves
 
 
 def private_copy(model: nn.Module, *, device: str) -> nn.Module:
@@ -50,22 +51,23 @@ class TorchRunner:
         self._device = torch.device(device)
         self._dtype = dtype
         self._names = tuple(sample for _, sample in binding.pairs)
-        self._keywords = keywords(model, binding)
+        self._outputs = binding.outputs
+        self._call = call_of(model, binding)
         self._seen: set[str] = set()
         self.keys: tuple[str | None, ...] = ()
-        """Under which name the last run returned each output; None or missing: under none."""
+        """Under which name of its own the model returned each output of the last run, or None."""
 
     def run(self, batch: Batch) -> list[Array]:
-        """Forward a copy of the batch; floats go in as `dtype`. None among outputs is dropped."""
+        """Forward a copy of the batch; floats go in as `dtype`. None among outputs is dropped.
+
+        Outputs that the model names as the file does come in the file's order, others in the
+        model's.
+        """
         tensors = [self._tensor(batch[name]) for name in self._names]
-        if self._keywords is None:
-            returned = self._model(*tensors)
-        else:
-            returned = self._model(**dict(zip(self._keywords, tensors, strict=True)))
-        outputs = list(flatten(returned))
-        self.keys = tuple(_keys(returned))
-        self._seen |= {output.device.type for output in outputs}
-        return [_to_numpy(output) for output in outputs]
+        found = in_order(self._call(self._model, tensors), self._outputs)
+        self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
+        self._seen |= {leaf.tensor.device.type for leaf in found}
+        return [_to_numpy(leaf.tensor) for leaf in found]
 
     def proof(self) -> Proof:
         """The devices of the outputs, as providers; CPU first if any output was there."""
@@ -86,31 +88,20 @@ class TorchRunner:
         return tensor.to(device=self._device, dtype=dtype)
 
 
-def flatten(returned: Any) -> Iterator[torch.Tensor]:
-    """Tensors in a tensor, tuple, list or mapping, in order, as the exporter flattens them."""
-    if isinstance(returned, torch.Tensor):
-        yield returned
-    elif isinstance(returned, Mapping):
-        for value in returned.values():
-            yield from flatten(value)
-    elif isinstance(returned, tuple | list):
-        for value in returned:
-            yield from flatten(value)
-    elif returned is not None:
-        raise ModelError(
-            f"the model's forward returned {type(returned).__name__} among its outputs. "
-            "Expected tensors, in tuples, lists or dicts; wrap the model to return them."
-        )
+def call_of(model: nn.Module, binding: Binding) -> Call:
+    """How `model` takes the inputs: by the names of the file, else of the samples, else in the
+    file's order."""
+    return Call(model, *zip(*binding.pairs, strict=True))
 
 
-def _keys(returned: Any) -> Iterator[str | None]:
-    """The keys of a mapping or fields of a named tuple, None for each tensor nested in one."""
-    if hasattr(returned, "_asdict"):
-        returned = returned._asdict()
-    if isinstance(returned, Mapping):
-        for key, value in returned.items():
-            direct = isinstance(value, torch.Tensor)
-            yield from (str(key) if direct else None for _ in flatten(value))
+def in_order(returned: Any, names: Sequence[str]) -> list[Leaf]:
+    """The tensors that the model returned: in the order of `names` where they have just these
+    names, else in the model's own. Raises ModelError."""
+    found = leaves(returned)
+    by_name = {leaf.name: leaf for leaf in found}
+    if len(names) == len(found) and by_name.keys() == set(names):
+        return [by_name[name] for name in names]
+    return found
 
 
 def _to_numpy(output: torch.Tensor) -> Array:

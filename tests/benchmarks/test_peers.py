@@ -18,7 +18,7 @@ from benchmarks.peers import comparator, escapes, loop, ours, race, verification
 from benchmarks.peers.__main__ import require_extra
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.settings import ExportSettings
-from gate.export.traced import export_traced
+from gate.export.export import export_model
 
 JUDGES: dict[str, Judge] = {
     "allclose": loop.allclose,
@@ -40,7 +40,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Case:
     file = tmp_path_factory.mktemp("peers") / "model.onnx"
     samples = np.random.default_rng(0).normal(size=(16, 3, 8, 8)).astype(np.float32)
     reference = model()
-    export_traced(reference, {"input": samples[:4]}, settings=ExportSettings(), output=file)
+    export_model(reference, {"input": samples[:4]}, settings=ExportSettings(), output=file)
     return Case(reference, file, {"input": samples})
 
 
@@ -125,7 +125,7 @@ def test_what_a_peer_cannot_take_is_no_judgement(
 ) -> None:
     samples = np.random.default_rng(0).normal(size=(8, 3, 4, 4)).astype(np.float32)
     file = tmp_path / "model.onnx"
-    export_traced(made(), {"input": samples[:4]}, settings=ExportSettings(), output=file)
+    export_model(made(), {"input": samples[:4]}, settings=ExportSettings(), output=file)
     with pytest.raises(CannotJudge, match=reason):
         judge(Case(made(), file, {"input": samples}, classes=False))
 

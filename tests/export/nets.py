@@ -13,6 +13,9 @@ from gate.export.settings import ExportSettings
 
 SIDE = 6
 CLASSES = 3
+_PLAIN = {
+    "strategy": "traced", "batch_size": 2, "input_names": ("input",), "output_names": ("logits",)
+}  # fmt: skip
 
 
 class Small(nn.Module):
@@ -50,8 +53,8 @@ def images(count: int = 5, *, seed: int = 1) -> dict[str, NDArray[Any]]:
 
 
 def settings(**overrides: Any) -> ExportSettings:
-    """The defaults, with a small batch."""
-    return ExportSettings(**{"batch_size": 2, **overrides})
+    """By tracing, with a small batch."""
+    return ExportSettings(**{**_PLAIN, **overrides})
 
 
 class TwoInputs(nn.Module):

@@ -11,14 +11,14 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.errors import ExportError
+from gate.export.export import Exported, export_model
 from gate.export.self_check import self_check
-from gate.export.traced import Exported, export_traced
 from tests.export import nets
 from tests.export.nets import images, seeded, settings
 
 
 def export(model: nn.Module, folder: Path, **overrides: Any) -> Exported:
-    return export_traced(
+    return export_model(
         model, images(), settings=settings(**overrides), output=folder / "model.onnx"
     )
 

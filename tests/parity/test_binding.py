@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from gate.errors import InputMismatch
 from gate.evidence import TensorSpec
-from gate.parity.binding import Binding, bind, keywords
+from gate.parity.binding import Binding, bind
 
 
 def spec(name, *shape, dtype="float32"):
@@ -68,29 +67,5 @@ def test_fewer_samples_than_a_batch_are_one_batch():
     assert bind((A,), (A,), count=3, batch_size=32).batch_size == 3
 
 
-def forward(function):
-    model = nn.Module()
-    model.forward = function
-    return model
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda a, b: None, ("a", "b")),
-        (lambda b, a, extra=None: None, ("a", "b")),
-        (lambda *, a, b: None, ("a", "b")),
-        (lambda y, x: None, ("x", "y")),
-        (lambda a, other: None, None),
-        (lambda a, b, /: None, None),
-        (lambda *arguments: None, None),
-        (lambda **arguments: None, None),
-    ],
-)
-def test_forward_takes_names_where_all_are_parameters(function, expected):
-    binding = Binding((("a", "x"), ("b", "y")), 4, fixed=False)
-    assert keywords(forward(function), binding) == expected
-
-
-def test_a_forward_without_signature_takes_positions():
-    assert keywords(forward(dict), Binding((("a", "x"),), 4, fixed=False)) is None
+def test_the_outputs_of_the_file_are_kept_in_its_order():
+    assert bind((A,), (A,), outputs=(B, A), **ARGUMENTS).outputs == ("b", "a")

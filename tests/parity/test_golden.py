@@ -14,7 +14,7 @@ from gate.check import Reference, Verdicted, Workload, check
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.onnx_file import read_subject
 from gate.export.settings import ExportSettings
-from gate.export.traced import export_traced
+from gate.export.export import export_model
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden
 from gate.golden.verify import verify_golden
@@ -149,7 +149,7 @@ def test_a_fixed_batch_is_filled(tmp_path: Path, project: Path, judged) -> None:
         dynamic_batch=False,
     )  # fmt: skip
     images = np.load(project / "images.npy")
-    export_traced(judged[0].model, {"input": images[:4]}, settings=settings, output=path)
+    export_model(judged[0].model, {"input": images[:4]}, settings=settings, output=path)
     assert _write(tmp_path / "golden", path, judged).samples == 4
     assert verify_golden(path, tmp_path / "golden").passed
 

@@ -54,7 +54,14 @@ def locate(  # noqa: PLR0913
     where the model or the file can't compute them or nothing can be matched, DigestMismatch if
     the file is not the one that `candidate.subject` describes.
     """
-    binding = bind(candidate.subject.inputs, samples.specs, count=len(samples), batch_size=_FIRST)
+    subject = candidate.subject
+    binding = bind(
+        subject.inputs,
+        samples.specs,
+        count=len(samples),
+        batch_size=_FIRST,
+        outputs=subject.outputs,
+    )
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from gate.errors import ModelError
-from gate.parity.binding import Binding, keywords
+from gate.parity.binding import Binding
 from gate.parity.probes.watch import Watch
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics import Array
-from gate.parity.torch_runner import flatten
+from gate.parity.torch_runner import call_of, in_order
 from gate.parity.track import describe_failure
 
 _TORCH = Path(torch.__file__).parent
@@ -88,12 +88,12 @@ class _Flat(nn.Module):
     def __init__(self, model: nn.Module, binding: Binding) -> None:
         super().__init__()
         self.model = model
-        self._keywords = keywords(model, binding)
+        self._call = call_of(model, binding)
+        self._outputs = binding.outputs
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._keywords is None:
-            return tuple(flatten(self.model(*tensors)))
-        return tuple(flatten(self.model(**dict(zip(self._keywords, tensors, strict=True)))))
+        found = in_order(self._call(self.model, tensors), self._outputs)
+        return tuple(leaf.tensor for leaf in found)
 
 
 def disagree(eager: list[Array], traced: list[Array]) -> bool:

@@ -1,0 +1,134 @@
+"""From a model to a verified ONNX file that says how it was made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+
+from gate import atomic
+from gate.errors import ExportError, OnnxFileError, StorageError
+from gate.evidence import ExportRecord, Source, Subject
+from gate.export.capture import captured
+from gate.export.example import Example
+from gate.export.exporter import neutral, private_copy
+from gate.export.ladder import Carried, Ladder, NoRung
+from gate.export.metadata import described, stamp_file
+from gate.export.onnx_file import read_subject
+from gate.export.request import Request
+from gate.export.scratch import scratch
+from gate.export.settings import ExportSettings
+from gate.export.telltale import hazards, tracer_warnings
+
+_PROTOBUF_LIMIT = 2**31 - 2**24
+"""Bytes of weights that fit one protobuf file, with 16 MiB left for the graph."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was exported and verified, and how. `log` is what the exporters printed."""
+
+    path: Path
+    subject: Subject
+    record: ExportRecord
+    log: str
+    settings: ExportSettings
+
+
+def export_model(
+    model: nn.Module,
+    example: Mapping[str, NDArray[Any]],
+    *,
+    settings: ExportSettings,
+    output: Path,
+    source: Source | None = None,
+) -> Exported:
+    """Export `model` to the single file `output`, atomically; the model itself is not touched.
+
+    `example` maps input names (or anything, then by position) to arrays of shape (samples, ...).
+    Works on a deep copy on the CPU in eval mode. The same model, settings and `source` give the
+    same bytes; the file's metadata says the strategy, the opset that was asked for, why earlier
+    rungs did not carry, and from `source` the factory, the checkpoint's digest and that of the
+    preprocessing.
+
+    Raises ExportError if the model can't be copied or run, or if no strategy writes the file that
+    was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
+    `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
+    `output` stays as it was.
+    """
+    _refuse_too_large(model)
+    bound = Example.bind(example, settings.input_names)
+    copied = private_copy(model)
+    log_path = output.with_name(f"{output.name}.export.log")
+    with atomic.replacing(output) as temporary, scratch(output) as room, neutral(copied):
+        with captured():  # what the model itself says in Python is not the export's
+            request = Request.of(copied, bound, settings)
+        ladder = Ladder(request, room)
+        try:
+            carried = ladder.climb()
+        except NoRung as failed:
+            raise _told(failed, log_path, ladder.log) from failed.__cause__
+        metadata = described(
+            strategy=carried.strategy, opset_asked=settings.opset, rungs=ladder.rungs, source=source
+        )
+        stamp_file(carried.path, metadata)
+        subject = _read(carried.path)
+        carried.path.replace(temporary)
+    log_path.unlink(missing_ok=True)
+    record = _record(request, carried, ladder.rungs)
+    return Exported(output, subject, record, ladder.log, settings)
+
+
+def _refuse_too_large(model: nn.Module) -> None:
+    size = sum(
+        value.numel() * value.element_size()
+        for value in (*model.parameters(), *model.buffers())
+        if not nn.parameter.is_lazy(value)
+    )
+    if size > _PROTOBUF_LIMIT:
+        raise ExportError(
+            f"the model has {size} bytes of weights, a single ONNX file holds at most "
+            f"{_PROTOBUF_LIMIT}. Export a smaller model, or half precision."
+        )
+
+
+def _read(path: Path) -> Subject:
+    try:
+        return read_subject(path)
+    except OnnxFileError as error:
+        raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
+
+
+def _record(request: Request, carried: Carried, rungs: tuple[str, ...]) -> ExportRecord:
+    settings = request.settings
+    doubts = () if carried.doubt is None else (f"the file {carried.doubt}",)
+    return ExportRecord(
+        strategy=carried.strategy,
+        settings={
+            "strategy_asked": settings.strategy,
+            "ladder": ",".join(settings.rungs),
+            "opset_asked": settings.opset,
+            "dynamic_batch": settings.dynamic_batch,
+            "batch_size": settings.batch_size,
+            "custom_symbolics": settings.custom_symbolics,
+            **carried.told,
+        },
+        tracer_warnings=tracer_warnings(carried.said.warnings),
+        hazards=(*request.hazards, *doubts, *hazards(carried.said.warnings)),
+        rungs=rungs,
+    )
+
+
+def _told(failed: NoRung, path: Path, text: str) -> ExportError:
+    """Write the log beside the output; a full disk must not hide the error that is told."""
+    log: Path | None = None
+    if text.strip():
+        with contextlib.suppress(StorageError):
+            atomic.write_text(path, text)
+            log = path
+    return ExportError(failed.refusal.text(notes=failed.rungs, log=log))

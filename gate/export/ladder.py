@@ -1,0 +1,161 @@
+"""Rung by rung: the strategies in the order of the settings, until one carries.
+
+One strategy alone carries if its file is valid and the one that was asked for. In a ladder the file
+must also compute what the model computes (`gate.export.sanity`); if only made-up data speaks
+against it, it is kept aside, and taken where no later rung does better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gate.export import direct, dynamo, scripted, traced
+from gate.export import settings as known
+from gate.export.capture import Capture, captured
+from gate.export.custom import registered
+from gate.export.exporter import RungFailed, Strategy, Told
+from gate.export.metadata import impersonal
+from gate.export.refusals import Refusal
+from gate.export.request import Request
+from gate.export.sanity import Sanity
+from gate.export.verify import verified
+
+STRATEGIES: dict[known.Strategy, Strategy] = {
+    "traced": traced.write_traced,
+    "direct": direct.write_direct,
+    "scripted": scripted.write_scripted,
+    "dynamo": dynamo.write_dynamo,
+}
+_LOWEST = {"dynamo": 18}
+"""The first opset that a strategy writes by itself."""
+_WRONG = "Keep Python code on data and sizes out of forward; see the tracer warnings."
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file that was written: how, and what speaks against it."""
+
+    path: Path
+    strategy: known.Strategy
+    opset: int
+    told: Told
+    said: Capture
+    """While it was written."""
+    doubt: str | None = None
+
+
+class NoRung(Exception):
+    """No strategy carried."""
+
+    def __init__(self, refusal: Refusal, rungs: tuple[str, ...]) -> None:
+        super().__init__(refusal.cause)
+        self.refusal = refusal
+        self.rungs = rungs
+        """One line for each, where there are several."""
+
+
+class Ladder:
+    """One climb, into the folder `room`."""
+
+    def __init__(self, request: Request, room: Path) -> None:
+        self._request = request
+        self._room = room
+        self._sanity = Sanity(request)
+        self._failures: list[RungFailed] = []
+        self._notes: list[str] = []
+        self.log = ""
+        """All that the exporters printed."""
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """One line for each earlier rung that did not carry."""
+        return tuple(self._notes)
+
+    def climb(self) -> Carried:
+        """The first rung that carries, else the first that is only in doubt.
+
+        Raises NoRung, ExportError where the custom symbolic functions can't be registered, and
+        OSError where a file can't be written.
+        """
+        doubtful: Carried | None = None
+        for strategy in self._request.settings.rungs:
+            try:
+                carried = self._lowest(strategy)
+            except RungFailed as failed:
+                self._failures.append(failed)
+                self._notes.append(f"{strategy}: {impersonal(failed.refusal.cause)}")
+                continue
+            if carried.doubt is None:
+                return carried
+            if doubtful is None:
+                doubtful = carried
+            else:
+                self._notes.append(f"{strategy}: wrote a file that {impersonal(carried.doubt)}")
+        if doubtful is None:
+            raise self._no_rung()
+        return doubtful
+
+    def _no_rung(self) -> NoRung:
+        """Told about the failure that a higher opset mends, else about the first one."""
+        chosen = min(self._failures, key=lambda failed: failed.since is None)
+        refusal = chosen.refusal
+        if chosen.explain is not None:
+            with self._listening():
+                refusal = chosen.explain()
+        if len(self._notes) == 1:
+            return NoRung(refusal, ())
+        cause = "no strategy of the ladder could export the model"
+        return NoRung(replace(refusal, cause=cause), self.rungs)
+
+    def _lowest(self, strategy: known.Strategy) -> Carried:
+        """By the opset that was asked for, or the lowest that works."""
+        wanted = self._opsets(strategy)
+        while True:
+            opset = wanted.pop(0)
+            try:
+                return self._attempt(strategy, opset)
+            except RungFailed as failed:
+                # Where it is not said which opset would do, a higher one seldom does.
+                wanted = [one for one in wanted if failed.since and one >= failed.since]
+                if not wanted:
+                    raise
+
+    def _opsets(self, strategy: known.Strategy) -> list[int]:
+        asked = self._request.settings.opset
+        if asked != "auto":
+            return [asked]
+        lowest = _LOWEST.get(strategy, known.LOWEST_AUTO)
+        return list(range(lowest, known.HIGHEST_OPSET[strategy] + 1))
+
+    def _attempt(self, strategy: known.Strategy, opset: int) -> Carried:
+        asked = self._request.settings.custom_symbolics
+        path = self._room / f"{strategy}.onnx"
+        path.unlink(missing_ok=True)
+        with self._listening() as said, registered(asked, opset=opset) as symbolics:
+            told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        verified(path, self._request, opset=opset)
+        carried = Carried(path, strategy, opset, told, said)
+        settings = self._request.settings
+        if settings.strategy != "ladder" or not settings.export_params:
+            return carried
+        with self._listening():
+            objection = self._sanity.objection(path)
+        if objection is None:
+            return carried
+        if objection.kind != "doubt":
+            # Some operators are written wrongly in lower opsets, such as repeated indices at 13.
+            since = opset + 1 if objection.kind == "differs" else None
+            raise RungFailed.because(f"wrote a file that {objection.cause}", _WRONG, since=since)
+        return Carried(path, strategy, opset, told, said, objection.cause)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Capture]:
+        said = Capture()
+        try:
+            with captured() as said:
+                yield said
+        finally:
+            self.log += said.text

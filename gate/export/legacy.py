@@ -1,0 +1,58 @@
+"""The TorchScript-based exporter (`dynamo=False`): one call, every setting named."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gate.export.axes import told
+from gate.export.exporter import RungFailed, Told, settings_of
+from gate.export.operators import refused
+from gate.export.request import Request
+from gate.export.settings import Strategy
+
+
+def write_legacy(
+    request: Request, module: nn.Module, path: Path, *, strategy: Strategy, opset: int
+) -> Told:
+    """Export `module`, which takes and returns flat tensors, to `path`; say what was set.
+
+    `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
+    can't be written.
+    """
+    from torch.onnx import OperatorExportTypes, TrainingMode
+
+    plain: Told = {
+        "dynamo": False,
+        "opset_version": opset,
+        "export_params": request.settings.export_params,
+        "do_constant_folding": request.settings.do_constant_folding,
+        "keep_initializers_as_inputs": False,
+        "verbose": False,  # also: no doc strings with this machine's paths in the file
+    }
+    keywords: dict[str, Any] = plain | {
+        "training": TrainingMode.EVAL,
+        "operator_export_type": OperatorExportTypes.ONNX,
+        "input_names": list(request.input_names),
+        "output_names": list(request.output_names),
+        "dynamic_axes": request.axes,
+    }
+    try:
+        torch.onnx.export(module, request.arguments, str(path), **keywords)
+    except OSError:
+        raise
+    except Exception as error:
+        explain = partial(
+            refused, error, module, request.arguments, strategy=strategy, told=keywords
+        )
+        raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
+    described: Told = {
+        "training": "eval",
+        "operator_export_type": "ONNX",
+        "dynamic_axes": told(request.axes),
+    }
+    return settings_of(request, plain | described)

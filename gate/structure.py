@@ -1,0 +1,221 @@
+"""Structured inputs and outputs as flat tensors with names, the same for the export and the gate.
+
+What forward returns is named by where it stands:
+
+    tensor                                output
+    (a, b), [a, b]                        output_0, output_1
+    {"foo": a, "bar": b}                  foo, bar          in the order of the dict
+    dataclass, named tuple                its fields, in their order
+    {"foo": (a, {"deep": b})}             foo.0, foo.1.deep
+
+What forward takes is put together by the same dotted names: `batch.image` and `batch.mask` become
+`forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+
+_WHOLE = "output"
+_WHITE = re.compile(r"\s+")
+
+Tree = dict[str, Any]
+"""Keys to the places of tensors, or to further trees."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of what forward returned."""
+
+    name: str
+    """By where it stands; white space in keys becomes `_`."""
+    stated: bool
+    """True if the model itself names it: by a key or field of what it returns, not of a part."""
+    tensor: torch.Tensor
+
+
+def leaves(returned: Any) -> list[Leaf]:
+    """The tensors of nested mappings, dataclasses, named tuples, tuples and lists, in their order.
+
+    None is left out, as exporters do. Raises ModelError for anything else, and for two tensors
+    of one name.
+    """
+    if isinstance(returned, torch.Tensor):
+        return [Leaf(_WHOLE, False, returned)]
+    fields = _fields(returned)
+    if fields is not None:
+        found = [
+            Leaf(name, isinstance(value, torch.Tensor), tensor)
+            for key, value in fields.items()
+            for name, tensor in _named(key, value)
+        ]
+    else:
+        items = _items(returned)
+        found = [
+            Leaf(name, False, tensor)
+            for place, value in enumerate(items)
+            for name, tensor in _named(f"{_WHOLE}_{place}", value)
+        ]
+    names = [leaf.name for leaf in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ModelError(
+            f"the model's forward returned two tensors that are called {twice[0]}. "
+            "Give each another key."
+        )
+    return found
+
+
+def is_plain(returned: Any) -> bool:
+    """True for what a traced module returns as it is: tensors, in tuples."""
+    if type(returned) is tuple:
+        return all(is_plain(value) for value in returned)
+    return isinstance(returned, torch.Tensor)
+
+
+def _named(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield _WHITE.sub("_", prefix), value
+        return
+    fields = _fields(value)
+    if fields is None:
+        fields = {str(place): item for place, item in enumerate(_items(value))}
+    for key, item in fields.items():
+        yield from _named(f"{prefix}.{key}", item)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """What has names of its own; None for what has only places."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def _items(value: Any) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if isinstance(value, tuple | list):
+        return value
+    raise ModelError(
+        f"the model's forward returned {type(value).__name__} among its outputs. Expected "
+        "tensors, in tuples, lists, dicts or dataclasses; wrap the model to return them."
+    )
+
+
+class Call:
+    """How tensors in a fixed order become the arguments of a model's forward.
+
+    By keyword where the first parts of all names are parameters of forward, else by position.
+    """
+
+    def __init__(self, model: nn.Module, *candidates: Sequence[str]) -> None:
+        """`candidates`: names of the tensors, in their order; the first that fit are taken."""
+        self._parameters, self._hints = _signature(model)
+        self._tree: Tree | None = None
+        for names in candidates:
+            tree = _tree(names)
+            if tree is not None and self._parameters.keys() >= tree.keys():
+                self._tree = tree
+                break
+
+    @property
+    def by_keyword(self) -> bool:
+        """False: by position."""
+        return self._tree is not None
+
+    @property
+    def plain(self) -> bool:
+        """True if the tensors, in their order, are forward's first positional arguments."""
+        if self._tree is None:
+            return True
+        flat = all(isinstance(place, int) for place in self._tree.values())
+        first = [name for name, positional in self._parameters.items() if positional]
+        return flat and list(self._tree) == first[: len(self._tree)]
+
+    def sorted(self, names: Sequence[str]) -> tuple[str, ...]:
+        """`names` as forward lists the parameters that they belong to; as given by position."""
+        if self._tree is None:
+            return tuple(names)
+        order = list(self._parameters)
+        return tuple(sorted(names, key=lambda name: order.index(name.partition(".")[0])))
+
+    def __call__(self, model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """What `model` returns for `tensors`. Raises whatever it raises."""
+        if self._tree is None:
+            return model(*tensors)
+        keywords = {
+            name: _grown(place, tensors, self._hints.get(name))
+            for name, place in self._tree.items()
+        }
+        return model(**keywords)
+
+
+def _tree(names: Sequence[str]) -> Tree | None:
+    """`a.b` as nested dicts; None where a name is both whole and a part of another, or where
+    numbers do not count from 0 (`input.1` is a name that exporters make up)."""
+    tree: Tree = {}
+    for place, name in enumerate(names):
+        *path, last = name.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+            if not isinstance(branch, dict):
+                return None
+        if last in branch:
+            return None
+        branch[last] = place
+    return tree if _countable(tree) else None
+
+
+def _countable(tree: Tree) -> bool:
+    branches = [branch for branch in tree.values() if isinstance(branch, dict)]
+    for branch in branches:
+        numbers = [key for key in branch if key.isdecimal()]
+        if numbers and set(branch) != {str(number) for number in range(len(branch))}:
+            return False
+    return all(map(_countable, branches))
+
+
+def _grown(place: int | Tree, tensors: Sequence[torch.Tensor], hint: Any) -> Any:
+    """A tensor, or what the tree says: a list where forward asks for one, else a tuple; the
+    dataclass or named tuple that forward asks for, else a dict."""
+    if isinstance(place, int):
+        return tensors[place]
+    if all(key.isdecimal() for key in place):
+        items = [_grown(place[str(number)], tensors, None) for number in range(len(place))]
+        return items if typing.get_origin(hint) is list or hint is list else tuple(items)
+    fields = {key: _grown(branch, tensors, None) for key, branch in place.items()}
+    made = isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
+    return hint(**fields) if made else fields
+
+
+def _signature(model: nn.Module) -> tuple[dict[str, bool], dict[str, Any]]:
+    """Names that forward takes by keyword, whether also by position, and their annotations."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return {}, {}
+    named = {
+        p.name: p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    try:
+        return named, typing.get_type_hints(model.forward)
+    except Exception:  # annotations may name what is imported for type checkers only
+        return named, {}
