@@ -32,7 +32,8 @@ def build_model(factory: str) -> nn.Module:
     """
     module_name, attribute = _parse(factory)
     with contextlib.chdir(Path.cwd()):
-        target = _attribute(_import(module_name, factory), attribute, factory)
+        module = imported(module_name, wanted=f"the factory {factory}")
+        target = _attribute(module, attribute, factory)
         try:
             model = target()
         except (Exception, SystemExit) as error:
@@ -60,7 +61,11 @@ def _parse(factory: str) -> tuple[str, list[str]]:
     return module_name, path
 
 
-def _import(module_name: str, factory: str) -> ModuleType:
+def imported(module_name: str, *, wanted: str) -> ModuleType:
+    """Import a module of the user's, from the current folder too. `wanted` says what for.
+
+    Raises ModelError if it is missing, or if importing it fails.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -71,7 +76,7 @@ def _import(module_name: str, factory: str) -> ModuleType:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
             raise ModelError(
-                f"no module named {missing!r} for the factory {factory}. Looked in the current "
+                f"no module named {missing!r} for {wanted}. Looked in the current "
                 "folder and the installed packages: check the spelling, or change the folder."
             ) from error
         raise ModelError(

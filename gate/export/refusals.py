@@ -1,49 +1,111 @@
-"""Why the exporter refused: the operator that it could not write, and the way out."""
+"""Why an export was refused: what could not be written, where it stands, and the way out.
+
+torch says so in many ways, some of hundreds of lines. Here it is one cause, one remedy, and a text
+of at most `MOST_LINES` lines whose last line says what to do.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-_UNSUPPORTED = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
-_SINCE = re.compile(r"added in version (\d+)")
-_CUSTOM = re.compile(r"unrecognized namespace ([\w:]+)")
-_NODE_KIND = re.compile(r"containing node has kind '([\w:]+)'")
+from gate.export.families import family, is_custom
+from gate.export.messages import brief, operator_in, opset_in, reading
+from gate.export.unsupported import UnsupportedOperator, names, remedy, some, ways_out
+
+__all__ = ["MOST_LINES", "Refusal", "UnsupportedOperator", "brief"]
+
+MOST_LINES = 30
+_MOST_OPERATORS = 12
+_MOST_PLACES = 4
+_MOST_NOTES = 6
+_WIDEST = 240
+"""Characters of what others wrote: notes, places, reasons."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the exporter could not do, and what the user can do."""
+    """What the exporter could not do, and what the user can do: `cause` and `remedy` in one line
+    each, and all operators that the strategy can't write, where it failed on one."""
 
     cause: str
     remedy: str
+    operators: tuple[UnsupportedOperator, ...] = ()
+    strategy: str | None = None
 
     @classmethod
-    def of(cls, error: Exception) -> Refusal:
-        """Read an error of the TorchScript-based exporter."""
-        text = str(error)
-        if unsupported := _UNSUPPORTED.search(text):
-            operator, opset = unsupported.groups()
-            since = _SINCE.search(text)
-            return cls(
-                f"the operator {operator} can't be exported at opset {opset}",
-                f"Set export.opset to {since.group(1)} or more."
-                if since
-                else "Replace it in the model by operators that ONNX has, or try a higher "
-                "export.opset.",
-            )
-        if custom := _CUSTOM.search(text):
-            return cls(
-                f"the operator {custom.group(1)} is not torch's own and has no ONNX form",
-                "Replace it in the model, or register a symbolic function for it.",
-            )
-        kind = _NODE_KIND.search(text)
-        at = f" at the operator {kind.group(1)}" if kind else ""
-        return cls(f"the exporter failed{at}: {brief(error)}", "Simplify this part of forward.")
+    def of(
+        cls,
+        error: BaseException,
+        *,
+        operators: Sequence[UnsupportedOperator] = (),
+        strategy: str | None = None,
+        opset: int | None = None,
+    ) -> Refusal:
+        """Read an error of either exporter, of `torch.jit.trace` or of `torch.jit.script`.
+
+        `operators` are those found by `gate.export.operators`; the one that the error names is
+        added if it is not among them.
+        """
+        named = operator_in(error)
+        every = tuple(operators)
+        if named is not None and named.name not in names(every):
+            every = (*every, named)
+        if not every:
+            return cls(*reading(error), strategy=strategy)
+        opset = opset_in(error) if opset is None else opset
+        return cls(_cause(every, opset), remedy(every, strategy), every, strategy)
+
+    def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
+        """The whole of it, at most `MOST_LINES` lines, the remedy last.
+
+        `notes` are lines about what was tried before; `log` the file with all that torch said.
+        """
+        lines = [self.cause, *(_clipped(note) for note in _shortened(notes, _MOST_NOTES))]
+        if self.operators:
+            lines += [*_listed(self.operators), "Ways out:"]
+            lines += [f"  {way}" for way in ways_out(self.operators, self.strategy)]
+        if log is not None:
+            lines.append(f"The exporter's log is {log}.")
+        return "\n".join(" ".join(line.splitlines()) for line in (*lines, self.remedy))
 
 
-def brief(error: Exception) -> str:
-    """Type and first line of an error, without the graph that torch appends."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    line = line.partition("  [Caused by")[0].rstrip(".: ")
-    return f"{type(error).__name__}: {line}"
+def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
+    at = f" at opset {opset}" if opset is not None else ""
+    every = names(operators)
+    if len(every) > 1:
+        return f"{len(every)} operators can't be exported{at}: {some(every)}"
+    first = operators[0]
+    if is_custom(first.name):
+        return f"the operator {first.name} is not torch's own and has no ONNX form"
+    because = f": {_clipped(first.reason)}" if first.reason else ""
+    return f"the operator {first.name} can't be exported{at}{because}"
+
+
+def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
+    """One line for each operator, with its places; the last one names all that are left."""
+    every = names(operators)
+    for name in every[:_MOST_OPERATORS]:
+        of_name = [operator for operator in operators if operator.name == name]
+        places = _shortened([_clipped(one.located()) for one in of_name], _MOST_PLACES)
+        yield f"  {name}{_remark(of_name[0])} at {', '.join(places)}"
+    if rest := every[_MOST_OPERATORS:]:
+        yield f"  and {len(rest)} more: {', '.join(rest)}"
+
+
+def _remark(operator: UnsupportedOperator) -> str:
+    known = family(operator.name)
+    why = operator.reason or (known.why if known else None)
+    if operator.since is not None:
+        why = f"since opset {operator.since}"
+    return f" ({_clipped(why)})" if why else ""
+
+
+def _shortened(items: Sequence[str], most: int) -> list[str]:
+    more = len(items) - most
+    return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"

@@ -1,0 +1,152 @@
+"""Custom symbolic functions: the user's own ONNX form of an operator, for one export only.
+
+`export.custom_symbolics: package.module:register` names a function that takes `Symbolics`:
+
+    def register(symbolics):
+        symbolics.legacy("mine::hard_swish", symbolic_function)
+        symbolics.dynamo(torch.ops.mine.hard_swish.default, onnxscript_function)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gate.errors import ExportError, ModelError
+from gate.export.loading import imported
+from gate.export.refusals import brief
+
+Function = Callable[..., Any]
+Target = torch._ops.OpOverload
+
+
+class Symbolics:
+    """What `register` is given. `opset` is the one that the file is written in.
+
+    `translations` is the custom translation table of `torch.onnx.export(dynamo=True)`.
+    """
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self.translations: dict[Target, Function] = {}
+        self.symbolics: dict[str, Function] = {}
+
+    def legacy(self, name: str, function: Function) -> None:
+        """Write the operator `namespace::name` by `function(g, *inputs)` in the strategies
+        traced, direct and scripted. Raises ExportError for a name that torch has no operator of.
+        """
+        _demand_callable(function, name)
+        namespace, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
+        if not (namespace.isidentifier() and operator.isidentifier()):
+            raise ExportError(
+                f"not the name of an operator: {name!r}. Expected namespace::name, for example "
+                "mine::hard_swish, without an overload."
+            )
+        if not hasattr(getattr(torch.ops, namespace), operator):
+            raise ExportError(
+                f"torch has no operator {name}. Check the spelling, and import the module that "
+                "defines it before it is registered."
+            )
+        self.symbolics[name] = function
+
+    def dynamo(self, target: Target, function: Function) -> None:
+        """Write the operator `torch.ops.namespace.name.default` by the onnxscript function
+        `function(*inputs)` in the strategy dynamo. Raises ExportError for another target."""
+        if not isinstance(target, Target):
+            said = f"an operator, expected one overload of it: {target}.default"
+            other = f"{target!r}, expected an operator such as torch.ops.mine.hard_swish.default"
+            packet = isinstance(target, torch._ops.OpOverloadPacket)
+            raise ExportError(f"dynamo() was given {said if packet else other}.")
+        _demand_callable(function, str(target))
+        self.translations[target] = function
+
+
+@contextlib.contextmanager
+def registered(spec: str | None, *, opset: int) -> Iterator[Symbolics]:
+    """Call `package.module:register`, and keep what it registers for the `with` block only.
+
+    Yields what was registered, nothing if `spec` is None. torch's own functions, and those that
+    were registered before, are back afterwards, after errors too. Raises ExportError if there is
+    no such function, or if it fails or registers nothing.
+    """
+    symbolics = Symbolics(opset)
+    if spec is not None:
+        _call(_function(spec), symbolics, spec)
+    with contextlib.ExitStack() as overrides:
+        for name, function in symbolics.symbolics.items():
+            overrides.enter_context(overriding(name, function, opset=opset))
+        yield symbolics
+
+
+@contextlib.contextmanager
+def overriding(name: str, function: Function, *, opset: int) -> Iterator[None]:
+    """Let the TorchScript-based exporter write the operator `name` by `function` at `opset`.
+
+    torch's own way back (`unregister_custom_op_symbolic`) leaves an empty entry, on which the
+    next export fails with "min() arg is an empty sequence" in the place of the operator's name,
+    and drops what was registered before. So the entry itself is put aside.
+    """
+    from torch.onnx._internal.torchscript_exporter import registration
+
+    entries = registration.registry._registry
+    before = entries.get(name)
+    if before is not None:
+        entries[name] = copy.deepcopy(before)
+    try:
+        torch.onnx.register_custom_op_symbolic(name, function, opset)  # type: ignore[attr-defined]
+        yield
+    finally:
+        entries.pop(name, None)
+        if before is not None:
+            entries[name] = before
+
+
+def _function(spec: str) -> Function:
+    module_name, colon, name = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        raise ExportError(
+            f"export.custom_symbolics is {spec!r}, expected package.module:function, for example "
+            "mypackage.onnx:register."
+        )
+    try:
+        module = imported(module_name, wanted=f"export.custom_symbolics: {spec}")
+    except ModelError as error:
+        raise ExportError(str(error)) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        seen = "is not callable" if hasattr(module, name) else "is not there"
+        raise ExportError(
+            f"export.custom_symbolics: {spec}: {name} {seen}, expected a function in {module_name} "
+            f"that takes the registry: def {name}(symbolics)."
+        )
+    registering: Function = function
+    return registering
+
+
+def _call(function: Function, symbolics: Symbolics, spec: str) -> None:
+    try:
+        function(symbolics)
+    except ExportError as error:
+        raise ExportError(f"export.custom_symbolics: {spec}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ExportError(
+            f"export.custom_symbolics: {spec} raised {brief(error)}. Expected a function that "
+            "takes the registry and calls symbolics.legacy(…) or symbolics.dynamo(…)."
+        ) from error
+    if not (symbolics.symbolics or symbolics.translations):
+        raise ExportError(
+            f"export.custom_symbolics: {spec} registered nothing. Call symbolics.legacy(…) or "
+            "symbolics.dynamo(…) in it, or leave the setting out."
+        )
+
+
+def _demand_callable(function: object, name: str) -> None:
+    if not callable(function):
+        raise ExportError(
+            f"the symbolic function of {name} is {function!r}, expected a function that returns "
+            "ONNX values."
+        )

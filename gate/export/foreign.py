@@ -1,0 +1,52 @@
+"""Operators in a file that ONNX Runtime does not have: a symbolic function that lowers nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+
+from gate.errors import ExportError, OnnxFileError
+
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
+"""Those that every build of ONNX Runtime carries."""
+_MOST = 8
+
+
+def foreign_operators(model: onnx.ModelProto) -> tuple[str, ...]:
+    """`domain::operator at node` for each node that no runtime brings and no function of the file
+    defines, subgraphs and the file's own functions included."""
+    defined = {(function.domain, function.name) for function in model.functions}
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    return tuple(
+        f"{node.domain}::{node.op_type} at {node.name or 'a node without name'}"
+        for body in bodies
+        for node in _nested(body)
+        if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
+    )
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise ExportError if the file has an operator that ONNX Runtime can't run."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError, OSError
+        raise OnnxFileError(
+            f"{path} can't be read as an ONNX model: {type(error).__name__}. Export it again."
+        ) from error
+    if found := foreign_operators(model):
+        more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+        raise ExportError(
+            f"the file needs operators that ONNX Runtime does not have: "
+            f"{', '.join(found[:_MOST])}{more}. Write them by ONNX's own operators in the symbolic "
+            "function, see docs/custom-operators.md."
+        )
+
+
+def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nested(graph.node)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.check import Reference, Workload, check
+from gate.decision import Verdict
+from gate.errors import ExportError
+from gate.export.capture import captured
+from gate.export.custom import Symbolics, overriding, registered
+from gate.export.foreign import foreign_operators, refuse_foreign
+from tests.export import custom_example
+
+ROOT = Path(__file__).parents[2]
+SPEC = "tests.export.custom_example:register"
+NAME = "example::shifted_swish"
+TARGET = torch.ops.example.shifted_swish.default
+SAMPLES = torch.linspace(-4, 4, 256).reshape(64, 4)
+
+
+def export(path: Path, *, strategy: str, table: dict[Any, Any], opset: int = 18) -> Path:
+    model = custom_example.build().eval().requires_grad_(False)
+    told: dict[str, Any] = {
+        "opset_version": opset,
+        "input_names": ["input"],
+        "output_names": ["logits"],
+        "verbose": False,
+    }
+    if strategy == "dynamo":
+        told |= {"dynamo": True, "external_data": False, "custom_translation_table": table}
+        told |= {"dynamic_shapes": ({0: "batch"},)}
+    else:
+        axes = {name: {0: "batch"} for name in ("input", "logits")}
+        told |= {"dynamo": False, "dynamic_axes": axes}
+    make: dict[str, Callable[[], Any]] = {
+        "traced": lambda: torch.jit.trace(model, (SAMPLES,)),
+        "scripted": lambda: torch.jit.script(model),
+    }
+    with captured():
+        module = make.get(strategy, lambda: model)()
+        torch.onnx.export(module, (SAMPLES,), str(path), **told)
+    return path
+
+
+def registry() -> dict[str, Any]:
+    from torch.onnx._internal.torchscript_exporter import registration
+
+    return registration.registry._registry
+
+
+# --- the worked example ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
+def test_the_example_is_exported_and_passes_the_gate(tmp_path: Path, strategy: str) -> None:
+    with registered(SPEC, opset=18) as symbolics:
+        path = export(tmp_path / "model.onnx", strategy=strategy, table=symbolics.translations)
+    np.save(tmp_path / "samples.npy", SAMPLES.numpy())
+    verdicted = check(
+        path,
+        reference=Reference.load("tests.export.custom_example:build"),
+        workload=Workload.open(tmp_path / "samples.npy"),
+    )
+    failed = [one for one in verdicted.decision.checks if one.verdict in ("FAIL", "ERROR")]
+    assert verdicted.decision.verdict is Verdict.PASS, failed
+    refuse_foreign(path)
+
+
+def test_a_wrong_symbolic_function_is_rejected(tmp_path: Path) -> None:
+    def wrong(g: Any, x: Any, shift: Any) -> Any:
+        return custom_example.symbolic(g, x, g.op("Constant", value_t=torch.tensor(2.4)))
+
+    with overriding(NAME, wrong, opset=18):
+        path = export(tmp_path / "model.onnx", strategy="direct", table={})
+    np.save(tmp_path / "samples.npy", SAMPLES.numpy())
+    verdicted = check(
+        path,
+        reference=Reference.load("tests.export.custom_example:build"),
+        workload=Workload.open(tmp_path / "samples.npy"),
+    )
+    assert verdicted.decision.verdict is Verdict.FAIL
+
+
+def test_the_page_shows_the_code_that_is_tested() -> None:
+    page = (ROOT / "docs/custom-operators.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    code = Path(custom_example.__file__).read_text(encoding="utf-8")
+    tested = code.partition("from __future__ import annotations\n")[2]
+    assert [line for block in blocks for line in block.splitlines() if line] == [
+        line for line in tested.splitlines() if line
+    ]
+
+
+# --- for one export only ---------------------------------------------------------------------
+
+
+def test_nothing_is_left_afterwards(tmp_path: Path) -> None:
+    before = dict(registry())
+    with registered(SPEC, opset=18):
+        assert NAME in registry()
+    assert registry() == before
+    with pytest.raises(torch.onnx.OnnxExporterError, match="unrecognized namespace example::"):
+        export(tmp_path / "model.onnx", strategy="direct", table={})
+
+
+def test_nothing_is_left_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), registered(SPEC, opset=18):
+        raise ZeroDivisionError
+    assert NAME not in registry()
+
+
+def test_what_the_user_registered_before_is_back(tmp_path: Path) -> None:
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic(NAME, custom_example.symbolic, 9)
+    try:
+        with registered(SPEC, opset=18):
+            pass
+        assert export(tmp_path / "model.onnx", strategy="direct", table={}).exists()
+    finally:
+        del registry()[NAME]
+
+
+def test_torchs_own_function_is_back() -> None:
+    before = registry()["aten::relu"]
+    own = before.get(18)
+    with overriding("aten::relu", custom_example.symbolic, opset=18):
+        assert registry()["aten::relu"].get(18) is custom_example.symbolic
+    assert registry()["aten::relu"] is before
+    assert before.get(18) is own
+
+
+def test_without_a_setting_nothing_is_registered() -> None:
+    with registered(None, opset=13) as symbolics:
+        assert (symbolics.symbolics, symbolics.translations) == ({}, {})
+
+
+def test_the_function_is_told_the_opset(module_of: Callable[[str], str]) -> None:
+    spec = module_of(
+        f"""
+        def register(symbolics):
+            symbolics.legacy("{NAME}", lambda g, x, shift: x)
+            print(symbolics.opset)
+        """
+    )
+    with captured() as said, registered(spec, opset=17):
+        pass
+    assert said.text == "17\n"
+
+
+# --- what can be wrong with the setting ------------------------------------------------------
+
+
+@pytest.fixture
+def module_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write a module into the current folder; name its function `register`."""
+
+    def write(code: str) -> str:
+        (tmp_path / "custom_operators_under_test.py").write_text(
+            "import torch\n" + textwrap.dedent(code)
+        )
+        return "custom_operators_under_test:register"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "custom_operators_under_test", raising=False)
+    return write
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("register", "expected package.module:function, for example"),
+        ("mypackage:", "expected package.module:function"),
+        ("my package:register", "expected package.module:function"),
+        (
+            "no_such_module_anywhere:register",
+            "no module named 'no_such_module_anywhere' for export",
+        ),
+        ("tests.export.custom_example:nope", "nope is not there, expected a function in"),
+        ("tests.export.custom_example:__doc__", "__doc__ is not callable"),
+    ],
+)
+def test_says_what_is_wrong_with_the_setting(spec: str, says: str) -> None:
+    with pytest.raises(ExportError, match=re.escape(says)), registered(spec, opset=13):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("1 / 0", " raised ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", " raised SystemExit"),
+        ("pass", " registered nothing"),
+        (
+            "s.legacy('swish', abs)",
+            "not the name of an operator: 'swish'. Expected namespace::name",
+        ),
+        ("s.legacy(3, abs)", "not the name of an operator: 3"),
+        ("s.legacy('aten::add.Tensor', abs)", "without an overload"),
+        ("s.legacy('example::swish', abs)", "torch has no operator example::swish. Check the"),
+        (f"s.legacy('{NAME}', 'swish')", "is 'swish', expected a function"),
+        ("s.dynamo(torch.ops.aten.relu, abs)", "expected one overload of it: aten.relu.default"),
+        (f"s.dynamo('{NAME}', abs)", f"dynamo() was given '{NAME}', expected an operator such as"),
+        ("s.dynamo(torch.ops.aten.relu.default, None)", "aten.relu.default is None, expected"),
+    ],
+)
+def test_says_what_is_wrong_with_the_function(
+    module_of: Callable[[str], str], body: str, says: str
+) -> None:
+    spec = module_of(f"def register(s):\n    {body}\n")
+    before = dict(registry())
+    with (
+        pytest.raises(ExportError, match=f"custom_symbolics: {spec}.*{re.escape(says)}"),
+        registered(spec, opset=13),
+    ):
+        pass
+    assert registry() == before
+
+
+def test_a_module_that_cannot_be_imported_is_told(module_of: Callable[[str], str]) -> None:
+    spec = module_of("raise RuntimeError('no licence')\n")
+    with pytest.raises(ExportError, match="no licence"), registered(spec, opset=13):
+        pass
+
+
+def test_the_table_of_dynamo_is_what_was_registered() -> None:
+    symbolics = Symbolics(18)
+    custom_example.register(symbolics)
+    assert symbolics.translations == {TARGET: custom_example.translation}
+
+
+# --- operators that no runtime has -----------------------------------------------------------
+
+
+def test_an_operator_of_a_foreign_domain_is_refused(tmp_path: Path) -> None:
+    def not_lowered(g: Any, x: Any, shift: Any) -> Any:
+        return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())
+
+    with overriding(NAME, not_lowered, opset=18):
+        path = export(tmp_path / "model.onnx", strategy="direct", table={})
+    with pytest.raises(
+        ExportError, match=r"mydomain::ShiftedSwish at /1/ShiftedSwish\. Write them by ONNX's own"
+    ):
+        refuse_foreign(path)
+
+
+def test_foreign_operators_are_found_in_subgraphs_and_functions() -> None:
+    from onnx import TensorProto, helper
+
+    foreign = helper.make_node("Secret", ["x"], ["y"], domain="mine", name="inner")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    branch = helper.make_graph([foreign], "branch", [], [output])
+    node = helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
+    own = helper.make_node("Mine", ["x"], ["y"], domain="local")
+    fused = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    function = helper.make_function(
+        "local", "Mine", ["x"], ["y"], [foreign], [helper.make_opsetid("mine", 1)]
+    )
+    graph = helper.make_graph([node, own, fused], "graph", [], [output])
+    model = helper.make_model(graph, functions=[function])
+    assert foreign_operators(model) == ("mine::Secret at inner",) * 3
+
+
+def test_a_file_that_is_none_can_not_be_read(tmp_path: Path) -> None:
+    from gate.errors import OnnxFileError
+
+    (tmp_path / "model.onnx").write_bytes(b"\xff\xff")
+    with pytest.raises(OnnxFileError, match="can't be read as an ONNX model"):
+        refuse_foreign(tmp_path / "model.onnx")
