@@ -1,0 +1,284 @@
+"""What an expression is: evaluates it on `Value`s, and tells of what it breaks on the way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from gate.export.lint import attributes, calls, indexing
+from gate.export.lint.arithmetic import combine, compared
+from gate.export.lint.conditions import condition, decided
+from gate.export.lint.items import item
+from gate.export.lint.scope import Arguments, Local, Scope
+from gate.export.lint.value import (
+    NOTHING,
+    Kind,
+    Value,
+    join,
+    of_object,
+    python,
+    tensor,
+    unknown,
+)
+
+
+def evaluate(node: ast.expr, scope: Scope) -> Value:
+    """The value of an expression. Never raises for valid syntax."""
+    known = _BY_TYPE.get(type(node))
+    if known is not None:
+        return known(node, scope)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            evaluate(child, scope)
+    return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
+
+
+def assign(target: ast.expr, value: Value, scope: Scope) -> None:
+    """Bind names, unpack tuples, and look at what is written through an index."""
+    if isinstance(target, ast.Name):
+        scope.names[target.id] = value
+    elif isinstance(target, ast.Starred):
+        assign(target.value, unknown(), scope)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for position, part in enumerate(target.elts):
+            assign(part, item(value, position), scope)
+    elif isinstance(target, ast.Subscript):
+        indexed = evaluate(target.value, scope)
+        index = indexing.Index.of(target.slice, lambda part: evaluate(part, scope))
+        if indexed.tensor:
+            indexing.write(target, indexed, index, (value, scope))
+    elif isinstance(target, ast.Attribute):
+        owner = evaluate(target.value, scope)
+        if target.attr == "data" and owner.tensor:
+            scope.tell("TRC006", target)
+
+
+def _name(node: ast.Name, scope: Scope) -> Value:
+    return scope.look_up(node.id)
+
+
+def _constant(node: ast.Constant, _scope: Scope) -> Value:
+    return Value(Kind.PYTHON, known=node.value)
+
+
+def _attribute(node: ast.Attribute, scope: Scope) -> Value:
+    owner = evaluate(node.value, scope)
+    if not owner.tensor:
+        return attributes.of_other(owner, node.attr, scope)
+    if node.attr == "data":
+        scope.tell("TRC006", node, level="warning" if owner.constant else None)
+    return attributes.of_tensor(owner, node.attr)
+
+
+def _subscript(node: ast.Subscript, scope: Scope) -> Value:
+    owner = evaluate(node.value, scope)
+    if owner.tensor:
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            scope.tell("TRC012", node, message="an input is a dict: the file takes its tensors by "
+                       "position, in the order of the example's keys")  # fmt: skip
+            return tensor()
+        index = indexing.Index.of(node.slice, lambda part: evaluate(part, scope))
+        return indexing.read(node, owner, index, scope)
+    if isinstance(node.slice, ast.Slice):
+        return _sliced(owner, node.slice, scope)
+    key = evaluate(node.slice, scope)
+    if isinstance(owner.known, dict | nn.ModuleDict) and isinstance(key.known, str):
+        return of_object(owner.known[key.known]) if key.known in owner.known else unknown()
+    return item(owner, key.known if isinstance(key.known, int) else None)
+
+
+def _sliced(owner: Value, part: ast.Slice, scope: Scope) -> Value:
+    bounds = [evaluate(b, scope).known if b else None for b in (part.lower, part.upper, part.step)]
+    if owner.kind is Kind.SHAPE:
+        start = bounds[0] if isinstance(bounds[0], int) else 0
+        return Value(Kind.SHAPE, axis=start)
+    plain = all(bound is None or isinstance(bound, int) for bound in bounds)
+    if plain and isinstance(owner.known, list | tuple | str):
+        return of_object(owner.known[slice(*bounds)])
+    return Value(owner.kind)
+
+
+def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
+    values = [evaluate(part, scope) for part in node.elts]
+    if any(isinstance(part, ast.Starred) for part in node.elts):
+        tensors = all(value.kind in (Kind.TENSOR, Kind.TENSORS) for value in values)
+        return Value(Kind.TENSORS if tensors else Kind.UNKNOWN)
+    items = dict(enumerate(values))
+    if values and all(value.tensor for value in values):
+        return Value(Kind.TENSORS, items=items)
+    known: Any = NOTHING
+    if all(value.known is not NOTHING for value in values):
+        known = [value.known for value in values]
+        known = tuple(known) if isinstance(node, ast.Tuple) else known
+    return Value(Kind.PYTHON, known=known, items=items)
+
+
+def _dict(node: ast.Dict, scope: Scope) -> Value:
+    for key in node.keys:
+        if key is not None:
+            evaluate(key, scope)
+    values = [evaluate(value, scope) for value in node.values]
+    return Value(Kind.DICT, items=dict(enumerate(values)))
+
+
+def _binary(node: ast.BinOp, scope: Scope) -> Value:
+    return combine(node.op, evaluate(node.left, scope), evaluate(node.right, scope))
+
+
+def _compare(node: ast.Compare, scope: Scope) -> Value:
+    left, *others = (evaluate(part, scope) for part in (node.left, *node.comparators))
+    found = []
+    for operation, right in zip(node.ops, others, strict=True):
+        found.append(compared(operation, left, right))
+        left = right
+    return found[0] if len(found) == 1 else _all_of(found)
+
+
+def _boolean(node: ast.BoolOp, scope: Scope) -> Value:
+    found: list[Value] = []
+    stops = isinstance(node.op, ast.Or)
+    for part in node.values:
+        value = evaluate(part, scope)
+        truth = decided(value)
+        if truth is stops:
+            return of_object(truth) if not found else _all_of([*found, value])
+        if truth is None:
+            found.append(value)
+    return _all_of(found) if found else of_object(not stops)
+
+
+def _all_of(values: list[Value]) -> Value:
+    """A condition of several parts: what the most dangerous part is."""
+    for part in values:
+        if part.flag:
+            return part
+    for kind in (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN):
+        for part in values:
+            if part.kind is kind:
+                return part
+    return Value(Kind.PYTHON, read=any(value.read for value in values))
+
+
+def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
+    value = evaluate(node.operand, scope)
+    if isinstance(node.op, ast.Not):
+        truth = decided(value)
+        if truth is not None:
+            return of_object(not truth)
+        return tensor(value.rank, mask=True) if value.tensor else value
+    if isinstance(node.op, ast.USub) and isinstance(value.known, int | float):
+        return of_object(-value.known)
+    if value.constant:
+        return of_object(-value.known if isinstance(node.op, ast.USub) else ~value.known)
+    if value.tensor:
+        minus = isinstance(node.op, ast.USub)
+        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus)
+    return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+
+
+def _choice(node: ast.IfExp, scope: Scope) -> Value:
+    test = evaluate(node.test, scope)
+    truth = decided(test)
+    if truth is not None:
+        return evaluate(node.body if truth else node.orelse, scope)
+    same = ast.dump(node.body) == ast.dump(node.orelse)
+    condition(test, node.test, scope, changes=not same)
+    one, other = evaluate(node.body, scope), evaluate(node.orelse, scope)
+    return join([one, other])
+
+
+def _call(node: ast.Call, scope: Scope) -> Value:
+    function = evaluate(node.func, scope)
+    positional, keywords, spread = [], {}, False
+    for part in node.args:
+        given = evaluate(part.value if isinstance(part, ast.Starred) else part, scope)
+        if isinstance(part, ast.Starred):
+            count = len(given.items) or (
+                len(given.known) if isinstance(given.known, list | tuple) else 0
+            )
+            if count and not spread:
+                positional += [item(given, i) for i in range(count)]
+                continue
+            spread = True
+            given = item(given, None)
+        positional.append(given)
+    for keyword in node.keywords:
+        given = evaluate(keyword.value, scope)
+        if keyword.arg is None:
+            spread = True
+        else:
+            keywords[keyword.arg] = given
+    return calls.call(node, function, Arguments(tuple(positional), keywords, spread), scope)
+
+
+def _comprehension(
+    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
+) -> Value:
+    inner = Scope(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
+                  depth=scope.depth)  # fmt: skip
+    for part in node.generators:
+        assign(part.target, iterate(part.iter, inner), inner)
+        for test in part.ifs:
+            condition(evaluate(test, inner), test, inner)
+    if isinstance(node, ast.DictComp):
+        evaluate(node.key, inner)
+        evaluate(node.value, inner)
+        return Value(Kind.DICT)
+    element = evaluate(node.elt, inner)
+    kinds = {Kind.TENSOR: Kind.TENSORS, Kind.UNKNOWN: Kind.UNKNOWN}
+    return Value(kinds.get(element.kind, Kind.PYTHON))
+
+
+def iterate(node: ast.expr, scope: Scope) -> Value:
+    """What a loop over this expression gives in each turn; tells of loops over tensors."""
+    value = evaluate(node, scope)
+    if value.tensor and not value.constant:
+        scope.tell("TRC008", node, message="a loop over a tensor has as many turns in the file as "
+                   "the example had rows", rewrite="use operations on the whole tensor, or "
+                   "strategy: scripted")  # fmt: skip
+    elif value.loop:
+        scope.tell("TRC016", node, message="the loop has as many turns in the file as the example's"
+                   " size asked for: wrong where that axis is dynamic")  # fmt: skip
+    return value.items[0] if value.loop and value.items else item(value, None)
+
+
+def _lambda(node: ast.Lambda, scope: Scope) -> Value:
+    return Value(Kind.PYTHON, known=Local(node, scope))
+
+
+def _named(node: ast.NamedExpr, scope: Scope) -> Value:
+    value = evaluate(node.value, scope)
+    assign(node.target, value, scope)
+    return value
+
+
+def _starred(node: ast.Starred, scope: Scope) -> Value:
+    return evaluate(node.value, scope)
+
+
+_BY_TYPE: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
+    ast.Name: _name,
+    ast.Constant: _constant,
+    ast.Attribute: _attribute,
+    ast.Subscript: _subscript,
+    ast.Tuple: _sequence,
+    ast.List: _sequence,
+    ast.Set: _sequence,
+    ast.Dict: _dict,
+    ast.BinOp: _binary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolean,
+    ast.UnaryOp: _unary,
+    ast.IfExp: _choice,
+    ast.Call: _call,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.Lambda: _lambda,
+    ast.NamedExpr: _named,
+    ast.Starred: _starred,
+}

@@ -1,0 +1,138 @@
+"""Calls to torch: its functions, the methods of tensors and shapes, what it gives modules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gate.export.lint import operations
+from gate.export.lint.scope import Arguments, Scope, ShapeMethod, TensorMethod
+from gate.export.lint.value import Kind, Value, of_object, python, tensor, unknown
+
+_READS = {
+    "item": "TRC002",
+    "tolist": "TRC003",
+    "numpy": "TRC001",
+    "__array__": "TRC001",
+    "__float__": "TRC001",
+    "__int__": "TRC001",
+    "__bool__": "TRC008",
+    "__len__": "TRC005",
+}
+_DROPOUTS: dict[Any, int] = {
+    functional.dropout: 2,
+    functional.dropout1d: 2,
+    functional.dropout2d: 2,
+    functional.dropout3d: 2,
+    functional.alpha_dropout: 2,
+    functional.feature_alpha_dropout: 2,
+    torch.dropout: 2,
+}
+"""To the position of `training`."""
+_OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
+
+
+def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> Value:
+    """What a function of torch returns."""
+    name = known.__name__
+    if known in _DROPOUTS:
+        _dropout(node, known, arguments, scope)
+    if name == "tensor":
+        first = arguments.get(0, "data")
+        if first is not None and _from_tensors(first):
+            scope.tell("TRC001", node, message="torch.tensor copies the example's numbers into the"
+                       " file as a constant", rewrite="use the tensor itself, torch.stack for "
+                       "several, x.clone() for a copy")  # fmt: skip
+        elif first is not None and _from_sizes(first):
+            scope.tell("TRC004", node, rewrite="use torch.as_tensor, or the size as it is")
+    if name == "checkpoint":  # of torch.utils: runs a function of the user
+        return unknown()
+    return operations.operation(name, arguments)
+
+
+def of_module(owner: nn.Module, name: str) -> Value:
+    """What a method that torch gives every module returns."""
+    if name in ("forward", "__call__"):
+        return tensor()
+    if name in ("values", "children", "modules"):
+        return of_object(owner)  # to loop over
+    if name in ("items", "named_children", "named_modules"):
+        child = next(map(of_object, owner.children()), unknown())
+        turn = Value(Kind.UNKNOWN, items={0: python(), 1: child})
+        return Value(Kind.UNKNOWN, items={0: turn})
+    return unknown()
+
+
+def tensor_method(
+    node: ast.Call, method: TensorMethod, arguments: Arguments, scope: Scope
+) -> Value:
+    """What a method of a tensor returns."""
+    owner, name = method.tensor, method.name
+    if name in _READS:
+        if not owner.constant:
+            scope.tell(_READS[name], node)
+        return Value(Kind.PYTHON, read=True)
+    if name in ("size", "numel", "nelement"):
+        return python() if owner.constant else _size(name, arguments)
+    if name in ("index_put", "index_put_"):
+        _index_put(node, arguments, scope)
+    whole = Arguments((owner, *arguments.positional), arguments.keywords, arguments.spread)
+    return operations.operation(name, whole)
+
+
+def _size(name: str, arguments: Arguments) -> Value:
+    axis = arguments.get(0, "dim")
+    if name == "size" and axis is None:
+        return Value(Kind.SHAPE, axis=0)
+    known = axis.known if axis is not None else None
+    return Value(Kind.SIZE, axis=known if isinstance(known, int) else None)
+
+
+def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
+    indices = arguments.get(0, "indices")
+    items = list(indices.items.values()) if indices is not None else []
+    ranks = [item.rank.offset for item in items if item.rank and item.rank.base == 0]
+    if items and items[0].known is None and any(rank > 1 for rank in ranks):
+        scope.tell("TRC010", node)
+
+
+def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Scope) -> Value:
+    """What a method of a shape, or of one of its numbers, returns."""
+    if method.name == "numel":
+        scope.tell("TRC004", node, rewrite="multiply the sizes, or use x.numel()")
+        return python()
+    if method.name in ("item", "__int__", "__float__"):
+        scope.tell("TRC004", node)
+        return python()
+    return unknown()
+
+
+def _dropout(node: ast.Call, known: Callable[..., Any], arguments: Arguments, scope: Scope) -> None:
+    if arguments.spread:
+        return
+    given = arguments.get(_DROPOUTS[known], "train" if known is torch.dropout else "training")
+    if given is None and known in _OFF_BY_DEFAULT:
+        return
+    share = arguments.get(1, "p")
+    if share is not None and share.known in (0, 0.0):
+        return
+    if given is None:
+        scope.tell("TRC013", node)
+    elif given.kind is Kind.PYTHON and given.known is True:
+        scope.tell("TRC013", node, message="this drops in eval mode too")
+
+
+def _from_tensors(value: Value) -> bool:
+    if value.tensor:
+        return not value.constant
+    return value.kind is Kind.TENSORS or any(map(_from_tensors, value.items.values()))
+
+
+def _from_sizes(value: Value) -> bool:
+    found = value.kind in (Kind.SIZE, Kind.SHAPE)
+    return found or (value.kind is not Kind.SHAPE and any(map(_from_sizes, value.items.values())))
