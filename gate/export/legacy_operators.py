@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,22 +53,24 @@ def unwritten(
     """The operators of `module`, as it is handed to the exporter.
 
     One export for each kind of operator that is missing, and one more; another one if `original`
-    is given, the module before it was traced: the exporter's own trace knows whole paths.
+    is given, the module before it was traced: the exporter's own trace knows whole paths. A traced
+    or scripted module has no shapes, so that placeholders can stop an export early: what it did
+    not reach is looked up in the module's graph.
     """
     kinds: dict[str, UnsupportedOperator] = {}
-    met: Met = {}
-    while len(kinds) < _MOST_KINDS:
-        met, error = _met(export, module, kinds)
-        missing = operator_in(error) if error is not None else None
-        if missing is None or missing.name in kinds:
+    met, error = _met(export, module, kinds)
+    while (missing := operator_in(error) if error is not None else None) is not None:
+        if missing.name in kinds or len(kinds) == _MOST_KINDS:
             break
         if missing.reason and kinds:
             break  # a placeholder's result may itself be what is not supported here
         kinds[missing.name] = missing
+        met, error = _met(export, module, kinds)
+    if error is not None and isinstance(module, torch.jit.ScriptModule):
+        met |= _in_graph(module, kinds)
     better = _met(export, original, kinds)[0] if original is not None and kinds else {}
-    return tuple(
-        one for kind in kinds.values() for one in _of(kind, better) or _of(kind, met) or [kind]
-    )
+    found = (_of(kind, better) or _of(kind, met) or [kind] for kind in kinds.values())
+    return tuple(one for places in found for one in places)
 
 
 def _met(
@@ -92,9 +94,7 @@ def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Call
 
     def write(g: Any, *inputs: Any, **_attributes: Any) -> Any:
         node = g.original_node
-        scope = node_scope(node.scopeName(), node.getModuleHierarchy())
-        place, source = module_path(scope, module), source_line(node.sourceRange())
-        met[replace(kind, place=place, source=source)] = None
+        met[_placed(kind, node, module)] = None
         tensors = [value for value in inputs if _is_tensor(value)]
         outputs = g.op(f"{_DOMAIN}::Missing", *tensors, outputs=node.outputsSize())
         written = [outputs] if isinstance(outputs, torch._C.Value) else outputs
@@ -103,6 +103,24 @@ def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Call
         return outputs
 
     return write
+
+
+def _in_graph(module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]) -> Met:
+    graph: Any = module.inlined_graph
+    nodes = [node for node in _nested(graph) if node.kind() in kinds]
+    return {_placed(kinds[node.kind()], node, module): None for node in nodes}
+
+
+def _nested(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nested(inner)
+
+
+def _placed(kind: UnsupportedOperator, node: Any, module: nn.Module) -> UnsupportedOperator:
+    scope = node_scope(node.scopeName(), node.getModuleHierarchy())
+    return replace(kind, place=module_path(scope, module), source=source_line(node.sourceRange()))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -103,6 +103,11 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
         "the Python operator {1} has no ONNX form{at}",
         "Write it with torch's operators, or give it a static method symbolic(g, *inputs).",
     ),
+    (
+        r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)",
+        "the exporter has lost a shape or a type that it needs{at}: {brief}",
+        "Set export.strategy to direct if the module was traced or scripted, else to dynamo.",
+    ),
     (r"INTERNAL ASSERT FAILED", "the exporter failed inside{at}: {brief}", _OTHER_STRATEGY),
     (
         r"Failed to export the model with torch\.export",

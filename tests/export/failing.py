@@ -112,6 +112,26 @@ class WithoutFake(nn.Module):
         return torch.ops.parity_gate_tests.without_fake(x)
 
 
+class Swap(nn.Module):
+    """Resolved by the exporter's own trace, not in a traced submodule."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.swapaxes(x, 1, 2)
+
+
+class NeedsShape(nn.Module):
+    """The exporter needs the type of what `Swap` returns, which a trace does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Swap()
+        self.second = Swap()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (self.first(x) + 1).mean((-2, -1), keepdim=True) * 2 - x
+        return self.second(nn.functional.layer_norm(x, (4,)))
+
+
 class Several(nn.Module):
     """Several operators in several submodules, lists and sequences of them."""
 

@@ -103,6 +103,14 @@ def test_looks_into_loops_and_branches_of_a_scripted_module() -> None:
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
+def test_finds_what_a_stopped_export_did_not_reach() -> None:
+    found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
+    assert [(one.name, one.place) for one in found] == [
+        ("aten::swapaxes", "first"),
+        ("aten::swapaxes", "second"),
+    ]
+
+
 def test_a_module_that_was_traced_before_has_places_too() -> None:
     with captured():
         model = failing.Several().eval().requires_grad_(False)

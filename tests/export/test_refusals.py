@@ -65,6 +65,14 @@ OPERATORS = st.builds(
             "as torch.ops.namespace.name",
         ),
         (
+            RuntimeError(
+                "Unsupported: ONNX export of transpose for tensor of unknown rank.  [Caused by the "
+                "value '5'. The containing node has kind 'onnx::Add'.]"
+            ),
+            "the exporter has lost a shape or a type that it needs: RuntimeError: Unsupported",
+            "Set export.strategy to direct if the module was traced",
+        ),
+        (
             RuntimeError('x INTERNAL ASSERT FAILED at "/a/b.cpp":7, please report a bug. No.'),
             "the exporter failed inside: RuntimeError: x INTERNAL ASSERT FAILED",
             "Set export.strategy to direct or dynamo",
