@@ -17,6 +17,7 @@ from gate.instruments import (
     StabilityParity,
     TraceSearch,
 )
+from gate.lint_finding import LintFinding
 from gate.record import Measured, Record, Sha256, later
 from gate.runtime import RuntimeName
 
@@ -70,6 +71,10 @@ class ExportRecord(Record):
     hazards: tuple[str, ...] = ()
     rungs: tuple[str, ...] = later(())
     """Why earlier strategies of a ladder did not carry, one line each."""
+    lint: tuple[LintFinding, ...] = later(())
+    """What the trace-safety rules found in the model's source, suppressed findings too."""
+    lint_unread: tuple[str, ...] = later(())
+    """Code that the model reaches and that the rules could not read: `name: reason`."""
 
 
 class Determinism(Record):

@@ -155,6 +155,19 @@ class CudaProviderPolicy(_PolicyRecord):
         }
 
 
+class ExportFindings(_PolicyRecord):
+    """What the export itself told, and what of it refuses the file; the rest is shown only."""
+
+    tracer_warnings: Literal["show", "refuse"] = "show"
+    """Warnings of the tracer about the user's code."""
+    hazards: Literal["show", "refuse"] = "show"
+    """What the exporter warned of, and outputs without a batch axis."""
+    lint: Literal["show", "refuse_errors", "refuse_warnings"] = "refuse_errors"
+    """Findings of the trace-safety rules (docs/lint) that no `# noqa` silences."""
+    record: Literal["optional", "required"] = "optional"
+    """`required`: evidence that does not say how the file was exported is an ERROR."""
+
+
 class Policy(_PolicyRecord):
     """All that the gate demands."""
 
@@ -174,6 +187,7 @@ class Policy(_PolicyRecord):
     waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
+    export_findings: ExportFindings = later(ExportFindings())
     review: Literal["automatic", "required"] = later("automatic")
     """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)

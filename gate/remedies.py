@@ -80,6 +80,14 @@ REMEDIES: dict[str, str] = {
     "graph_unused_output": "Export only what is used.",
     "graph_domain": "Export with standard operators only, or ship the runtime that has them.",
     "graph_opset": "Export with an opset that the deployed runtime supports.",
+    "export_record": "Let this gate export the file (gate export, or the stage 'export'), or set "
+    "gate.export_findings.record: optional.",
+    "export_lint": "Run gate lint on the model's factory and rewrite what it shows; the page of the "
+    "rule is in docs/lint. `# noqa: TRC…` on the line silences it knowingly.",
+    "export_tracer_warnings": "Rewrite the lines that the tracer warns of (gate lint shows how), "
+    "or export by strategy: scripted.",
+    "export_hazards": "Look at what the exporter warns of: operators in training mode, outputs "
+    "without a batch axis.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence
 from gate.policy import Policy, RuntimePolicy
-from gate.rules import comparisons, devices, instruments, statements
+from gate.rules import comparisons, devices, export, instruments, statements
 from gate.runtime import RUNTIMES, RuntimeName
 
 
@@ -19,6 +19,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.samples(policy, evidence)
     yield statements.determinism(policy, evidence)
     yield statements.measured_once(evidence)
+    yield from export.told(policy, evidence)
     yield from instruments.graph(policy, evidence)
     for name in RUNTIMES:
         runtime_policy = policy.runtimes.get(name)

@@ -19,7 +19,7 @@ from gate.export.lint.flags import FLAGS, flag
 from gate.export.lint.numbers import numbers_from
 from gate.export.lint.scope import Arguments, Local, Scope, ShapeMethod, Super, TensorMethod
 from gate.export.lint.source import python_function
-from gate.export.lint.torch_calls import of_module, of_torch, shape_method, tensor_method
+from gate.export.lint.torch_calls import of_torch, shape_method, tensor_method
 from gate.export.lint.value import NOTHING, Kind, Value, of_object, python, tensor, unknown
 
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
@@ -44,9 +44,6 @@ def _function(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) ->
     if name in FLAGS and package in ("torch", "torchvision"):
         return flag(name, scope)
     if package == "torch":
-        owner = getattr(known, "__self__", None)
-        if isinstance(owner, nn.Module):
-            return of_module(owner, name)
         return of_torch(node, known, arguments, scope)
     if package in _NUMERIC and known is not math.prod:
         return numbers_from(node, arguments, scope, by=f"{package}.{name}")

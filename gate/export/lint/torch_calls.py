@@ -40,6 +40,9 @@ _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> Value:
     """What a function of torch returns."""
     name = known.__name__
+    owner = getattr(known, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return _of_module(owner, name)
     if known in _DROPOUTS:
         _dropout(node, known, arguments, scope)
     if name == "tensor":
@@ -55,7 +58,7 @@ def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> 
     return operations.operation(name, arguments)
 
 
-def of_module(owner: nn.Module, name: str) -> Value:
+def _of_module(owner: nn.Module, name: str) -> Value:
     """What a method that torch gives every module returns."""
     if name in ("forward", "__call__"):
         return tensor()
