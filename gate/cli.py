@@ -30,6 +30,7 @@ _BROKEN_PIPE = 141
 COMMANDS = (
     "check",
     "locate",
+    "lint",
     "quantize",
     "promote",
     "rollback",

@@ -13,7 +13,7 @@ from gate.export.lint.report import LintReport, Unread
 if TYPE_CHECKING:
     from torch import nn
 
-    from gate.export.lint.rulebook import Strategy
+    from gate.export.settings import Strategy
 
 __all__ = ["LintReport", "Unread", "lint_model"]
 

@@ -6,12 +6,9 @@ Each has a page, `docs/lint/<code>.md`, and a test with a model that shows it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from gate.export.settings import Strategy
 from gate.lint_finding import LintLevel
-
-Strategy = Literal["traced", "direct", "scripted", "dynamo"]
-"""How the model is exported; another exporter bakes in other things."""
 
 _TRACE: frozenset[Strategy] = frozenset({"traced", "direct"})
 _TORCHSCRIPT: frozenset[Strategy] = _TRACE | {"scripted"}
@@ -146,8 +143,3 @@ RULES: dict[str, Rule] = {
         _TRACE,
     ),
 }
-
-
-def page(code: str) -> str:
-    """Path of a rule's page, from the root of the project."""
-    return f"docs/lint/{code}.md"

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from gate.export.lint.rulebook import Strategy
 from gate.export.lint.source import Code, Definition
 from gate.export.lint.value import Value, of_object, unknown
+from gate.export.settings import Strategy
 from gate.lint_finding import LintLevel
 
 

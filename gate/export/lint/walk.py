@@ -15,10 +15,11 @@ from torch import nn
 from gate.export.lint import arguments as binding
 from gate.export.lint.expressions import evaluate
 from gate.export.lint.flow import run
-from gate.export.lint.rulebook import RULES, Strategy
+from gate.export.lint.rulebook import RULES
 from gate.export.lint.scope import Arguments, Local, Scope
 from gate.export.lint.source import Code, Definition, Unreadable, python_function
 from gate.export.lint.value import Kind, Value, join, of_object, tensor, unknown
+from gate.export.settings import Strategy
 from gate.lint_finding import LintFinding
 
 _DEEP = 16

@@ -1,0 +1,72 @@
+"""`gate lint`: what an export of a model gets wrong, from its source alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from gate.export.lint import LintReport
+    from gate.export.settings import Strategy
+    from gate.lint_finding import LintLevel
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    factory: str
+    level: LintLevel
+    strategy: Strategy
+
+
+@click.command("lint", short_help="Say what an export of a model's source gets wrong.")
+@click.argument("factory", metavar="PKG.MODULE:FACTORY")
+@click.option(
+    "--level", type=click.Choice(["error", "warning", "note"]), default="error",
+    show_default=True, help="Findings of this level or worse refuse.",
+)  # fmt: skip
+@click.option(
+    "--strategy", type=click.Choice(["traced", "direct", "scripted", "dynamo"]), default="traced",
+    show_default=True, help="How it will be exported: others bake in other things.",
+)  # fmt: skip
+@machine_options
+def command(**question: Unpack[_Question]) -> Outcome:
+    """Read every forward that the model of FACTORY reaches, and what it calls.
+
+    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
+    The model is built, not run. The rules are in docs/lint; `# noqa: TRC001` silences one on its
+    line.
+
+    Exit code 0: no finding of that level; 1: at least one; 2: could not tell.
+
+    \b
+    Examples:
+      gate lint mypackage.models:build
+      gate lint mypackage.models:build --level warning
+      gate lint mypackage.models:build --strategy scripted --json
+    """
+    return _lint(question)
+
+
+def _lint(question: _Question) -> Outcome:
+    from gate.export.lint import lint_model
+    from gate.export.loading import build_model
+    from gate.report.lint import print_findings
+
+    report = lint_model(build_model(question["factory"]), strategy=question["strategy"])
+    pages = {finding.code: finding.page for finding in report.findings}
+    return Outcome(
+        _status(report, question["level"]),
+        {**report.to_plain(), "pages": pages, "refused": len(report.refused(question["level"]))},
+        lambda console: print_findings(report, console),
+    )
+
+
+def _status(report: LintReport, level: LintLevel) -> Status:
+    if report.refused(level):
+        return Status.REJECTED
+    # A model of which nothing could be read is not without findings.
+    return Status.NOT_JUDGED if report.unread and not report.functions else Status.DONE

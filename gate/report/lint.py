@@ -1,0 +1,65 @@
+"""Findings in a model's source on a terminal: by file, with what to write instead."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gate.export.lint import LintReport
+from gate.lint_finding import LEVELS, LintFinding, LintLevel
+from gate.report.wording import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES: dict[LintLevel, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def print_findings(report: LintReport, console: Console) -> None:
+    """One table a file; what is silenced and what could not be read; the sum last."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=path, title_justify="left")
+        for heading in ("line", "code", "level", "expression", "what happens", "write instead"):
+            table.add_column(heading, overflow="fold")
+        for finding in findings:
+            style = _STYLES[finding.level]
+            table.add_row(*(Text(printable(cell), style=style) for cell in _cells(finding)))
+        console.print(table)
+    for sentence in sentences(report):
+        console.print(Text(sentence))
+
+
+def sentences(report: LintReport) -> Iterator[str]:
+    """What the tables do not say."""
+    for finding in report.suppressed:
+        yield f"silenced  {finding.code} at {finding.place}: {printable(finding.expression)}"
+    for unread in report.unread:
+        yield printable(f"not read  {unread.name}: {unread.reason}")
+    for code in sorted({finding.code for finding in report.active}):
+        yield f"see  docs/lint/{code}.md"
+    counts = [sum(f.level == level for f in report.active) for level in LEVELS]
+    found = ", ".join(_counted(n, level) for n, level in zip(counts, LEVELS, strict=True))
+    read = _counted(report.functions, "function")
+    silenced = f"{len(report.suppressed)} silenced"
+    yield f"{found}; {silenced}; {read} read, as exported by {report.strategy}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _cells(finding: LintFinding) -> tuple[str, ...]:
+    module = f" (in {finding.module})" if finding.module else ""
+    return (
+        str(finding.line),
+        finding.code,
+        finding.level,
+        f"{finding.expression}{module}",
+        finding.message,
+        finding.rewrite,
+    )
