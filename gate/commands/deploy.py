@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE, KEEP, STORE
+from gate.commands.options import FILE, KEEP, STORE, given_digest
 from gate.commands.outcome import Outcome, Status, machine_options
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from gate.deploy.deploy import Deployment
     from gate.deploy.store import Store
-    from gate.digest import Digest
 
 
 class _Request(TypedDict):
@@ -83,23 +82,12 @@ def _deploy(request: _Request) -> Outcome:
     file = request["file"]
     if file is None:
         return _told(store, rollback(store, name))
-    digest = _digest(request["sha256"])
+    digest = given_digest(request["sha256"])
     source = Source.local(file, golden=request["golden"], sha256=digest)
     slots = {EXACT: source}
     if request["twin"] is not None:
         slots[QUANTIZED] = Source.local(request["twin"], golden=request["twin_golden"])
     return _told(store, deploy(store, name, slots))
-
-
-def _digest(text: str | None) -> Digest | None:
-    from gate.digest import Digest
-
-    if text is None:
-        return None
-    try:
-        return Digest.parse(text.strip().lower())
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; 64 hex digits are expected.") from error
 
 
 def _told(store: Store, deployment: Deployment) -> Outcome:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from gate.digest import Digest
 
 FILE = click.Path(path_type=Path)
 LEDGER = click.option(
@@ -27,3 +31,15 @@ def tracking_uri(given: str | None) -> str:
     """The address of the registry: as given, else of the environment, else a database here."""
     here = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
     return given or os.environ.get("MLFLOW_TRACKING_URI") or here
+
+
+def given_digest(text: str | None) -> Digest | None:
+    """The digest that an option names. Raises BadParameter."""
+    from gate.digest import Digest
+
+    if text is None:
+        return None
+    try:
+        return Digest.parse(text.strip().lower())
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; 64 hex digits are expected.") from error

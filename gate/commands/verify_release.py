@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import FILE, given_digest
 from gate.commands.outcome import Outcome, Status, machine_options
 
 if TYPE_CHECKING:
@@ -25,25 +25,41 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     help="The golden vectors that came with the file: golden.json and its arrays.",
 )
+@click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
+@click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
 @machine_options
-def command(model: Path, golden: Path) -> Outcome:
+def command(model: Path, golden: Path, sha256: str | None, golden_sha256: str | None) -> Outcome:
     """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
 
     Needs ONNX Runtime, neither PyTorch nor the model's code. Exit code 0: these are the released
     bytes, and every output is within its tolerance; 1: not so; 2: could not look.
 
+    File and vectors prove each other, not where they come from: take the digests from the ledger
+    or the deployed manifest.
+
     \b
     Examples:
       gate verify-release model.onnx --golden golden
       gate verify-release model.onnx --golden golden --json
+      gate verify-release model.onnx --golden golden --sha256 9f86d0... --golden-sha256 60303a...
     """
-    return _verify(model, golden)
+    return _verify(model, golden, (sha256, golden_sha256))
 
 
-def _verify(model: Path, golden: Path) -> Outcome:
+def _verify(model: Path, golden: Path, expected: tuple[str | None, str | None]) -> Outcome:
     from gate.golden.verify import verify_golden
 
+    wanted = [given_digest(text) for text in expected]
     result = verify_golden(model, golden)
+    seen = (("file", result.model_sha256), ("golden vectors", result.golden_sha256))
+    others = [
+        f"the digest of the {what} is {digest}, expected {want}"
+        for (what, digest), want in zip(seen, wanted, strict=True)
+        if want is not None and digest != want
+    ]
+    if others:
+        problems = (*result.problems, *others)
+        result = result.model_copy(update={"passed": False, "problems": problems})
     return Outcome(
         Status.DONE if result.passed else Status.REJECTED,
         {"verdict": _verdict(result), **result.to_plain()},

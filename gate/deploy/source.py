@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +10,10 @@ from gate.digest import Digest
 from gate.errors import StorageError
 from gate.export.onnx_file import read_subject
 from gate.golden.folder import files_of, read_golden
+from gate.quota import MAX_BYTES, TooLarge, limited
 
-MAX_BYTES = 8 << 30
 GOLDEN = "golden"
 _CHUNK = 1 << 20
-_LOOK_S = 0.02
-
-
-class TooLarge(Exception):
-    """More bytes came than were allowed. A refusal, not a fault of this machine."""
 
 
 @dataclass(frozen=True)
@@ -98,60 +89,8 @@ def copy_at_most(limit: int, source: Path, target: Path) -> int:
 def fetched(source: Source, folder: Path) -> Path:
     """Fetch into `folder`, which is made; gives the path of the ONNX file.
 
-    From the moment that too many bytes are there, all that comes is thrown away while it is
-    written, so that the disk does not fill up however long the other side goes on.
     Raises TooLarge, and whatever fetching raises.
     """
     folder.mkdir()
-    with _watched(folder, source.max_bytes) as watch:
-        try:
-            path = source.fetch(folder)
-        except Exception:
-            watch.look()
-            raise
-        watch.look()
-    return path
-
-
-class _Watch:
-    """Looks at a folder's size; once it is too large, keeps its files empty."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder = folder
-        self._limit = limit
-        self.exceeded = False
-
-    def look(self) -> None:
-        files, total = [], 0
-        for path in self._folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # renamed by the writer
-                seen = path.lstat()
-                if stat.S_ISREG(seen.st_mode):  # a link could lead to somebody else's file
-                    files.append(path)
-                    total += seen.st_size
-        self.exceeded = self.exceeded or total > self._limit
-        if self.exceeded:
-            for path in files:
-                with contextlib.suppress(OSError):
-                    os.truncate(path, 0)
-
-
-@contextlib.contextmanager
-def _watched(folder: Path, limit: int) -> Iterator[_Watch]:
-    """Raises TooLarge at the end, whatever else was raised, if the limit was exceeded."""
-    watch, done = _Watch(folder, limit), threading.Event()
-
-    def run() -> None:
-        while not done.wait(_LOOK_S):
-            with contextlib.suppress(OSError):
-                watch.look()
-
-    thread = threading.Thread(target=run, name="gate-watch-size", daemon=True)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        done.set()
-        thread.join()
-        if watch.exceeded:
-            raise TooLarge(f"more came than the {limit} bytes that are allowed")
+    with limited(folder, source.max_bytes):
+        return source.fetch(folder)

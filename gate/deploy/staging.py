@@ -10,7 +10,7 @@ from gate.atomic import sync
 from gate.deploy import steps
 from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
-from gate.deploy.source import GOLDEN, Source, TooLarge, fetched
+from gate.deploy.source import GOLDEN, Source, fetched
 from gate.deploy.store import Store
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
@@ -19,6 +19,7 @@ from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.session import open_session
 from gate.golden.verify import verify_golden
+from gate.quota import TooLarge
 
 
 class Refusal(Exception):

@@ -9,33 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.digest import Digest
-from gate.errors import DigestMismatch, EvidenceError, GateError, PromotionConflict
-from gate.golden.folder import read_golden
+from gate.errors import DigestMismatch, PromotionConflict
+from gate.quota import MAX_BYTES, TooLarge, limited
 from gate.registry.addresses import plain, same
 from gate.registry.journal import Journal
-from gate.registry.judged import digest_of_model
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.lock import promotion_lock
-from gate.registry.port import CHAMPION, GOLDEN, Alias, Registry
+from gate.registry.port import CHAMPION, Alias, Registry
+from gate.registry.proof import Beside, prove
 from gate.registry.release import Release
-from gate.registry.twin import QUANTIZED, TwinDigests, prove_twin
+from gate.registry.twin import TwinDigests
 
 PATIENCE_S = 30.0
 """How long another promotion, or the service's look, is waited for."""
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What is to be beside a version's file."""
-
-    golden: str | None = None
-    """Digest of the golden vectors, in hexadecimal."""
-    twin: TwinDigests | None = None
-
-    @classmethod
-    def of(cls, line: LedgerEntry) -> Beside:
-        """What a line of the ledger says."""
-        return cls(line.golden, line.twin)
 
 
 @dataclass(frozen=True)
@@ -149,16 +135,19 @@ class Desk:
         """The proven file of a version with all that is beside it, in `folder`; as `prove`."""
         what = f"version {number} of {self.model} in the registry"
         try:
-            path = self.registry.download(self.model, number, folder)
-            expected.verify(_digest(path, expected, what=what), what=what)
-            if beside is not None and beside.golden is not None:
-                _prove_golden(path.parent / GOLDEN, beside.golden, what=what)
-            if beside is not None and beside.twin is not None:
-                prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
+            path = self._fetched(number, folder, what=what)
+            prove(path, expected, beside, what=what)
         except DigestMismatch as error:
             self.write("violation", str(error), version=number, about=expected)
             raise
         return path
+
+    def _fetched(self, number: str, folder: Path, *, what: str) -> Path:
+        try:
+            with limited(folder, MAX_BYTES):
+                return self.registry.download(self.model, number, folder)
+        except TooLarge as error:
+            raise DigestMismatch(f"{what}: {error}. It was exchanged: promote it anew.") from error
 
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
@@ -229,28 +218,3 @@ class Desk:
             )
             self.write("conflict", reason, version=champion)
         journal.end()
-
-
-def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
-    """Whatever goes wrong in reading bytes that came whole: they are not the expected ones."""
-    try:
-        return digest_of_model(path, expected=expected)
-    except GateError:
-        raise
-    except Exception as error:
-        raise DigestMismatch(
-            f"{what} can't be read as a model ({type(error).__name__}: {error}), expected "
-            f"{expected}. It was exchanged: promote the file anew."
-        ) from error
-
-
-def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
-    try:
-        seen = read_golden(folder).sha256
-    except EvidenceError as error:
-        raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
-    if seen.hex != expected:
-        raise DigestMismatch(
-            f"{what} has golden vectors with digest {seen}, expected {expected}. "
-            "They were exchanged: promote the file anew."
-        )

@@ -15,9 +15,10 @@ from pathlib import Path
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.evidence import Evidence
 from gate.policy import Policy
-from gate.registry.desk import Beside, Desk
+from gate.registry.desk import Desk
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import REJECTED, TAG_REVIEW, TAG_ROLLED_BACK, Version
+from gate.registry.proof import Beside
 from gate.registry.records import Records
 from gate.registry.release import Release
 from gate.registry.twin import QUANTIZED, twin_in

@@ -97,15 +97,20 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: tuple[bytes, tuple[LedgerEntry, ...]] = (b"", ())
+        """Whole lines that were read and their entries: only what follows them is parsed again."""
 
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All entries, oldest first; a torn last line is left out (see `torn`).
 
         Raises EvidenceError where a line is not an entry or the chain is broken.
         """
-        entries: list[LedgerEntry] = []
-        parent: Digest | None = None
-        for number, line in enumerate(self._read()[0], start=1):
+        lines, _ = self._read()
+        data = b"".join(line + b"\n" for line in lines)
+        known, read = self._known
+        entries = list(read) if data.startswith(known) else []
+        parent = Digest.of_bytes(lines[len(entries) - 1]) if entries else None
+        for number, line in enumerate(lines[len(entries) :], start=len(entries) + 1):
             entry = self._parse(line, number)
             if entry.parent != parent:
                 raise EvidenceError(
@@ -116,6 +121,7 @@ class Ledger:
                 )
             entries.append(entry)
             parent = Digest.of_bytes(line)
+        self._known = (data, tuple(entries))
         return tuple(entries)
 
     @property

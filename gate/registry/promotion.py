@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
 from gate.policy import Policy
-from gate.registry.desk import Beside, Desk
+from gate.registry.desk import Desk
 from gate.registry.examination import since_passed, veto
 from gate.registry.ledger import Ledger
 from gate.registry.port import (
@@ -29,6 +29,7 @@ from gate.registry.port import (
     Registry,
     Version,
 )
+from gate.registry.proof import Beside
 from gate.registry.records import RECORDS, Records
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback

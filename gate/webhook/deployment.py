@@ -9,23 +9,26 @@ from pathlib import Path
 from gate.deploy.deploy import Deployment, deploy
 from gate.deploy.manifest import EXACT, QUANTIZED, Slot
 from gate.deploy.source import Source
+from gate.deploy.staging import prove
 from gate.deploy.store import Store
 from gate.digest import Digest
 from gate.errors import DigestMismatch
-from gate.registry.desk import Beside, Desk
+from gate.registry.desk import Desk
 from gate.registry.examination import veto, vouching
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.port import CHAMPION
+from gate.registry.proof import Beside
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
 from gate.webhook.guard import serving
 from gate.webhook.port import Taken
 
 
-def deploy_champion(desk: Desk, store: Store, *, again: bool = False) -> list[Taken]:
+def deploy_champion(desk: Desk, store: Store, *, thoroughly: bool = False) -> list[Taken]:
     """Deploy the champion, if the ledger put it there and it does not serve yet.
 
-    `again`: try a file that was refused here once more. Raises the RegistryErrors and StorageError.
+    `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
+    refused here once more. Raises the RegistryErrors and StorageError.
     """
     history, champion = desk.history(), desk.alias(CHAMPION)
     if champion is None or champion != serving(history):
@@ -35,7 +38,8 @@ def deploy_champion(desk: Desk, store: Store, *, again: bool = False) -> list[Ta
         return []
     said = _said(history, vouched)
     refused = said is not None and said.action == "not_deployed"
-    if (refused and not again) or (said and not refused and _serves(desk, store, vouched)):
+    waits = refused and not thoroughly
+    if waits or (said and not refused and _serves(desk, store, vouched, thoroughly=thoroughly)):
         return []
     done = _deploy(desk, store, vouched)
     if done.outcome != "refused":
@@ -60,14 +64,16 @@ def _said(history: Sequence[LedgerEntry], vouched: LedgerEntry) -> LedgerEntry |
     return None
 
 
-def _serves(desk: Desk, store: Store, vouched: LedgerEntry) -> bool:
+def _serves(desk: Desk, store: Store, vouched: LedgerEntry, *, thoroughly: bool) -> bool:
     live = store.live(desk.model)
     wanted = {EXACT: (vouched.sha256, vouched.golden_sha256)}
     if vouched.twin is not None:
         wanted[QUANTIZED] = (vouched.twin.sha256, vouched.twin.golden_sha256)
     if live is None or live.slots.keys() != wanted.keys():
         return False
-    return all(_is(live.slots[slot], *digests) for slot, digests in wanted.items())
+    if not all(_is(live.slots[slot], *digests) for slot, digests in wanted.items()):
+        return False
+    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
 
 
 def _is(slot: Slot, sha256: Digest | None, golden: Digest | None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, RegistryUnavailable
 from gate.policy import Policy
-from gate.registry.desk import Beside, Desk
+from gate.registry.desk import Desk
 from gate.registry.examination import (
     SERVED,
     VOUCHING,
@@ -20,6 +20,7 @@ from gate.registry.examination import (
 )
 from gate.registry.ledger import LedgerEntry, now
 from gate.registry.port import APPROVED, CHAMPION, PREVIOUS, REJECTED, TAG_REVERTED, TAG_REVIEW
+from gate.registry.proof import Beside
 from gate.webhook.port import Taken
 
 _TAIL = 4000

@@ -44,7 +44,7 @@ class Reconciler:
             thoroughly = self._is_due(model, desk.alias(CHAMPION))
             taken = guard(desk, self._policy, thoroughly=thoroughly)
             taken += review(desk, self._policy)
-            taken += deploy_champion(desk, self._store, again=thoroughly)
+            taken += deploy_champion(desk, self._store, thoroughly=thoroughly)
             if thoroughly:
                 self._proven[model] = (desk.alias(CHAMPION), time.monotonic())
         return taken

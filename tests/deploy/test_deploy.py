@@ -16,11 +16,12 @@ from gate.deploy import deploy as deploying
 from gate.deploy import staging
 from gate.deploy.deploy import Deployment, deploy, rollback
 from gate.deploy.manifest import Manifest
-from gate.deploy.source import Source, TooLarge
+from gate.deploy.source import Source
 from gate.deploy.store import Store
 from gate.digest import Digest
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
 from gate.golden.folder import GOLDEN_JSON, Expected, read_golden
+from gate.quota import TooLarge
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
 from tests.golden_vectors import vectors

@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate import cli
+from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.golden.folder import Expected, read_golden, write_golden
 from gate.golden.record import GoldenResult
@@ -291,6 +292,21 @@ def test_the_command_tells_what_it_saw(tmp_path: Path, monkeypatch, capsys) -> N
     assert "CPUExecutionProvider" in told
     assert "logits" in told
     assert told.rstrip().endswith("PASS")
+
+
+def test_the_command_proves_where_they_come_from(tmp_path: Path, monkeypatch, capsys) -> None:
+    path, golden = vectors.made(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    digests = (Digest.of_file(path).hex, Digest.of_file(golden / "golden.json").hex)
+    command = ["verify-release", "model.onnx", "--golden", "golden"]
+    whole = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
+    assert cli.main(whole) == 0
+    for option, place in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
+        assert cli.main([*whole, option, "0" * 64]) == 1
+        told = capsys.readouterr().out
+        assert f"the digest of the {place} is" in told
+        assert told.rstrip().endswith("FAIL")
+    assert cli.main([*command, "--sha256", "no digest"]) == 2
 
 
 @pytest.mark.parametrize(

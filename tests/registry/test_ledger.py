@@ -156,3 +156,27 @@ def test_no_byte_before_the_last_line_can_change_unseen(tmp_path_factory, reason
     ledger.path.write_bytes(bytes(data))
     with pytest.raises(EvidenceError):
         ledger.entries()
+
+
+def test_what_was_read_is_not_parsed_again_and_an_edit_is_seen(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason in ("one", "two"):
+        ledger.append(entry(reason))
+    assert len(ledger.entries()) == 2
+    parsed: list[int] = []
+    parse = Ledger._parse
+    monkeypatch.setattr(
+        Ledger, "_parse", lambda self, line, n: parsed.append(n) or parse(self, line, n)
+    )
+    other = Ledger(ledger.path)
+    other.append(entry("three"))
+    parsed.clear()
+    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+    assert parsed == [3]
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"one"', b'"eno"'))
+    with pytest.raises(EvidenceError, match="the chain is broken"):
+        ledger.entries()
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    ledger.path.write_bytes(lines[0])
+    assert [e.reason for e in ledger.entries()] == ["eno"]

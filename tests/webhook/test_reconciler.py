@@ -199,3 +199,17 @@ def test_whatever_people_do_only_what_passed_is_deployed(tmp_path_factory, steps
         assert live is not None
         champion = [e for e in place.ledger.entries() if e.version == place.champion and e.sha256]
         assert live.slots[EXACT].sha256 == champion[-1].sha256
+
+
+def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
+    manifest = service.store.live(NAME)
+    slot = manifest.slots[EXACT]
+    path = service.store.file(slot.sha256, slot.model)
+    whole = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(whole[:-1] + b"x")
+    assert service.look() == []  # not looked at each time
+    monkeypatch.setattr("gate.webhook.reconciler._RECHECK_S", -1.0)
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert path.read_bytes() == whole
+    assert service.look() == []

@@ -1,0 +1,62 @@
+"""Proof that a version's files are the expected ones, after they were downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError, GateError
+from gate.golden.folder import read_golden
+from gate.registry.judged import digest_of_model
+from gate.registry.ledger import LedgerEntry
+from gate.registry.port import GOLDEN
+from gate.registry.twin import QUANTIZED, TwinDigests, prove_twin
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is to be beside a version's file."""
+
+    golden: str | None = None
+    """Digest of the golden vectors, in hexadecimal."""
+    twin: TwinDigests | None = None
+
+    @classmethod
+    def of(cls, line: LedgerEntry) -> Beside:
+        """What a line of the ledger says."""
+        return cls(line.golden, line.twin)
+
+
+def prove(path: Path, expected: Digest, beside: Beside | None, *, what: str) -> None:
+    """Hash the file and what is to be beside it. Raises DigestMismatch, StorageError."""
+    expected.verify(_digest(path, expected, what=what), what=what)
+    if beside is not None and beside.golden is not None:
+        _prove_golden(path.parent / GOLDEN, beside.golden, what=what)
+    if beside is not None and beside.twin is not None:
+        prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
+
+
+def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
+    """Whatever goes wrong in reading bytes that came whole: they are not the expected ones."""
+    try:
+        return digest_of_model(path, expected=expected)
+    except GateError:
+        raise
+    except Exception as error:
+        raise DigestMismatch(
+            f"{what} can't be read as a model ({type(error).__name__}: {error}), expected "
+            f"{expected}. It was exchanged: promote the file anew."
+        ) from error
+
+
+def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
+    try:
+        seen = read_golden(folder).sha256
+    except EvidenceError as error:
+        raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
+    if seen.hex != expected:
+        raise DigestMismatch(
+            f"{what} has golden vectors with digest {seen}, expected {expected}. "
+            "They were exchanged: promote the file anew."
+        )
