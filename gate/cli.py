@@ -31,6 +31,7 @@ COMMANDS = (
     "check",
     "locate",
     "lint",
+    "preprocess",
     "quantize",
     "promote",
     "rollback",

@@ -1,0 +1,211 @@
+"""`gate preprocess`: the same preprocessing for all who feed the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from gate.preprocess.compare import LineUp
+    from gate.preprocess.spec import PreprocessSpec
+    from gate.preprocessing_parity import PreprocessingParity
+
+_SPEC = click.option(
+    "--spec", type=FILE,
+    help="YAML or JSON: the spec, or a file with the section preprocessing:. "
+    "Default: as torchvision evaluates on ImageNet.",
+)  # fmt: skip
+
+
+class _Question(TypedDict):
+    """The options of `compare`, as parsed."""
+
+    images: tuple[Path, ...]
+    spec: Path | None
+    model: Path | None
+    implementations: str | None
+    tensors: tuple[str, ...]
+    reference: str | None
+    bound: float
+    report: Path | None
+
+
+@click.group("preprocess", short_help="Compare preprocessing between its implementations.")
+def command() -> None:
+    """Compare how a picture becomes the model's input, and put it into the model's file.
+
+    \b
+    Examples:
+      gate preprocess compare photos --spec preprocessing.yaml --model model.onnx
+      gate preprocess prepend model.onnx --spec preprocessing.yaml --output whole.onnx
+    """
+
+
+@command.command("compare", short_help="Compare implementations of one spec on pictures.")
+@click.argument("images", type=FILE, nargs=-1, required=True)
+@_SPEC
+@click.option("--model", type=FILE, help="An ONNX classifier: how many answers flip?")
+@click.option(
+    "--implementations", metavar="A,B",
+    help="Those to compare, which must all run here. Default: all that can.",
+)  # fmt: skip
+@click.option(
+    "--tensors", multiple=True, metavar="NAME=FILE.npy",
+    help="What your own consumer made of the images, on axis 0, in their order. Repeatable.",
+)  # fmt: skip
+@click.option("--reference", help="Compare with this one. Default: pillow.")
+@click.option(
+    "--bound", type=click.FloatRange(min=0.0), default=1.0, show_default=True,
+    help="Largest difference of any value, in 1/255 of the range before normalisation.",
+)  # fmt: skip
+@click.option(
+    "--report", type=FILE, metavar="DIR", help="Write preprocessing.json and a picture here."
+)
+@machine_options
+def _compare(**question: Unpack[_Question]) -> Outcome:
+    """Compare what Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust make of IMAGES.
+
+    Each is compared with the reference, and the cause of a difference is named where it is
+    known: no antialias, a half-pixel shift, swapped channels, missing mean/std, a scale of 255.
+    IMAGES are files, or folders of them. Pillow decodes them for all.
+
+    Exit code 0: all are within the bound; 1: one differs by more; 2: could not compare.
+
+    \b
+    Examples:
+      gate preprocess compare cat.jpg dog.png
+      gate preprocess compare photos --spec preprocessing.yaml --model model.onnx --report report
+      gate preprocess compare photos --implementations torchvision,onnx --json
+      gate preprocess compare cat.jpg --spec preprocessing.yaml --tensors phone=phone.npy
+    """
+    return _compared(question)
+
+
+@command.command("prepend", short_help="Put the preprocessing in front of an ONNX model.")
+@click.argument("model", type=FILE)
+@_SPEC
+@click.option("--output", type=FILE, required=True, help="The new file.")
+@machine_options
+def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
+    """Write MODEL.onnx with the spec in front: one file from uint8 pictures to the outputs.
+
+    Its input `pictures` is uint8 RGB (batch, height, width, 3), of any height and width. The file
+    has opset 18 or later; it is another file than MODEL, so judge it by itself.
+
+    Exit code 0: written; 2: the model does not take what the spec makes, or can't be joined.
+
+    \b
+    Examples:
+      gate preprocess prepend model.onnx --spec preprocessing.yaml --output whole.onnx
+      gate preprocess prepend model.onnx --output whole.onnx --json
+    """
+    from gate.digest import Digest
+    from gate.preprocess.onnx_graph import PICTURES, prepend
+
+    asked = _spec(spec)
+    prepend(asked, model, output)
+    sha256 = str(Digest.of_file(output))
+    return Outcome(
+        Status.DONE,
+        {"output": str(output), "sha256": sha256, "input": PICTURES, "spec": asked.to_plain()},
+        lambda console: console.print(f"written: {output} ({sha256}), input '{PICTURES}'"),
+    )
+
+
+def _compared(question: _Question) -> Outcome:
+    from gate.commands.progress import bar
+    from gate.preprocess.compare import compare
+    from gate.preprocess.pictures import pictures_in
+
+    spec, line_up = _spec(question["spec"]), _line_up(question)
+    with bar("preprocess") as advance:
+        found = compare(
+            spec,
+            pictures_in(question["images"]),
+            line_up=line_up,
+            model=question["model"],
+            advance=advance,
+        )
+    parity, bound, report = found.parity, question["bound"], question["report"]
+    if report is not None:
+        _write(report, spec, parity, found.exhibits)
+    asked = (line_up.consumers if question["implementations"] else ()) + tuple(line_up.dumped)
+    status = _status(parity, bound, asked)
+    plain = {
+        "spec": spec.to_plain(),
+        "bound": bound,
+        "within": {c.consumer: c.within(bound) for c in parity.consumers},
+        "comparison": parity.to_plain(),
+    }
+    return Outcome(status, plain, lambda console: _show(parity, bound, report, console))
+
+
+def _status(parity: PreprocessingParity, bound: float, asked: tuple[str, ...]) -> Status:
+    """REJECTED if one differs; else NOT_JUDGED if one that was asked for, or all, could not run."""
+    ran = [consumer for consumer in parity.consumers if consumer.unavailable is None]
+    if not all(consumer.within(bound) for consumer in ran):
+        return Status.REJECTED
+    missing = [c for c in parity.consumers if c.unavailable is not None and c.consumer in asked]
+    return Status.NOT_JUDGED if missing or not ran else Status.DONE
+
+
+def _spec(path: Path | None) -> PreprocessSpec:
+    from gate.preprocess.spec import PreprocessSpec
+
+    return PreprocessSpec.of_file(path) if path is not None else PreprocessSpec.imagenet()
+
+
+def _line_up(question: _Question) -> LineUp:
+    from gate.preprocess.compare import LineUp
+    from gate.preprocessing_parity import IMPLEMENTATIONS
+
+    dumped = dict(_dumped(text) for text in question["tensors"])
+    named = question["implementations"]
+    if named is not None:
+        chosen = tuple(name.strip() for name in named.split(",") if name.strip())
+    else:
+        chosen = () if dumped else tuple(IMPLEMENTATIONS)
+    own = tuple(name for name in dumped if name not in chosen)
+    return LineUp((*dict.fromkeys(chosen), *own), dumped, question["reference"])
+
+
+def _dumped(text: str) -> tuple[str, NDArray[Any]]:
+    import numpy as np
+
+    from gate.errors import DataError
+
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise DataError(f"--tensors {text}: expected NAME=FILE.npy.")
+    try:
+        return name, np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"cannot read {file}: {error}. Expected an .npy file with one tensor for each picture."
+        ) from error
+
+
+def _write(report: Path, spec: PreprocessSpec, parity: PreprocessingParity, exhibits: Any) -> None:
+    from gate import atomic
+    from gate.report.preprocessing import side_by_side
+
+    spec.save(report / "preprocessing-spec.json")
+    parity.save(report / "preprocessing.json")
+    if exhibits:
+        atomic.write_bytes(report / "plots" / "preprocessing.png", side_by_side(exhibits, spec))
+
+
+def _show(parity: PreprocessingParity, bound: float, report: Path | None, console: Console) -> None:
+    from gate.report.preprocessing import print_comparison
+
+    print_comparison(parity, console, bound=bound)
+    if report is not None:
+        console.print(f"report  {report / 'plots' / 'preprocessing.png'}")

@@ -1,0 +1,163 @@
+"""Other ways to preprocess, each a change to the spec's own that people are known to make.
+
+A `Candidate` is what would come out if the causes that it names were at work; `causes` beside this
+looks which one is nearest to what a consumer made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.preprocess.geometry import Geometry, geometry
+from gate.preprocess.resample import Sampling, resample
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.tensor import Pixels, cropped
+
+NO_ANTIALIAS = "no antialias"
+ANTIALIAS = "antialias, which the spec has not"
+HALF_PIXEL = "half-pixel shift (coordinates without the half-pixel centre)"
+ALIGN_CORNERS = "half-pixel shift (align_corners)"
+AREA = "area averaging instead of the spec's filter"
+MIPMAPS = "mipmaps instead of the spec's filter (as a canvas shrinks)"
+EDGES = "coordinates on the edge of two pixels take the other one"
+ONE_ROUNDING = "overshoot kept between the axes (one rounding instead of two)"
+OTHER_AXIS = "the other axis first (overshoot is cut between the axes)"
+SQUASHED = "resized straight to the crop, without keeping the proportions"
+NO_MARGIN = "shortest side resized to the crop, no margin cut off"
+CROP_OFF = "crop off by one pixel (odd rest)"
+SWAPPED = "channel order swapped"
+NO_MEAN_STD = "mean/std missing"
+SWAPPED_MEAN = "mean/std in the other order of channels"
+SCALE_255 = "scale 255: values not divided by 255"
+SCALE_TWICE = "scale 255: values divided by 255 twice"
+OTHER_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
+
+Values = NDArray[np.float64]
+
+
+class Candidate(NamedTuple):
+    """Values (height, width, 3) in the order of the spec's channels, and the causes behind them."""
+
+    causes: tuple[str, ...]
+    values: Values
+
+
+def candidates(
+    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
+) -> Iterator[Candidate]:
+    """Every known way, for one picture; the first is the spec's own, without a cause.
+
+    `other_way`: the reference takes the other one of two ways that the spec leaves open: the
+    height before the width, or the first of two pixels where a coordinate lies on their edge.
+    """
+    for resized_by, picture in _resized(pixels, spec, other_way=other_way):
+        for order in ((), (SWAPPED,)):
+            ordered = picture[..., ::-1] if (spec.channels == "bgr") != bool(order) else picture
+            for scaled_by, values in _scaled(ordered.astype(np.float64), spec):
+                yield Candidate((*resized_by, *order, *scaled_by), values)
+
+
+def own(pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False) -> Candidate:
+    """The spec's own way, without a cause."""
+    return next(iter(candidates(pixels, spec, other_way=other_way)))
+
+
+def _resized(
+    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool
+) -> Iterator[tuple[tuple[str, ...], Pixels]]:
+    box = geometry(spec, *pixels.shape[:2])
+    if spec.resize is None:
+        yield (), cropped(pixels, box)
+    else:
+        for causes, sampling in _samplings(spec.resize, other_way=other_way):
+            yield causes, cropped(resample(pixels, (box.height, box.width), sampling), box)
+    for cause, other in _geometries(pixels, spec, box):
+        resized = pixels
+        if spec.resize is not None:
+            sampling = Sampling(spec.resize.mode, antialias=spec.resize.antialias)
+            resized = resample(pixels, (other.height, other.width), sampling)
+        yield (cause,), cropped(resized, other)
+
+
+def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, ...], Sampling]]:
+    own = Sampling(
+        resize.mode,
+        antialias=resize.antialias,
+        vertical_first=other_way and resize.antialias,
+        edges_down=other_way and resize.mode == "nearest",
+    )
+    yield (), own
+    plain = replace(own, antialias=False, vertical_first=False, edges_down=False)
+    without = (NO_ANTIALIAS,) if resize.antialias else ()
+    if resize.antialias:
+        yield (NO_ANTIALIAS,), plain
+        yield (AREA,), Sampling("box")
+        yield (MIPMAPS,), Sampling("mipmap")
+        yield (ONE_ROUNDING,), replace(own, round_between=False)
+        yield (OTHER_AXIS,), replace(own, vertical_first=not own.vertical_first)
+    elif resize.mode == "nearest":
+        yield (EDGES,), replace(own, edges_down=not own.edges_down)
+        yield (EDGES,), replace(own, single=True)
+    else:
+        yield (ANTIALIAS,), replace(own, antialias=True, round_between=False)
+    yield (*without, HALF_PIXEL), replace(plain, coordinates="asymmetric")
+    yield (*without, ALIGN_CORNERS), replace(plain, coordinates="align_corners")
+    for mode in ("nearest", "bilinear", "bicubic"):
+        if mode != resize.mode:
+            other = f"{mode} instead of {resize.mode}"
+            yield (other, *without), replace(plain, filter=mode)
+            if resize.antialias and mode != "nearest":
+                yield (other,), replace(own, filter=mode)
+
+
+def _geometries(
+    pixels: Pixels, spec: PreprocessSpec, box: Geometry
+) -> Iterator[tuple[str, Geometry]]:
+    if spec.crop is None:
+        return
+    height, width = spec.crop
+    if spec.resize is not None:
+        yield SQUASHED, Geometry(height, width, 0, 0, height, width)
+        if spec.resize.shortest_side is not None:
+            side = Resize(shortest_side=max(height, width))
+            yield NO_MARGIN, geometry(spec.model_copy(update={"resize": side}), *pixels.shape[:2])
+    for down, right in ((-1, -1), (-1, 0), (0, -1), (1, 1), (1, 0), (0, 1)):
+        top, left = box.top + down, box.left + right
+        inside = 0 <= top <= box.height - height and 0 <= left <= box.width - width
+        if inside:
+            yield (
+                CROP_OFF,
+                box._replace(top=top, left=left, bottom=top + height, right=left + width),
+            )
+
+
+def _scaled(values: Values, spec: PreprocessSpec) -> Iterator[tuple[tuple[str, ...], Values]]:
+    low, high = spec.value_range
+    scaled = low + values * ((high - low) / 255.0)
+    yield (), _normalised(scaled, spec)
+    if spec.dtype == "uint8":
+        return
+    if spec.mean is not None:
+        yield (NO_MEAN_STD,), scaled
+        if len(set(zip(spec.mean, spec.std or (), strict=False))) > 1:
+            yield (SWAPPED_MEAN,), _normalised(scaled[..., ::-1], spec)[..., ::-1]
+    if high == 1:
+        other = 2.0 * scaled - 1.0 if low == 0 else (scaled + 1.0) / 2.0
+        yield (SCALE_255,), _normalised(values, spec)
+        yield (SCALE_TWICE,), _normalised(scaled / 255.0, spec)
+        yield (OTHER_RANGE,), _normalised(other, spec)
+        if spec.mean is not None:
+            yield (SCALE_255, NO_MEAN_STD), values
+            yield (OTHER_RANGE, NO_MEAN_STD), other
+
+
+def _normalised(values: Values, spec: PreprocessSpec) -> Values:
+    if spec.mean is None or spec.std is None:
+        return values
+    normalised: Values = (values - np.array(spec.mean)) / np.array(spec.std)
+    return normalised

@@ -1,0 +1,144 @@
+"""One consumer while the pictures pass: an implementation, or tensors dumped by the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.preprocess.answers import Answers, Classifier, Probabilities
+from gate.preprocess.causes import diagnose, wrong_shape
+from gate.preprocess.difference import Difference, Range
+from gate.preprocess.implementation import Implementation
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocess.tensor import Pixels, Tensor
+from gate.preprocessing_parity import ConsumerParity
+
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One picture with the reference's tensor and answer (None: no model)."""
+
+    name: str
+    place: int
+    """Of the picture among all, from 0."""
+    pixels: Pixels
+    reference: Tensor
+    wanted: Probabilities | None
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """The picture with the largest mean difference, and both tensors of it."""
+
+    picture: str
+    pixels: Pixels
+    reference: Tensor
+    tensor: Tensor
+
+
+class Consumer:
+    """Takes in one picture after the other; `compute` gives the record.
+
+    What breaks while it runs is its failure, and never ends the comparison of the others.
+    """
+
+    def __init__(self, name: str, spec: PreprocessSpec) -> None:
+        self.name = name
+        self.version: str | None = None
+        self.exhibit: Exhibit | None = None
+        self._spec = spec
+        self._make: Callable[[Seen], Tensor] | None = None
+        self._unavailable: str | None = None
+        self._failure: str | None = None
+        self._shape: tuple[int, ...] = ()
+        self._mismatched: list[str] = []
+        self._images = 0
+        self._worst = -1.0
+        self._range, self._difference, self._answers = Range(), Difference(spec), Answers()
+
+    def take(self, tensors: NDArray[Any]) -> None:
+        """Be the consumer that made these tensors, axis 0: the pictures."""
+        self._make = lambda seen: tensors[seen.place]
+
+    def open(self, implementation: Implementation, stack: ExitStack) -> None:
+        """Be this implementation until `stack` closes, or say why not."""
+        self._unavailable = implementation.lacking(self._spec)
+        if self._unavailable is not None:
+            return
+        try:
+            preprocess = stack.enter_context(implementation.opened(self._spec))
+            self.version = implementation.version()
+        except Exception as error:
+            self._failure = _told(error)
+            return
+        self._make = lambda seen: preprocess(seen.pixels)
+
+    def update(self, seen: Seen, classifier: Classifier | None) -> None:
+        """Compare its tensor of one picture with the reference's."""
+        if self._make is None or self._failure is not None:
+            return
+        try:
+            self._compare(np.asarray(self._make(seen)), seen, classifier)
+        except Exception as error:
+            self._failure = f"{seen.name}: {_told(error)}"
+
+    def compute(self) -> ConsumerParity:
+        """The record of all pictures so far."""
+        known = ConsumerParity(
+            consumer=self.name,
+            images=self._images,
+            mismatched=tuple(self._mismatched[:_SHOWN]),
+            shape=self._shape,
+            unavailable=self._unavailable,
+            failure=self._failure,
+        )
+        difference, exhibit = self._difference, self.exhibit
+        if not self._images or exhibit is None:
+            return known
+        diagnosis = diagnose(
+            exhibit.pixels, exhibit.tensor, self._spec, reference=exhibit.reference
+        )
+        largest, mean = difference.output
+        return known.model_copy(
+            update={
+                "nonfinite": difference.nonfinite,
+                "values": self._range.compute(),
+                "max_diff": difference.max,
+                "mean_diff": difference.mean,
+                "over_one_step": difference.over_one_step,
+                "max_diff_output": largest,
+                "mean_diff_output": mean,
+                "channels": difference.channels,
+                "worst": exhibit.picture,
+                "causes": diagnosis.causes,
+                "explained": diagnosis.explained,
+                "decisions": self._answers.compute(),
+            }
+        )
+
+    def _compare(self, tensor: Tensor, seen: Seen, classifier: Classifier | None) -> None:
+        self._shape = self._shape or tensor.shape
+        problem = wrong_shape(tensor, self._spec, seen.reference)
+        if problem is not None:
+            self._mismatched.append(f"{seen.name}: {problem}")
+            return
+        off = self._difference.update(tensor, seen.reference)
+        self._range.update(tensor)
+        self._images += 1
+        if off > self._worst:
+            self._worst = off
+            self.exhibit = Exhibit(seen.name, seen.pixels, seen.reference, tensor)
+        if classifier is not None and seen.wanted is not None:
+            self._answers.update(seen.name, classifier(tensor), seen.wanted)
+
+
+def _told(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

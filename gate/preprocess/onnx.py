@@ -1,0 +1,59 @@
+"""The spec as an ONNX graph in ONNX Runtime on the CPU; and without half pixel and antialias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from gate.preprocess.geometry import geometry
+from gate.preprocess.implementation import Implementation, Preprocess
+from gate.preprocess.onnx_graph import PICTURES, TENSORS, Coordinates, build
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocess.tensor import Pixels, Tensor
+
+
+@contextmanager
+def _opened(spec: PreprocessSpec, *, coordinates: Coordinates) -> Iterator[Preprocess]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        build(spec, coordinates=coordinates).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+
+    def preprocess(pixels: Pixels) -> Tensor:
+        geometry(spec, *pixels.shape[:2])  # refuses what the graph would compute nonsense of
+        tensor: Tensor = session.run([TENSORS], {PICTURES: pixels[None]})[0][0]
+        return tensor
+
+    yield preprocess
+
+
+def _lacking(spec: PreprocessSpec, *, coordinates: Coordinates) -> str | None:
+    if coordinates == "asymmetric" and spec.resize is None:
+        return "without a resize there are no coordinates"
+    return None
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}, onnx {version('onnx')}"
+
+
+IMPLEMENTATION = Implementation(
+    partial(_lacking, coordinates="half_pixel"),
+    partial(_opened, coordinates="half_pixel"),
+    _version,
+)
+ASYMMETRIC = Implementation(
+    partial(_lacking, coordinates="asymmetric"),
+    partial(_opened, coordinates="asymmetric"),
+    _version,
+)

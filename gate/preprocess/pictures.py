@@ -1,0 +1,52 @@
+"""Pictures from files: decoded once by Pillow, so that only what comes after is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gate.errors import DataError
+from gate.preprocess.tensor import Pixels
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+
+
+def read_picture(path: Path) -> Pixels:
+    """The first frame as uint8 RGB (height, width, 3), stored orientation, alpha left out.
+
+    Raises DataError for what is not a whole picture.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return np.array(image.convert("RGB"))
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError,
+            Image.DecompressionBombError) as error:  # fmt: skip
+        # Pillow tells of broken PNG chunks by SyntaxError.
+        raise DataError(
+            f"{path} is not a whole picture ({error}). Replace the file or take it away."
+        ) from error
+
+
+def pictures_in(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The files themselves, and all pictures below each folder, by name.
+
+    Raises DataError for a folder without pictures, and where a file is named twice.
+    """
+    found: list[Path] = []
+    for path in paths:
+        below = _below(path) if path.is_dir() else [path]
+        if not below:
+            raise DataError(f"{path} has no pictures. Formats: {', '.join(sorted(SUFFIXES))}.")
+        found += below
+    twice = sorted({str(path) for path in found if found.count(path) > 1})
+    if twice:
+        raise DataError(f"{twice[0]} is named twice. Name every picture once.")
+    return tuple(found)
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)

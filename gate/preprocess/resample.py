@@ -1,0 +1,158 @@
+"""Resampling as the known implementations do it, in float64: what a difference is explained with.
+
+A linear map for each axis: weights (outputs, inputs). `coordinates` says which place of the input
+an output pixel looks at: `half_pixel` (o + 0.5) * ratio - 0.5; `asymmetric` o * ratio;
+`align_corners` o * (inputs - 1) / (outputs - 1) (the terms of ONNX's Resize).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.preprocess.tensor import Pixels
+
+Filter = Literal["nearest", "bilinear", "bicubic", "box", "mipmap"]
+Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
+Floats = NDArray[np.float64]
+
+_REACH: dict[Filter, int] = {"bilinear": 1, "bicubic": 2}
+_EDGE = 1e-6
+"""How far a coordinate may be from a pixel's edge to count as on it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a picture is resampled.
+
+    `box` takes the mean of the area that an output pixel covers. `mipmap` halves the picture by
+    means of four, interpolates bilinearly in the two nearest levels, and blends them: level
+    `log2(shrinking) - 1/2`, which is what Skia, the canvas of Chromium, was measured to do.
+    """
+
+    filter: Filter
+    antialias: bool = False
+    coordinates: Coordinates = "half_pixel"
+    edges_down: bool = False
+    """Nearest: a coordinate on the edge of two pixels takes the first, not the second."""
+    single: bool = False
+    """Nearest: coordinates in float32, which may fall on either side of an edge."""
+    round_between: bool = True
+    """Round and cut to 0 to 255 between the axes too, as Pillow does when it antialiases."""
+    vertical_first: bool = False
+    """With `round_between`: the height before the width. Pillow 13 chooses by the sizes."""
+
+
+def resample(pixels: Pixels, size: tuple[int, int], sampling: Sampling) -> Pixels:
+    """`pixels`, uint8 (height, width, channels), resampled to `size` (height, width)."""
+    if sampling.vertical_first:
+        turned = resample(
+            pixels.swapaxes(0, 1), size[::-1], replace(sampling, vertical_first=False)
+        )
+        return turned.swapaxes(0, 1)
+    values = pixels.astype(np.float64)
+    sampled = _mipmapped if sampling.filter == "mipmap" else _separable
+    return _rounded(sampled(values, size, sampling)).astype(np.uint8)
+
+
+def weights(inputs: int, outputs: int, sampling: Sampling) -> Floats:
+    """Weights of each input for each output, shape (outputs, inputs); rows sum to 1."""
+    if sampling.filter == "nearest":
+        return _nearest(inputs, outputs, sampling)
+    if sampling.filter == "box":
+        return _box(inputs, outputs)
+    ratio, kind = inputs / outputs, sampling.filter
+    places = _places(inputs, outputs, sampling.coordinates)
+    if sampling.antialias:
+        wide = _kernel((np.arange(inputs) - places[:, None]) / max(ratio, 1.0), kind, a=-0.5)
+        total: Floats = wide.sum(axis=1, keepdims=True)
+        return wide / total
+    reach = _REACH[kind]
+    taps = np.floor(places).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    found = np.zeros((outputs, inputs))
+    rows = np.broadcast_to(np.arange(outputs)[:, None], taps.shape)
+    narrow = _kernel(taps - places[:, None], kind, a=-0.75)
+    np.add.at(found, (rows, np.clip(taps, 0, inputs - 1)), narrow)
+    return found
+
+
+def _separable(values: Floats, size: tuple[int, int], sampling: Sampling) -> Floats:
+    across = weights(values.shape[1], size[1], sampling)
+    down = weights(values.shape[0], size[0], sampling)
+    wide = np.einsum("ow,hwc->hoc", across, values, optimize=True)
+    if sampling.round_between and sampling.antialias:
+        wide = _rounded(wide)
+    found: Floats = np.einsum("oh,hwc->owc", down, wide, optimize=True)
+    return found
+
+
+def _mipmapped(values: Floats, size: tuple[int, int], sampling: Sampling) -> Floats:
+    shrinking = math.sqrt(values.shape[0] / size[0] * values.shape[1] / size[1])
+    level = max(math.log2(shrinking) - 0.5, 0.0)
+    for _ in range(int(level)):
+        values = _halved(values)
+    linear = replace(sampling, filter="bilinear", antialias=False)
+    near, far = _separable(values, size, linear), _separable(_halved(values), size, linear)
+    return near + (far - near) * (level % 1.0)
+
+
+def _places(inputs: int, outputs: int, coordinates: Coordinates) -> Floats:
+    output, ratio = np.arange(outputs, dtype=np.float64), inputs / outputs
+    if coordinates == "half_pixel":
+        return (output + 0.5) * ratio - 0.5
+    if coordinates == "asymmetric":
+        return output * ratio
+    return output * ((inputs - 1) / max(outputs - 1, 1))
+
+
+def _nearest(inputs: int, outputs: int, sampling: Sampling) -> Floats:
+    if sampling.single:
+        ratio = np.float32(inputs) / np.float32(outputs)
+        places = ((np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * ratio).astype(float)
+    else:
+        towards = 0.0 if sampling.coordinates == "asymmetric" else 0.5
+        edge = -_EDGE if sampling.edges_down else _EDGE
+        places = _places(inputs, outputs, sampling.coordinates) + towards + edge
+    found: Floats = np.eye(inputs)[np.clip(np.floor(places), 0, inputs - 1).astype(np.int64)]
+    return found
+
+
+def _box(inputs: int, outputs: int) -> Floats:
+    """The share of each input pixel in the area of an output pixel (OpenCV's INTER_AREA)."""
+    edges = np.arange(outputs + 1) * (inputs / outputs)
+    low = np.maximum(edges[:-1, None], np.arange(inputs))
+    high = np.minimum(edges[1:, None], np.arange(inputs) + 1)
+    covered: Floats = np.maximum(high - low, 0.0)
+    total: Floats = covered.sum(axis=1, keepdims=True)
+    return covered / total
+
+
+def _halved(values: Floats) -> Floats:
+    return _half_as_tall(_half_as_tall(values).swapaxes(0, 1)).swapaxes(0, 1)
+
+
+def _half_as_tall(values: Floats) -> Floats:
+    """Means of two lines; of an odd number, 1/4, 1/2, 1/4 of three. A single one stays."""
+    if len(values) == 1:
+        return values
+    if len(values) % 2 == 0:
+        return (values[0::2] + values[1::2]) / 2.0
+    return (values[0:-2:2] + 2.0 * values[1::2] + values[2::2]) / 4.0
+
+
+def _kernel(x: Floats, kind: Filter, *, a: float) -> Floats:
+    """The triangle, or Keys' cubic convolution (IEEE Trans. ASSP 29, 1981) with parameter a."""
+    d = np.abs(x)
+    if kind == "bilinear":
+        return np.maximum(1.0 - d, 0.0)
+    near = (a + 2.0) * d**3 - (a + 3.0) * d**2 + 1.0
+    far = a * (d**3 - 5.0 * d**2 + 8.0 * d - 4.0)
+    return np.where(d < 1.0, near, np.where(d < 2.0, far, 0.0))
+
+
+def _rounded(values: Floats) -> Floats:
+    return np.floor(np.clip(values, 0.0, 255.0) + 0.5)

@@ -1,0 +1,58 @@
+"""A real browser: what a canvas makes of the spec."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.preprocess.implementations import implementation
+from gate.preprocess.resample import Sampling, resample
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.tensor import to_pixels
+from tests.preprocess.pictures import picture
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def chromium() -> None:
+    lacking = implementation("canvas").lacking(PreprocessSpec())
+    assert lacking is None, lacking
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PreprocessSpec(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop=(21, 30)),
+        PreprocessSpec(channels="bgr", value_range=(-1, 1), layout="nhwc"),
+        PreprocessSpec(value_range=(0, 255), dtype="uint8"),
+    ],
+)
+def test_without_a_resize_it_is_the_reference(spec: PreprocessSpec) -> None:
+    pixels = picture(60, 47)
+    with implementation("canvas").opened(spec) as preprocess:
+        seen = preprocess(pixels)
+    with implementation("pillow").opened(spec) as preprocess:
+        wanted = preprocess(pixels)
+    assert (seen.shape, seen.dtype) == (wanted.shape, wanted.dtype)
+    assert np.abs(to_pixels(seen, spec) - to_pixels(wanted, spec)).max() < 1e-3
+    assert "hrom" in implementation("canvas").version()
+
+
+def test_it_shrinks_by_mipmaps() -> None:
+    """What `resample` says that Chromium's canvas does, and what it does not: Pillow's triangle."""
+    spec = PreprocessSpec(
+        resize=Resize(size=(60, 50)), value_range=(0, 255), dtype="uint8", layout="nhwc"
+    )
+    with implementation("canvas").opened(spec) as preprocess:
+        for shape in ((200, 300), (161, 95), (103, 107), (300, 500)):
+            pixels = picture(*shape)
+            seen = preprocess(pixels).astype(int)
+            off = np.abs(seen - resample(pixels, (60, 50), Sampling("mipmap")))
+            assert (off.max() <= 3, off.mean() < 1.5) == (True, True), (
+                shape,
+                off.max(),
+                off.mean(),
+            )
+            pillow = np.abs(seen - resample(pixels, (60, 50), Sampling("bilinear", antialias=True)))
+            assert pillow.mean() > 2 * off.mean()

@@ -1,0 +1,168 @@
+"""Each known fault, made on purpose and not by our own code, is named; rounding never is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from gate.preprocess import candidates as known
+from gate.preprocess.causes import diagnose, wrong_shape
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
+from tests.preprocess.pictures import SMALL, picture
+
+MEAN, STD = np.float32(SMALL.mean)[:, None, None], np.float32(SMALL.std)[:, None, None]
+SIZE, BOX = (40, 60), (slice(4, 36), slice(12, 48))
+Pixels = NDArray[np.uint8]
+
+
+def by_pillow(pixels: Pixels, filter_: Any = Image.Resampling.BILINEAR) -> NDArray[Any]:
+    resized = np.asarray(Image.fromarray(pixels).resize(SIZE[::-1], filter_))
+    return resized[BOX].transpose(2, 0, 1).astype(np.float32)
+
+
+def by_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
+    values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    made = torch.nn.functional.interpolate(values, SIZE, **options)[0].round().numpy()
+    return made[:, *BOX]
+
+
+def normal(values: NDArray[Any]) -> NDArray[Any]:
+    return (values / 255 - MEAN) / STD
+
+
+def asymmetric(pixels: Pixels) -> NDArray[Any]:
+    rows, columns = np.arange(40) * pixels.shape[0] // 40, np.arange(60) * pixels.shape[1] // 60
+    return pixels[rows][:, columns][BOX].transpose(2, 0, 1)
+
+
+def squashed(pixels: Pixels) -> NDArray[Any]:
+    return np.asarray(
+        Image.fromarray(pixels).resize((36, 32), Image.Resampling.BILINEAR)
+    ).transpose(2, 0, 1)
+
+
+def no_margin(pixels: Pixels) -> NDArray[Any]:
+    resized = Image.fromarray(pixels).resize((54, 36), Image.Resampling.BILINEAR)
+    return np.asarray(resized)[2:34, 9:45].transpose(2, 0, 1)
+
+
+def shifted_crop(pixels: Pixels) -> NDArray[Any]:
+    resized = Image.fromarray(pixels).resize(SIZE[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(resized)[3:35, 12:48].transpose(2, 0, 1)
+
+
+FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
+    "no antialias": (lambda p: normal(by_torch(p, mode="bilinear")), {known.NO_ANTIALIAS}),
+    "align corners": (
+        lambda p: normal(by_torch(p, mode="bilinear", align_corners=True)),
+        {known.NO_ANTIALIAS, known.ALIGN_CORNERS},
+    ),
+    "bicubic": (
+        lambda p: normal(by_pillow(p, Image.Resampling.BICUBIC)),
+        {"bicubic instead of bilinear"},
+    ),
+    "box": (lambda p: normal(by_pillow(p, Image.Resampling.BOX)), {known.AREA}),
+    "bgr": (lambda p: normal(by_pillow(p)[::-1]), {known.SWAPPED}),
+    "no mean": (lambda p: by_pillow(p) / 255, {known.NO_MEAN_STD}),
+    "mean of bgr": (
+        lambda p: (by_pillow(p) / 255 - MEAN[::-1]) / STD[::-1],
+        {known.SWAPPED_MEAN},
+    ),
+    "0 to 255": (lambda p: (by_pillow(p) - MEAN) / STD, {known.SCALE_255}),
+    "raw": (by_pillow, {known.SCALE_255, known.NO_MEAN_STD}),
+    "twice": (lambda p: normal(by_pillow(p) / 255), {known.SCALE_TWICE}),
+    "-1 to 1": (
+        lambda p: by_pillow(p) / 127.5 - 1,
+        {known.OTHER_RANGE, known.NO_MEAN_STD},
+    ),
+    "squashed": (lambda p: normal(squashed(p)), {known.SQUASHED}),
+    "no margin": (lambda p: normal(no_margin(p)), {known.NO_MARGIN}),
+    "crop": (lambda p: normal(shifted_crop(p)), {known.CROP_OFF}),
+    "bgr, raw": (
+        lambda p: by_pillow(p)[::-1],
+        {known.SWAPPED, known.SCALE_255, known.NO_MEAN_STD},
+    ),
+    "no antialias, no mean": (
+        lambda p: by_torch(p, mode="bilinear") / 255,
+        {known.NO_ANTIALIAS, known.NO_MEAN_STD},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "causes"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_named(fault: Callable[[Pixels], NDArray[Any]], causes: set[str]) -> None:
+    pixels = picture(120, 180)
+    reference = preprocess(pixels, SMALL)
+    found = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
+    assert set(found.causes) == causes
+    assert found.explained > 0.9
+
+
+@pytest.mark.parametrize(
+    ("mode", "coordinates", "cause"),
+    [("nearest", "asymmetric", known.HALF_PIXEL), ("bilinear", "asymmetric", known.HALF_PIXEL)],
+)
+def test_a_half_pixel_is_named_where_nothing_else_differs(
+    mode: Any, coordinates: str, cause: str
+) -> None:
+    spec = PreprocessSpec(resize=Resize(size=SIZE, mode=mode, antialias=False))
+    pixels = picture(120, 180)
+    rows, columns = np.arange(40) * 3, np.arange(60) * 3
+    shifted = pixels[rows][:, columns].transpose(2, 0, 1).astype(np.float32) / 255
+    reference = by_torch_whole(pixels, mode)
+    found = diagnose(pixels, shifted, spec, reference=reference)
+    assert found.causes == (cause,)
+    assert found.explained > 0.99
+
+
+def by_torch_whole(pixels: Pixels, mode: str) -> NDArray[Any]:
+    values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    exact = "nearest-exact" if mode == "nearest" else mode
+    return torch.nn.functional.interpolate(values, SIZE, mode=exact)[0].round().numpy() / 255
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_needs_no_cause(seed: int) -> None:
+    pixels = picture(120, 180, seed=seed)
+    reference = preprocess(pixels, SMALL)
+    moved = np.random.default_rng(seed).choice([-1, 0, 1], reference.shape) / 255 / STD
+    found = diagnose(
+        pixels, (reference + 0.49 * moved).astype(np.float32), SMALL, reference=reference
+    )
+    assert found == ((), 0.0)
+
+
+def test_noise_has_no_known_cause() -> None:
+    pixels = picture(120, 180)
+    reference = preprocess(pixels, SMALL)
+    noise = np.random.default_rng(0).normal(0, 0.5, reference.shape).astype(np.float32)
+    assert diagnose(pixels, reference + noise, SMALL, reference=reference).causes == ()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_do_not_break_it(value: float) -> None:
+    pixels = picture(120, 180)
+    reference = preprocess(pixels, SMALL)
+    assert diagnose(pixels, np.full_like(reference, value), SMALL, reference=reference).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda t: t.transpose(1, 2, 0), "layout nhwc instead of nchw"),
+        (lambda t: t[None], "one batch axis too many"),
+        (lambda t: t[:, :-1], "the spec says float32"),
+        (lambda t: t.astype(np.float64), "float64"),
+    ],
+)
+def test_another_shape_or_dtype_is_said(spoil: Callable[..., NDArray[Any]], says: str) -> None:
+    reference = preprocess(picture(120, 180), SMALL)
+    assert says in str(wrong_shape(spoil(reference), SMALL, reference))
+    assert wrong_shape(reference, SMALL, reference) is None

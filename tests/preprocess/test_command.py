@@ -1,0 +1,139 @@
+"""`gate preprocess` as its users call it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gate import cli
+from gate.preprocess.pictures import read_picture
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocessing_parity import PreprocessingParity
+from tests.preprocess.pictures import SMALL, picture
+from tests.preprocess.test_onnx_graph import classifier
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for seed in range(3):
+        Image.fromarray(picture(90, 70 + seed, seed=seed)).save(f"photos/{seed}.png")
+    SMALL.save(Path("spec.json"))
+    classifier(Path("model.onnx"))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["preprocess", *arguments])
+    seen = capsys.readouterr()
+    return code, seen.out, seen.err
+
+
+def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json", "--json", *arguments)
+    return code, json.loads(out)
+
+
+def test_the_same_is_done_and_another_is_rejected(capsys) -> None:
+    code, plain = compare(capsys, "--implementations", "torchvision,onnx,rust-image")
+    assert (code, plain["exit_code"]) == (0, 0)
+    assert plain["within"] == {"torchvision": True, "onnx": True, "rust-image": True}
+    assert PreprocessSpec.from_json(json.dumps(plain["spec"])) == SMALL
+    code, plain = compare(
+        capsys, "--implementations", "torchvision,opencv", "--model", "model.onnx"
+    )
+    assert (code, plain["within"]["opencv"]) == (1, False)
+    parity = PreprocessingParity.from_json(json.dumps(plain["comparison"]))
+    opencv = parity.consumer("opencv")
+    assert opencv is not None
+    assert opencv.causes == ("no antialias",)
+    assert opencv.decisions is not None
+    assert opencv.decisions.images == 3
+
+
+def test_a_wider_bound_allows_more(capsys) -> None:
+    assert compare(capsys, "--implementations", "opencv", "--bound", "255")[0] == 0
+
+
+def test_the_table_and_the_picture(capsys) -> None:
+    names = "torchvision,torchvision-no-antialias,onnx-asymmetric"
+    code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json", "--model", "model.onnx",
+                       "--implementations", names, "--report", "report")  # fmt: skip
+    assert code == 1
+    assert "3 pictures, against pillow" in out
+    assert re.search(r"torchvision +1 +\S+ +0 % +\S+ \S+ \S+ +0/3 +\S+ +same", out)
+    assert "differs: no antialias; half-pixel shift" in out
+    assert re.search(r"torchvision-no-antialias: no antialias \(explains \d\d", out)
+    assert "pillow: min" in out
+    assert "torchvision: shape [3, 32, 36], min" in out
+    with Image.open("report/plots/preprocessing.png") as drawn:
+        assert drawn.size > (1000, 600)
+    assert PreprocessingParity.load(Path("report/preprocessing.json")).images == 3
+    assert PreprocessSpec.of_file(Path("report/preprocessing-spec.json")) == SMALL
+
+
+def test_tensors_of_an_own_consumer(capsys) -> None:
+    pixels = [read_picture(path) for path in sorted(Path("photos").iterdir())]
+    np.save("good.npy", np.stack([preprocess(one, SMALL) for one in pixels]))
+    np.save("bad.npy", np.stack([preprocess(one[..., ::-1], SMALL) for one in pixels]))
+    assert compare(capsys, "--tensors", "phone=good.npy")[1]["within"] == {"phone": True}
+    code, plain = compare(capsys, "--tensors", "phone=bad.npy", "--implementations", "onnx")
+    assert (code, plain["within"]) == (1, {"onnx": True, "phone": False})
+    assert plain["comparison"]["consumers"][1]["causes"] == ["channel order swapped"]
+
+
+def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("gate.preprocess.opencv.find_spec", lambda _: None)
+    code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json",
+                       "--implementations", "onnx,opencv")  # fmt: skip
+    assert code == 2
+    assert "not measured: OpenCV is not installed: pip install" in out
+    assert compare(capsys, "--implementations", "opencv")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nothing",), "is not a whole picture"),
+        (("photos", "--implementations", "pilow"), "there is no implementation pilow"),
+        (("photos", "--tensors", "phone"), "expected NAME=FILE.npy"),
+        (("photos", "--tensors", "phone=none.npy"), "cannot read none.npy"),
+        (("photos", "--spec", "none.yaml"), "cannot read none.yaml"),
+        (("photos", "--spec", "spec.json", "--model", "none.onnx"), "can't open none.onnx"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(capsys, arguments: tuple[str, ...], says: str) -> None:
+    code, _, err = run(capsys, "compare", *arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_prepend_writes_one_file(capsys) -> None:
+    arguments = ("prepend", "model.onnx", "--spec", "spec.json", "--output", "whole.onnx")
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert code == 0
+    assert json.loads(out)["input"] == "pictures"
+    assert Path("whole.onnx").exists()
+    code, out, _ = run(capsys, *arguments)
+    assert "written: whole.onnx (sha256:" in out
+    code, _, err = run(capsys, "prepend", "model.onnx", "--output", "imagenet.onnx")
+    assert code == 2
+    assert "the spec makes float32 [None, 3, 224, 224]" in err
+
+
+@pytest.mark.parametrize("command", ["compare", "prepend"])
+def test_help_has_examples_with_options_that_exist(capsys, command: str) -> None:
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert "Exit code 0" in out
+    options, examples = out.split("Examples:")[1].split("Options:")[::-1]
+    assert f"gate preprocess {command}" in examples
+    assert set(re.findall(r"--[a-z]+", examples)) <= set(re.findall(r"--[a-z]+", options))

@@ -1,0 +1,215 @@
+"""The comparison over real files: numbers by hand, answers, failures, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
+
+from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
+from gate.preprocess import compare as module
+from gate.preprocess.compare import LineUp, compare
+from gate.preprocess.difference import Difference
+from gate.preprocess.implementation import Implementation
+from gate.preprocess.pictures import pictures_in, read_picture
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocessing_parity import ConsumerParity, PreprocessingParity
+from tests.preprocess.pictures import SMALL, picture
+from tests.preprocess.test_onnx_graph import classifier
+
+SHAPES = ((90, 70), (64, 120), (77, 77))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> tuple[Path, ...]:
+    for seed, shape in enumerate(SHAPES):
+        Image.fromarray(picture(*shape, seed=seed)).save(tmp_path / f"{seed}.png")
+    return pictures_in([tmp_path])
+
+
+def tensors(photos: tuple[Path, ...], spec: PreprocessSpec = SMALL) -> Any:
+    return np.stack([preprocess(read_picture(path), spec) for path in photos])
+
+
+def of_own(photos: tuple[Path, ...], dumped: Any, **options: Any) -> ConsumerParity:
+    found = compare(SMALL, photos, line_up=LineUp(("own",), {"own": dumped}), **options)
+    (consumer,) = found.parity.consumers
+    return consumer
+
+
+def test_the_record_says_who_what_and_how_far(photos: tuple[Path, ...]) -> None:
+    found = compare(SMALL, photos, line_up=LineUp(("torchvision", "torchvision-no-antialias")))
+    parity = found.parity
+    near, far = parity.consumers
+    assert (parity.reference, parity.images, parity.spec_sha256) == ("pillow", 3, SMALL.digest())
+    assert len(parity.reference_values.first) == 16
+    assert near.within(1.0)
+    assert near.causes == ()
+    assert not far.within(1.0)
+    assert far.causes == ("no antialias",)
+    assert far.worst in [path.as_posix() for path in photos]
+    assert far.shape == (3, 32, 36)
+    assert set(parity.versions) == {"pillow", "torchvision", "torchvision-no-antialias"}
+    assert set(found.exhibits) == {"torchvision", "torchvision-no-antialias"}
+    assert PreprocessingParity.from_json(parity.to_json()) == parity
+
+
+def test_numbers_by_hand(photos: tuple[Path, ...]) -> None:
+    moved = tensors(photos)
+    step = 1 / 255 / 0.224
+    moved[1, 1, 3, 4] += 2.5 * step
+    seen = of_own(photos, moved)
+    assert seen.max_diff == 2.5
+    assert seen.max_diff_output == pytest.approx(2.5 * step, rel=1e-4)
+    assert seen.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
+    assert seen.over_one_step == pytest.approx(1 / moved.size)
+    assert [channel.max for channel in seen.channels] == [0.0, 2.5, 0.0]
+    assert seen.worst == photos[1].as_posix()
+    assert seen.values is not None
+    assert seen.values.first == tuple(float(value) for value in moved[0].ravel()[:16])
+    assert seen.values.max == pytest.approx(float(moved.max()))
+    assert (seen.within(2.5), seen.within(2.499)) == (True, False)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_never_pass(photos: tuple[Path, ...], bad: float) -> None:
+    moved = tensors(photos)
+    moved[0, 0, 0, 0] = bad
+    seen = of_own(photos, moved)
+    assert seen.nonfinite == 1
+    assert not seen.within(1e9)
+
+
+def test_another_shape_never_passes_and_is_explained(photos: tuple[Path, ...]) -> None:
+    seen = of_own(photos, tensors(photos).transpose(0, 2, 3, 1))
+    assert seen.images == 0
+    assert "layout nhwc instead of nchw" in seen.mismatched[0]
+    assert len(seen.mismatched) == 3
+    assert not seen.within(math.inf)
+
+
+def test_answers_flip_and_move(photos: tuple[Path, ...], tmp_path: Path) -> None:
+    model = classifier(tmp_path / "model.onnx")
+    same = of_own(photos, tensors(photos), model=model).decisions
+    assert same is not None
+    assert (same.images, same.flips, same.confidence_diff_max) == (3, 0, 0.0)
+    other = of_own(photos, -3 * tensors(photos), model=model).decisions
+    assert other is not None
+    assert other.flips == len(other.flipped) > 0
+    assert 0.0 < other.confidence_diff_mean <= other.confidence_diff_max
+
+
+def test_a_consumer_that_breaks_ends_no_other(
+    photos: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def opened(spec: PreprocessSpec) -> Iterator[Any]:
+        yield lambda pixels: 1 / 0
+
+    @contextmanager
+    def unopened(spec: PreprocessSpec) -> Iterator[Any]:
+        raise RuntimeError("no browser\nat all")
+        yield
+
+    real = module.implementation
+    broken = {
+        "onnx": Implementation(lambda _: None, opened, lambda: "1"),
+        "canvas": Implementation(lambda _: None, unopened, lambda: "1"),
+        "opencv": Implementation(lambda _: "not installed", unopened, lambda: "1"),
+    }
+    monkeypatch.setattr(module, "implementation", lambda name: broken.get(name) or real(name))
+    line_up = LineUp(("onnx", "canvas", "opencv", "rust-image"))
+    found = compare(SMALL, photos, line_up=line_up).parity
+    assert "ZeroDivisionError" in str(found.consumers[0].failure)
+    assert found.consumers[1].failure == "RuntimeError: no browser"
+    assert found.consumers[2].unavailable == "not installed"
+    assert [consumer.within(1e9) for consumer in found.consumers] == [False, False, False, True]
+
+
+def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Path, ...]) -> None:
+    spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
+    found = compare(spec, photos, line_up=LineUp(("onnx",))).parity
+    assert found.reference == "torchvision"
+    with pytest.raises(EvidenceError, match="no reference can do the spec"):
+        compare(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
+
+
+def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Path, ...]) -> None:
+    line_up = LineUp(("rust-image",))
+    first = compare(SMALL, photos, line_up=line_up).parity.images_sha256
+    assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 == first
+    assert compare(SMALL, photos[:2], line_up=line_up).parity.images_sha256 != first
+    Image.fromarray(picture(90, 71)).save(photos[0])
+    assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"consumers": ("pilow",)}, "there is no implementation pilow"),
+        ({"consumers": (), "reference": "pilow"}, "there is no implementation pilow"),
+        ({"consumers": (), "dumped": {"onnx": np.zeros(1)}}, "is an implementation of the gate"),
+        ({"consumers": (), "dumped": {"own": np.zeros(1)}, "reference": "own"}, "must be an"),
+    ],
+)
+def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        LineUp(**fields)
+
+
+def test_nothing_is_compared_with_nothing(photos: tuple[Path, ...], tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="no picture"):
+        compare(SMALL, (), line_up=LineUp(("onnx",)))
+    with pytest.raises(DataError, match="2 tensors for 3 pictures"):
+        of_own(photos, tensors(photos)[:2])
+    with pytest.raises(OnnxFileError, match="can't open"):
+        of_own(photos, tensors(photos), model=tmp_path / "missing.onnx")
+    model = classifier(tmp_path / "m.onnx", shape=(2, 3, 32, 36))
+    with pytest.raises(InputMismatch, match="does not take"):
+        of_own(photos, tensors(photos), model=model)
+
+
+def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    torn = tmp_path / "torn.png"
+    Image.fromarray(picture(30, 30)).save(torn)
+    torn.write_bytes(torn.read_bytes()[:-300])
+    with pytest.raises(DataError, match="has no pictures"):
+        pictures_in([empty])
+    with pytest.raises(DataError, match="named twice"):
+        pictures_in([torn, tmp_path])
+    for path in (torn, tmp_path / "missing.png"):
+        with pytest.raises(DataError, match="is not a whole picture"):
+            read_picture(path)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
+def test_every_kind_of_picture_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "picture.png"
+    Image.fromarray(picture(30, 20)).convert(mode).save(path)
+    assert read_picture(path).shape == (30, 20, 3)
+
+
+@given(arrays.arrays(np.float32, (2, 3, 4, 5), elements=st.floats(-3, 3, width=32)))
+def test_worse_values_never_come_nearer(values: Any) -> None:
+    """Monotone: a larger deviation of any element makes neither maximum nor mean smaller."""
+    spec = PreprocessSpec()
+    reference = np.zeros((3, 4, 5), np.float32)
+    less, more = Difference(spec), Difference(spec)
+    for one in values:
+        less.update(one, reference)
+        more.update(one * np.float32(2.0), reference)
+    assert more.max >= less.max
+    assert more.mean >= less.mean
+    assert more.over_one_step >= less.over_one_step

@@ -1,0 +1,136 @@
+"""Every implementation does what the spec says, as far as it can, and says where it can't."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from gate.errors import DataError
+from gate.preprocess import canvas, opencv
+from gate.preprocess.implementations import implementation
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.tensor import Tensor, to_pixels
+from gate.preprocessing_parity import IMPLEMENTATIONS
+from tests.preprocess.pictures import SMALL, picture
+
+FAST = tuple(name for name in IMPLEMENTATIONS if name != "canvas")
+SHAPES = ((60, 80), (81, 47), (33, 33))
+VALUES = {
+    "plain": PreprocessSpec(),
+    "crop": PreprocessSpec(crop=(21, 30)),
+    "bgr": PreprocessSpec(channels="bgr", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)),
+    "range": PreprocessSpec(value_range=(-1, 1), layout="nhwc"),
+    "bytes": PreprocessSpec(value_range=(0, 255), dtype="uint8", layout="nhwc", channels="bgr"),
+    "caffe": PreprocessSpec(
+        value_range=(0, 255), channels="bgr", mean=(103.9, 116.8, 123.7), std=(1.0, 1.0, 1.0)
+    ),
+    "half": PreprocessSpec(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), dtype="float16"),
+}
+
+
+def run(name: str, spec: PreprocessSpec, *pictures: NDArray[np.uint8]) -> list[Tensor]:
+    found = implementation(name)
+    assert found.lacking(spec) is None
+    with found.opened(spec) as preprocess:
+        return [preprocess(pixels) for pixels in pictures]
+
+
+def steps(tensor: Tensor, wanted: Tensor, spec: PreprocessSpec) -> float:
+    assert (tensor.shape, tensor.dtype) == (wanted.shape, wanted.dtype)
+    return float(np.abs(to_pixels(tensor, spec) - to_pixels(wanted, spec)).max())
+
+
+@pytest.mark.parametrize("name", [n for n in FAST if n != "onnx-asymmetric"])
+@pytest.mark.parametrize("spec", VALUES.values(), ids=VALUES)
+def test_without_a_resize_all_are_the_same(name: str, spec: PreprocessSpec) -> None:
+    pictures = [picture(*shape) for shape in SHAPES]
+    allowed = 0.2 if spec.dtype == "float16" else 1e-3
+    for seen, wanted in zip(
+        run(name, spec, *pictures), run("pillow", spec, *pictures), strict=True
+    ):
+        assert steps(seen, wanted, spec) <= allowed
+
+
+@pytest.mark.parametrize("spec", VALUES.values(), ids=VALUES)
+def test_the_way_back_gives_the_pixels(spec: PreprocessSpec) -> None:
+    (tensor,) = run("pillow", spec, picture(40, 50))
+    wanted = run("pillow", PreprocessSpec(crop=spec.crop, value_range=(0, 255), layout="nhwc"),
+                 picture(40, 50))[0]  # fmt: skip
+    assert np.abs(to_pixels(tensor, spec) - wanted).max() < 0.2
+
+
+def test_the_reference_in_words() -> None:
+    """Not by our own code: Pillow's resize, slices, and the arithmetic of every tutorial."""
+    pixels = picture(100, 150)
+    resized = np.asarray(Image.fromarray(pixels).resize((60, 40), Image.Resampling.BILINEAR))
+    cropped = resized[4:36, 12:48].astype(np.float32) / 255
+    wanted = (cropped - np.float32(SMALL.mean)) / np.float32(SMALL.std)
+    (seen,) = run("pillow", SMALL, pixels)
+    np.testing.assert_array_equal(seen, wanted.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "antialias", "allowed"),
+    [
+        ("torchvision", "bilinear", True, 1.0),
+        ("onnx", "bilinear", True, 1.0),
+        ("rust-image", "bilinear", True, 1.0),
+        # Pillow 13 resizes the height first where it likes, torchvision never: overshoot between.
+        ("torchvision", "bicubic", True, 10.0),
+        ("opencv", "nearest", False, 0.0),
+    ],
+)
+def test_near_pillow(name: str, mode: str, antialias: bool, allowed: float) -> None:
+    spec = PreprocessSpec(resize=Resize(size=(48, 37), mode=mode, antialias=antialias))
+    pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
+    for seen, wanted in zip(
+        run(name, spec, *pictures), run("pillow", spec, *pictures), strict=True
+    ):
+        assert steps(seen, wanted, spec) <= allowed + 1e-3
+
+
+@pytest.mark.parametrize("name", ["opencv", "onnx"])
+def test_near_torchvision_without_antialias(name: str) -> None:
+    spec = PreprocessSpec(resize=Resize(size=(48, 37), antialias=False))
+    pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
+    wanted = run("torchvision", spec, *pictures)
+    for seen, one in zip(run(name, spec, *pictures), wanted, strict=True):
+        assert steps(seen, one, spec) <= 1.001
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_picture_that_does_not_fit_is_refused_by_all(name: str) -> None:
+    spec = PreprocessSpec(resize=Resize(shortest_side=256), crop=(200, 200))
+    found = implementation(name)
+    with found.opened(spec) as preprocess, pytest.raises(DataError, match="would become"):
+        preprocess(np.zeros((1, 100_000, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "resize", "says"),
+    [
+        ("pillow", Resize(size=(8, 8), antialias=False), "always antialiases"),
+        ("opencv-area", Resize(size=(8, 8), antialias=False), "always antialiases"),
+        ("onnx-asymmetric", None, "no coordinates"),
+        ("canvas", Resize(size=(8, 8), mode="bicubic"), "no bicubic"),
+    ],
+)
+def test_what_it_cannot_do_is_said(name: str, resize: Resize | None, says: str) -> None:
+    assert says in str(implementation(name).lacking(PreprocessSpec(resize=resize)))
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = PreprocessSpec()
+    monkeypatch.setattr(opencv, "find_spec", lambda _: None)
+    assert "not installed" in str(opencv.IMPLEMENTATION.lacking(spec))
+    monkeypatch.setattr(canvas.shutil, "which", lambda _: None)
+    assert "apt-get install chromium" in str(canvas.IMPLEMENTATION.lacking(spec))
+    monkeypatch.setattr(canvas, "find_spec", lambda _: None)
+    assert "Playwright is not installed" in str(canvas.IMPLEMENTATION.lacking(spec))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_versions_are_told(name: str) -> None:
+    assert any(char.isdigit() for char in implementation(name).version())

@@ -1,0 +1,59 @@
+"""Fifty natural-like pictures with sharp edges: who is the same, who is not, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.natural_images import SIZES, natural_image, write_images
+from gate.preprocess.candidates import AREA, HALF_PIXEL, NO_ANTIALIAS
+from gate.preprocess.compare import LineUp, compare
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocessing_parity import PreprocessingParity
+
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
+    photos = write_images(tmp_path_factory.mktemp("photos"), COUNT)
+    line_up = LineUp(
+        ("torchvision", "torchvision-no-antialias", "opencv", "opencv-area", "onnx",
+         "onnx-asymmetric", "rust-image")
+    )  # fmt: skip
+    return compare(PreprocessSpec.imagenet(), photos, line_up=line_up).parity
+
+
+@pytest.mark.parametrize("name", ["torchvision", "onnx", "rust-image"])
+def test_within_one_step_of_pillow(parity: PreprocessingParity, name: str) -> None:
+    consumer = parity.consumer(name)
+    assert consumer is not None
+    assert (consumer.images, consumer.causes) == (COUNT, ())
+    assert consumer.within(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        ("torchvision-no-antialias", (NO_ANTIALIAS,)),
+        ("opencv", (NO_ANTIALIAS,)),
+        ("opencv-area", (AREA,)),
+        ("onnx-asymmetric", (NO_ANTIALIAS, HALF_PIXEL)),
+    ],
+)
+def test_known_differences_are_found_and_named(
+    parity: PreprocessingParity, name: str, causes: tuple[str, ...]
+) -> None:
+    consumer = parity.consumer(name)
+    assert consumer is not None
+    assert consumer.max_diff is not None
+    assert consumer.explained is not None
+    assert consumer.max_diff > 30
+    assert consumer.causes == causes
+    assert consumer.explained > 0.95
+
+
+def test_the_pictures_vary_and_stay_the_same() -> None:
+    pictures = [natural_image(seed) for seed in range(len(SIZES))]
+    assert {picture.shape[:2] for picture in pictures} == set(SIZES)
+    assert (natural_image(3) == natural_image(3)).all()
+    assert all(picture.std() > 20 for picture in pictures)

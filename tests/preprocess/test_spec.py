@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gate.errors import EvidenceError, PolicyError
+from gate.preprocess.spec import PreprocessSpec, Resize
+
+SIDES = st.integers(1, 512)
+NUMBERS = st.floats(0.001, 2.0)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> PreprocessSpec:
+    mode = draw(st.sampled_from(["nearest", "bilinear", "bicubic"]))
+    antialias = draw(st.booleans()) and mode != "nearest"
+    height, width = draw(SIDES), draw(SIDES)
+    by_side = draw(st.booleans())
+    resize = Resize(
+        size=None if by_side else (height, width),
+        shortest_side=min(height, width) if by_side else None,
+        mode=mode,
+        antialias=antialias,
+    )
+    most = (min(height, width),) * 2 if by_side else (height, width)
+    crop = (draw(st.integers(1, most[0])), draw(st.integers(1, most[1])))
+    mean = draw(st.none() | st.tuples(NUMBERS, NUMBERS, NUMBERS))
+    return PreprocessSpec(
+        resize=draw(st.sampled_from([None, resize])),
+        crop=draw(st.sampled_from([None, crop])),
+        channels=draw(st.sampled_from(["rgb", "bgr"])),
+        value_range=draw(st.sampled_from([(0, 1), (0, 255), (-1, 1)])),
+        mean=mean,
+        std=None if mean is None else draw(st.tuples(NUMBERS, NUMBERS, NUMBERS)),
+        layout=draw(st.sampled_from(["nchw", "nhwc"])),
+    )
+
+
+@given(specs(), specs())
+def test_json_and_digest_are_exact(spec: PreprocessSpec, other: PreprocessSpec) -> None:
+    again = PreprocessSpec.from_json(spec.to_json())
+    assert again == spec
+    assert again.digest() == spec.digest()
+    assert (spec.digest() == other.digest()) == (spec == other)
+
+
+@given(specs())
+def test_a_saved_spec_is_read_as_yaml_too(tmp_path_factory: Any, spec: PreprocessSpec) -> None:
+    path = tmp_path_factory.mktemp("spec") / "preprocessing.json"
+    spec.save(path)
+    assert PreprocessSpec.of_file(path) == spec
+
+
+def test_the_digest_of_imagenet_stays() -> None:
+    """Recorded in evidence: a new field must not change it (`later`)."""
+    assert PreprocessSpec.imagenet().digest().hex == (
+        "a8b64ce5d065a3091b59d90257d1b1a5d89b994d4e2e599ced0b640f144fb3e6"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"resize": {}}, "exactly one of size"),
+        ({"resize": {"size": [8, 8], "shortest_side": 8}}, "exactly one of size"),
+        ({"resize": {"size": [8, 0]}}, "greater than or equal to 1"),
+        ({"resize": {"size": [8, 8], "mode": "nearest"}}, "can't antialias"),
+        ({"resize": {"size": [8, 8], "mode": "area"}}, "'nearest', 'bilinear' or 'bicubic'"),
+        ({"resize": {"size": [8, 8]}, "crop": [9, 8]}, "crop .* is larger than what resize leaves"),
+        ({"resize": {"shortest_side": 8}, "crop": [8, 9]}, "larger than what resize leaves"),
+        ({"mean": [0.5, 0.5, 0.5]}, "both mean and std"),
+        ({"std": [0.5, 0.5, 0.5]}, "both mean and std"),
+        ({"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.0, 0.5]}, "larger than 0"),
+        ({"mean": [0.5, 0.5, 0.5], "std": [0.5, -1.0, 0.5]}, "larger than 0"),
+        ({"mean": [0.5, 0.5, 0.5], "std": [0.5, "NaN", 0.5]}, "valid number"),
+        ({"mean": [0.5], "std": [0.5]}, "Field required"),
+        ({"value_range": [-1, 255]}, r"\[0, 1\], \[0, 255\] or \[-1, 1\]"),
+        ({"value_range": [0, 2]}, "1 or 255"),
+        ({"dtype": "uint8"}, "holds 0 to 255 only"),
+        ({"dtype": "float16", "mean": [0.5] * 3, "std": [1e-6] * 3}, "range of float16"),
+        ({"layout": "chw"}, "'nchw' or 'nhwc'"),
+        ({"colour": "rgb"}, "Extra inputs"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValidationError, EvidenceError), match=says):
+        PreprocessSpec.model_validate_json(json.dumps(fields))
+
+
+def test_errors_of_a_file_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "preprocessing:\n  resize:\n    shortest_side: 256\n    mode: linear\n  crop: 3\n"
+    )
+    with pytest.raises(PolicyError) as error:
+        PreprocessSpec.of_file(path)
+    assert f"{path}:4: preprocessing.resize.mode: " in str(error.value)
+    assert f"{path}:5: preprocessing.crop: " in str(error.value)
+
+
+def test_a_file_holds_a_section_or_the_spec_itself(tmp_path: Path) -> None:
+    body = "resize: {shortest_side: 256}\ncrop: [224, 224]\n"
+    body += "mean: [0.485, 0.456, 0.406]\nstd: [0.229, 0.224, 0.225]\n"
+    (tmp_path / "whole.yaml").write_text(body)
+    indented = "".join(f"  {line}\n" for line in body.splitlines())
+    (tmp_path / "section.yaml").write_text(f"gate: {{}}\npreprocessing:\n{indented}")
+    for name in ("whole.yaml", "section.yaml"):
+        assert PreprocessSpec.of_file(tmp_path / name) == PreprocessSpec.imagenet()
+
+
+def test_steps_are_grey_levels() -> None:
+    spec = PreprocessSpec(value_range=(-1, 1), mean=(0.0, 0.0, 0.0), std=(1.0, 0.5, 2.0))
+    assert spec.steps == (127.5, 63.75, 255.0)
+    assert PreprocessSpec(value_range=(0, 255)).steps == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        (PreprocessSpec(), (3, None, None)),
+        (PreprocessSpec(resize=Resize(shortest_side=9), layout="nhwc"), (None, None, 3)),
+        (PreprocessSpec(resize=Resize(size=(9, 7))), (3, 9, 7)),
+        (PreprocessSpec(resize=Resize(size=(9, 7)), crop=(5, 6), layout="nhwc"), (5, 6, 3)),
+    ],
+)
+def test_the_shape_of_a_tensor(spec: PreprocessSpec, shape: tuple[int | None, ...]) -> None:
+    assert spec.shape == shape
