@@ -7,6 +7,8 @@ every random network gives one class for all images. `build` mends these four, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,13 +36,13 @@ def architectures(*, below: int) -> dict[str, int]:
     return {n: counts[n] for n in sorted(counts, key=counts.__getitem__) if counts[n] < below}
 
 
-def images(count: int, name: str, *, seed: int) -> NDArray[np.float32]:
+def images(count: int, name: str, *, seed: int, side: int | None = None) -> NDArray[np.float32]:
     """Random images, shape (count, 3, side, side): a smooth field of its own and a little noise.
 
     All of one scale: a random network that saw 16 images answers an outlier with rounding errors
     of up to a percent, PyTorch as much as the runtime, which says nothing about an export.
     """
-    side = SIDE.get(name, 224)
+    side = side or SIDE.get(name, 224)
     rng = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, 3, 8, 8, generator=rng)
     smooth = interpolate(coarse, size=(side, side), mode="bilinear")
@@ -48,21 +50,33 @@ def images(count: int, name: str, *, seed: int) -> NDArray[np.float32]:
     return np.asarray((seen / seen.std()).numpy())
 
 
-def build(name: str, *, seed: int = 0) -> nn.Module:
-    """The architecture in eval mode, 1000 classes, random weights of `seed`, then calibrated:
-    a head of zeros and the scales of ConvNeXt's blocks get the values of an ordinary layer,
-    BatchNorm the statistics of 16 images, and the head's bias takes their mean away."""
+def build(name: str, *, seed: int = 0, side: int | None = None, **options: Any) -> nn.Module:
+    """The architecture in eval mode, 1000 classes, random weights of `seed`, then `calibrated`.
+
+    `side`: pixels of the images; `options` go to the architecture.
+    """
+    options |= {"init_weights": True} if name in _INITIALISES else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        options = {"init_weights": True} if name in _INITIALISES else {}
-        model = models.get_model(name, weights=None, **options).eval()
-        head = _head(model)
-        if not head.weight.any():
+        model = models.get_model(name, weights=None, **options)
+    return calibrated(
+        model, images(_CALIBRATION_IMAGES, name, seed=_CALIBRATION_SEED, side=side), seed=seed
+    )
+
+
+def calibrated(model: nn.Module, seen: NDArray[np.float32], *, seed: int = 0) -> nn.Module:
+    """The model in eval mode: a head of zeros and the scales of ConvNeXt's blocks get the values
+    of an ordinary layer, BatchNorm the statistics of the images `seen`, and the head's bias takes
+    their mean away."""
+    head = _head(model.eval())
+    if not head.weight.any():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             nn.init.trunc_normal_(head.weight, std=0.02)
     for key, parameter in model.named_parameters():
         if key.endswith("layer_scale"):
             nn.init.constant_(parameter, 0.1)
-    calibration = torch.from_numpy(images(_CALIBRATION_IMAGES, name, seed=_CALIBRATION_SEED))
+    calibration = torch.from_numpy(seen)
     with torch.inference_mode():
         _calibrate(model, calibration)
         _centre(model, head, calibration)

@@ -72,7 +72,7 @@ def sizes(example: Example) -> str:
     shapes = {name: list(array.shape) for name, array in example.arrays.items()}
     count = len(next(iter(example.arrays.values())))
     shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    return f"{count} samples ({shown})"
+    return f"{count} sample{'' if count == 1 else 's'} ({shown})"
 
 
 def _of_output(name: str, example: Example, seen: Array, want: Array) -> tuple[float, float]:

@@ -32,7 +32,6 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
         "optimize": request.settings.do_constant_folding,
         "keep_initializers_as_inputs": False,
         "external_data": False,
-        "fallback": False,
         "verbose": False,
     }
     axes = tuple(request.axes.get(name) for name in request.input_names)

@@ -8,8 +8,9 @@ against it, it is kept aside, and taken where no later rung does better.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gate.export import direct, dynamo, scripted, traced
@@ -65,14 +66,14 @@ class Ladder:
         self._room = room
         self._sanity = Sanity(request)
         self._failures: list[RungFailed] = []
-        self._notes: list[str] = []
+        self._notes: dict[str, str] = {}
         self.log = ""
         """All that the exporters printed."""
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """One line for each earlier rung that did not carry."""
-        return tuple(self._notes)
+        """One line for each rung that did not carry, of those that were tried."""
+        return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
 
     def climb(self) -> Carried:
         """The first rung that carries, else the first that is only in doubt.
@@ -86,16 +87,15 @@ class Ladder:
                 carried = self._lowest(strategy)
             except RungFailed as failed:
                 self._failures.append(failed)
-                self._notes.append(f"{strategy}: {impersonal(failed.refusal.cause)}")
+                self._notes[strategy] = failed.refusal.cause
                 continue
             if carried.doubt is None:
                 return carried
-            if doubtful is None:
-                doubtful = carried
-            else:
-                self._notes.append(f"{strategy}: wrote a file that {impersonal(carried.doubt)}")
+            self._notes[strategy] = f"wrote a file that {carried.doubt}"
+            doubtful = doubtful or carried
         if doubtful is None:
             raise self._no_rung()
+        del self._notes[doubtful.strategy]
         return doubtful
 
     def _no_rung(self) -> NoRung:
@@ -108,7 +108,8 @@ class Ladder:
         if len(self._notes) == 1:
             return NoRung(refusal, ())
         cause = "no strategy of the ladder could export the model"
-        return NoRung(replace(refusal, cause=cause), self.rungs)
+        tried = self._request.settings.rungs
+        return NoRung(refusal.of_all(tried, cause=cause), self.rungs)
 
     def _lowest(self, strategy: known.Strategy) -> Carried:
         """By the opset that was asked for, or the lowest that works."""
@@ -134,8 +135,13 @@ class Ladder:
         asked = self._request.settings.custom_symbolics
         path = self._room / f"{strategy}.onnx"
         path.unlink(missing_ok=True)
-        with self._listening() as said, registered(asked, opset=opset) as symbolics:
-            told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        try:
+            with self._listening() as said, registered(asked, opset=opset) as symbolics:
+                told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        except RungFailed as failed:
+            if failed.explain is not None:
+                failed.explain = partial(_explained, failed.explain, asked, opset)
+            raise
         verified(path, self._request, opset=opset)
         carried = Carried(path, strategy, opset, told, said)
         settings = self._request.settings
@@ -159,3 +165,9 @@ class Ladder:
                 yield said
         finally:
             self.log += said.text
+
+
+def _explained(explain: Callable[[], Refusal], asked: str | None, opset: int) -> Refusal:
+    """With the custom symbolic functions, so that what they write does not count as missing."""
+    with registered(asked, opset=opset):
+        return explain()

@@ -11,6 +11,7 @@ from torch import nn
 
 from gate.export.axes import told
 from gate.export.exporter import RungFailed, Told, settings_of
+from gate.export.naming import accepted, rename
 from gate.export.operators import refused
 from gate.export.request import Request
 from gate.export.settings import Strategy
@@ -37,9 +38,11 @@ def write_legacy(
     keywords: dict[str, Any] = plain | {
         "training": TrainingMode.EVAL,
         "operator_export_type": OperatorExportTypes.ONNX,
-        "input_names": list(request.input_names),
-        "output_names": list(request.output_names),
-        "dynamic_axes": request.axes,
+        "input_names": accepted(request.input_names),
+        "output_names": accepted(request.output_names),
+        "dynamic_axes": dict(
+            zip(accepted(tuple(request.axes)), request.axes.values(), strict=True)
+        ),
     }
     try:
         torch.onnx.export(module, request.arguments, str(path), **keywords)
@@ -50,6 +53,7 @@ def write_legacy(
             refused, error, module, request.arguments, strategy=strategy, told=keywords
         )
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
+    rename(path, (*request.input_names, *request.output_names))
     described: Told = {
         "training": "eval",
         "operator_export_type": "ONNX",

@@ -1,0 +1,50 @@
+"""Giving inputs and outputs names that the TorchScript-based exporter refuses: plain numbers.
+
+Detector backbones return `{"0": …, "1": …}`. They are exported under other names, and renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+
+_STAND_IN = "parity_gate_value_"
+
+
+def accepted(names: Sequence[str]) -> list[str]:
+    """The names, with a stand-in for each that is a plain number."""
+    return [f"{_STAND_IN}{name}" if name.isdecimal() else name for name in names]
+
+
+def rename(path: Path, names: Sequence[str]) -> None:
+    """Exchange the stand-ins of `names` in the file `path`. Raises OSError.
+
+    What the exporter itself called so, deep in the graph, makes way.
+    """
+    wanted = [name for name in names if name.isdecimal()]
+    if not wanted:
+        return
+    new = {f"{_STAND_IN}{name}": name for name in wanted}
+    new |= {name: f"inner_{name}" for name in wanted}
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    _rename(model.graph, new)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _rename(graph: onnx.GraphProto, new: dict[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = new.get(value.name, value.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new.get(name, name) for name in names]
+        for inner in _inner(node):
+            _rename(inner, new)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

@@ -1,0 +1,171 @@
+"""Models of many kinds by `strategy: ladder`, each judged by the gate with its default policy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.maxvit import MaxVit
+
+from benchmarks import torchvision_models
+from gate.check import Reference, Verdicted, Workload, check
+from gate.checks import Verdict
+from gate.errors import ExportError
+from gate.evidence import Source
+from gate.export.export import Exported, export_model
+from gate.export.settings import ExportSettings
+from gate.parity.samples import Samples
+from tests.export import custom_example
+
+SAMPLES, BATCH = 8, 2
+Arrays = dict[str, NDArray[Any]]
+
+
+def judged(
+    model: nn.Module, arrays: Arrays, folder: Path, **settings: Any
+) -> tuple[Exported, Verdicted]:
+    output = folder / "model.onnx"
+    asked = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
+    exported = export_model(model, arrays, settings=asked, output=output)
+    verdicted = check(
+        output,
+        reference=Reference(model, Source(factory="tests:model"), exported.record),
+        workload=Workload(Samples.of(arrays), batch_size=4),
+    )
+    return exported, verdicted
+
+
+def assert_passes(verdicted: Verdicted) -> None:
+    problems = [f"{c.name}: {c.observed} {c.explanation}" for c in verdicted.decision.problems]
+    assert verdicted.decision.verdict is Verdict.PASS, problems
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "options", "rung"),
+    [
+        ("resnet18", 64, {}, ("traced", 13)),
+        ("vit_b_16", 32, {"image_size": 32}, ("direct", 14)),
+        ("inception_v3", 96, {}, ("traced", 13)),
+    ],
+)
+def test_torchvision(
+    tmp_path: Path, name: str, side: int, options: dict[str, Any], rung: tuple[str, int]
+) -> None:
+    model = torchvision_models.build(name, side=side, **options)
+    images = torchvision_models.images(SAMPLES, name, seed=2, side=side)
+    exported, verdicted = judged(model, {"input": images}, tmp_path)
+    assert (exported.record.strategy, exported.subject.opset) == rung
+    assert_passes(verdicted)
+
+
+def test_maxvit_t_with_small_windows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = MaxVit(
+        input_size=(64, 64), stem_channels=64, block_channels=[64, 128, 256, 512],
+        block_layers=[2, 2, 5, 2], head_dim=32, stochastic_depth_prob=0.2, partition_size=2,
+    )  # fmt: skip
+    seen = torchvision_models.images(16, "maxvit_t", seed=1, side=64)
+    images = torchvision_models.images(SAMPLES, "maxvit_t", seed=2, side=64)
+    exported, verdicted = judged(
+        torchvision_models.calibrated(model, seen), {"input": images}, tmp_path
+    )
+    assert exported.record.strategy == "direct"
+    assert exported.record.rungs == (
+        "traced: the operator aten::swapaxes can't be exported at opset 13",
+    )
+    assert_passes(verdicted)
+
+
+def test_a_detector_backbone_returns_its_levels_by_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = resnet_fpn_backbone(backbone_name="resnet18", weights=None).eval()
+    images = torchvision_models.images(SAMPLES, "resnet18", seed=2, side=64)
+    exported, verdicted = judged(
+        model, {"x": images}, tmp_path, dynamic_axes={"x": {2: "height", 3: "width"}}
+    )
+    assert [spec.name for spec in exported.subject.outputs] == ["0", "1", "2", "3", "pool"]
+    assert all(
+        isinstance(axis, int) == (place == 1)
+        for spec in exported.subject.outputs
+        for place, axis in enumerate(spec.shape)
+    )
+    assert_passes(verdicted)
+
+
+class Question(nn.Module):
+    """An image and the words of a question, the second by keyword only, to an answer and where
+    it looked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = nn.Conv2d(3, 8, 3, stride=2)
+        self.read = nn.Embedding(16, 8)
+        self.answer = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor, *, words: torch.Tensor) -> dict[str, Any]:
+        seen = self.see(image).flatten(2)
+        asked = self.read(words).mean(1, keepdim=True)
+        look = (asked @ seen).softmax(-1)
+        return {"logits": self.answer((look @ seen.transpose(1, 2)).squeeze(1)), "look": look}
+
+
+def test_two_inputs_one_by_keyword(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "words": rng.integers(0, 16, (SAMPLES, 6)),
+        "image": rng.standard_normal((SAMPLES, 3, 10, 10)).astype(np.float32),
+    }
+    exported, verdicted = judged(
+        Question().eval(), arrays, tmp_path, dynamic_axes={"words": {1: "sequence"}}
+    )
+    assert [spec.name for spec in exported.subject.inputs] == ["image", "words"]
+    assert [spec.name for spec in exported.subject.outputs] == ["logits", "look"]
+    assert exported.subject.inputs[1].shape == ("batch", "sequence")
+    assert_passes(verdicted)
+
+
+class Halving(nn.Module):
+    """Halves its input until nothing in it is large: how often depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool(x.abs().amax() > 1.0):
+            x = x * 0.5
+        return self.fc(x)
+
+
+def test_a_loop_on_data_is_kept_by_script_only(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
+    # One sample at a time: in a batch, another sample decides how often this one is halved.
+    exported, verdicted = judged(
+        Halving().eval(), {"x": x}, tmp_path, batch_size=1, dynamic_batch=False
+    )
+    assert exported.record.strategy == "scripted"
+    traced, direct = exported.record.rungs
+    assert re.match(r"traced: wrote a file that differs by \S+ from the model in output", traced)
+    assert direct.startswith("direct: ")
+    assert_passes(verdicted)
+
+
+def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path: Path) -> None:
+    model = custom_example.build().eval()
+    x = 3 * np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
+    exported, verdicted = judged(
+        model, {"x": x}, tmp_path, custom_symbolics="tests.export.custom_example:register"
+    )
+    assert exported.record.strategy == "traced"
+    assert_passes(verdicted)
+    with pytest.raises(ExportError, match=r"example::shifted_swish"):
+        judged(model, {"x": x}, tmp_path, ladder=("traced", "direct"))
