@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _OF_TORCH = ("aten", "prim", "quantized", "prims")
@@ -69,13 +70,13 @@ _FAMILIES = (
 )
 
 
-def family(operator: str, *, strategy: str | None = None) -> Family | None:
-    """The family of an operator such as `aten::stft` that failed in `strategy`, if it has one."""
+def family(operator: str, *, tried: Collection[str] = ()) -> Family | None:
+    """The family of an operator such as `aten::stft`, if it has one that helps after `tried`."""
     return next(
         (
             one
             for one in _FAMILIES
-            if re.fullmatch(one.pattern, operator) and (not strategy or one.strategy != strategy)
+            if re.fullmatch(one.pattern, operator) and one.strategy not in tried
         ),
         None,
     )

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import onnx
 
-from gate.errors import ExportError, OnnxFileError
-
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """Those that every build of ONNX Runtime carries."""
 _MOST = 8
@@ -27,21 +25,18 @@ def foreign_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     )
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise ExportError if the file has an operator that ONNX Runtime can't run."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's DecodeError, OSError
-        raise OnnxFileError(
-            f"{path} can't be read as an ONNX model: {type(error).__name__}. Export it again."
-        ) from error
-    if found := foreign_operators(model):
-        more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-        raise ExportError(
-            f"the file needs operators that ONNX Runtime does not have: "
-            f"{', '.join(found[:_MOST])}{more}. Write them by ONNX's own operators in the symbolic "
-            "function, see docs/custom-operators.md."
-        )
+def foreign_objection(path: Path) -> tuple[str, str] | None:
+    """Cause and remedy, if the ONNX file `path` has an operator that ONNX Runtime can't run."""
+    found = foreign_operators(onnx.load(path, load_external_data=False))
+    if not found:
+        return None
+    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    return (
+        "the file needs operators that ONNX Runtime does not have: "
+        f"{', '.join(found[:_MOST])}{more}",
+        "Write them by ONNX's own operators in the symbolic function, see "
+        "docs/custom-operators.md.",
+    )
 
 
 def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -32,7 +32,8 @@ class Refusal:
     cause: str
     remedy: str
     operators: tuple[UnsupportedOperator, ...] = ()
-    strategy: str | None = None
+    tried: tuple[str, ...] = ()
+    """The strategies that failed: none of them is proposed."""
 
     @classmethod
     def of(
@@ -50,12 +51,22 @@ class Refusal:
         """
         named = operator_in(error)
         every = tuple(operators)
+        tried = () if strategy is None else (strategy,)
         if named is not None and named.name not in names(every):
             every = (*every, named)
         if not every:
-            return cls(*reading(error), strategy=strategy)
+            return cls(*reading(error), tried=tried)
         opset = opset_in(error) if opset is None else opset
-        return cls(_cause(every, opset), remedy(every, strategy), every, strategy)
+        return cls(_cause(every, opset), remedy(every, tried), every, tried)
+
+    def of_all(self, tried: Sequence[str], *, cause: str) -> Refusal:
+        """The same where all of `tried` failed: what helps then."""
+        said = self.remedy
+        if self.operators:
+            said = remedy(self.operators, tried)
+        elif any(f"export.strategy to {strategy}" in said for strategy in tried):
+            said = "Change forward so that one of them takes it: each says above what it met."
+        return Refusal(cause, said, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
         """The whole of it, at most `MOST_LINES` lines, the remedy last.
@@ -65,7 +76,7 @@ class Refusal:
         lines = [self.cause, *(_clipped(note) for note in _shortened(notes, _MOST_NOTES))]
         if self.operators:
             lines += [*_listed(self.operators), "Ways out:"]
-            lines += [f"  {way}" for way in ways_out(self.operators, self.strategy)]
+            lines += [f"  {way}" for way in ways_out(self.operators, self.tried)]
         if log is not None:
             lines.append(f"The exporter's log is {log}.")
         return "\n".join(" ".join(line.splitlines()) for line in (*lines, self.remedy))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gate.export.families import family, is_custom
@@ -46,28 +46,28 @@ def opset_for_all(operators: Sequence[UnsupportedOperator]) -> int | None:
     return max(known) if known and len(known) == len(since) else None
 
 
-def remedy(operators: Sequence[UnsupportedOperator], strategy: str | None) -> str:
-    """One line that says what to do about all of them."""
+def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> str:
+    """One line that says what to do about all of them, after the strategies `tried` failed."""
     if opset := opset_for_all(operators):
         return f"Set export.opset to {opset} or more."
     first = {operator.name: operator for operator in operators}
-    advice = {name: _advice(operator, strategy) for name, operator in first.items()}
+    advice = {name: _advice(operator, tried) for name, operator in first.items()}
     by_advice: dict[str, list[str]] = {}
     for name in names(operators):
         by_advice.setdefault(advice[name], []).append(name)
     if len(by_advice) == 1:
         return next(iter(by_advice))
-    return _summary(first, strategy)
+    return _summary(first, tried)
 
 
-def _summary(operators: Mapping[str, UnsupportedOperator], strategy: str | None) -> str:
+def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
     """What to do about operators that need different things, in one short sentence."""
     later = [name for name, one in operators.items() if one.since is not None]
     custom = [name for name in operators if name not in later and is_custom(name)]
     others = [name for name in operators if name not in later and name not in custom]
     steps = []
     if others:
-        steps.append(f"replace {some(others)} in the model, or try {_other(strategy)}")
+        steps.append(f"replace {some(others)} in the model{_or_other(tried)}")
     if custom:
         steps.append(f"register a symbolic function for {some(custom)} (docs/custom-operators.md)")
     if later:
@@ -77,7 +77,7 @@ def _summary(operators: Mapping[str, UnsupportedOperator], strategy: str | None)
     return f"{said[0].upper()}{said[1:]}."
 
 
-def ways_out(operators: Sequence[UnsupportedOperator], strategy: str | None) -> tuple[str, ...]:
+def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
     """The three of them, one line each, the second with lines on what is known to help."""
     every = names(operators)
     since = {one.name: one.since for one in operators if one.since is not None}
@@ -85,32 +85,32 @@ def ways_out(operators: Sequence[UnsupportedOperator], strategy: str | None) -> 
     opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
     if without:
         opsets.append(f"none that this exporter writes has {some(without)}")
-    families = [family(name, strategy=strategy) for name in every]
+    families = [family(name, tried=tried) for name in every]
     known = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
     return (
         f"a higher export.opset: {'; '.join(opsets)}.",
-        f"another form: other operators in the model, or {_other(strategy)}.",
+        f"another form: other operators in the model{_or_other(tried)}.",
         *(f"  {line}" for line in list(known)[:_MOST_NAMES]),
         f"a symbolic function of your own: {CUSTOM_SYMBOLICS}.",
     )
 
 
-def _advice(operator: UnsupportedOperator, strategy: str | None) -> str:
+def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
     if operator.since is not None:
         return f"Set export.opset to {operator.since} or more."
     if is_custom(operator.name):
         return f"Register a symbolic function, or replace it in the model: {CUSTOM_SYMBOLICS}."
     if operator.reason is not None:
-        return f"Change this call in the model, or try {_other(strategy)}."
-    if known := family(operator.name, strategy=strategy):
+        return f"Change this call in the model{_or_other(tried)}."
+    if known := family(operator.name, tried=tried):
         return known.instead
-    return f"Replace it in the model by operators that ONNX has, or try {_other(strategy)}."
+    return f"Replace it in the model by operators that ONNX has{_or_other(tried)}."
 
 
-def _other(strategy: str | None) -> str:
-    if strategy == "dynamo":
-        return "export.strategy: direct"
-    return f"export.strategy: {'direct or ' if strategy == 'traced' else ''}dynamo"
+def _or_other(tried: Collection[str]) -> str:
+    """The strategies that may do better than those that failed; scripted seldom does."""
+    left = [strategy for strategy in ("direct", "dynamo") if strategy not in tried]
+    return f", or try export.strategy: {' or '.join(left)}" if left else ""
 
 
 def some(items: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from gate.errors import OnnxFileError
 from gate.evidence import TensorSpec
 from gate.export.exporter import RungFailed
+from gate.export.foreign import foreign_objection
 from gate.export.onnx_file import read_subject, verify_file
 from gate.export.request import Request
 
@@ -27,6 +28,8 @@ def verified(path: Path, request: Request, *, opset: int) -> None:
         verify_file(path, opset=opset)
     except OnnxFileError as error:
         raise _invalid(error, path) from error
+    if foreign := foreign_objection(path):
+        raise RungFailed.because(*foreign)
     inputs = tuple(spec.name for spec in subject.inputs)
     if request.settings.export_params and inputs != request.input_names:
         raise RungFailed.because(

@@ -11,10 +11,11 @@ from tests.export.custom_example import ShiftedSwish
 
 
 class Eigenvalues(nn.Module):
-    """No exporter writes eigenvalues. (batch, 4, 4), as everything here."""
+    """No exporter writes eigenvalues. (batch, 4, 4), as everything here. tanh keeps the values
+    finite: LAPACK crashes on others."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.linalg.eigvals(x).real.sum()
+        return x * torch.linalg.eigvals(x).real.sum().tanh()
 
 
 class GridSample(nn.Module):
@@ -101,7 +102,7 @@ class LoopedEigenvalues(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(x.shape[0]):
             if bool(x.sum() > 0):
-                x = x + torch.linalg.eigvals(x).real.sum()
+                x = x + torch.linalg.eigvals(x).real.sum().tanh()
         return x
 
 
@@ -154,3 +155,12 @@ class Several(nn.Module):
 @torch.library.custom_op("parity_gate_tests::without_fake", mutates_args=())
 def without_fake(x: torch.Tensor) -> torch.Tensor:
     return x * 2
+
+
+def register_without_lowering(symbolics: Any) -> None:
+    """A symbolic function that writes an operator which no runtime has."""
+
+    def write(g: Any, x: Any, shift: Any) -> Any:
+        return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())
+
+    symbolics.legacy("example::shifted_swish", write)

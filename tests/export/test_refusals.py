@@ -32,7 +32,7 @@ OPERATORS = st.builds(
         (
             UnsupportedOperatorError("aten::median", 13, None),
             "the operator aten::median can't be exported at opset 13",
-            "Replace it in the model by operators that ONNX has, or try export.strategy: dynamo.",
+            "Replace it in the model by operators that ONNX has, or try export.strategy: direct or dynamo.",
         ),
         (
             UnsupportedOperatorError("mine::op", 13, None),
@@ -52,7 +52,7 @@ OPERATORS = st.builds(
                 "request support or submit a pull request"
             ),
             "the operator aten::Pad can't be exported: Pad, negative axis",
-            "Change this call in the model, or try export.strategy: dynamo.",
+            "Change this call in the model, or try export.strategy: direct or dynamo.",
         ),
         (
             RuntimeError("Bad rank.  [Caused by x]. The containing node has kind 'onnx::Add'.]"),
@@ -138,13 +138,26 @@ def test_knows_the_frequent_families(operator: str, why: str) -> None:
     known = family(operator)
     assert known is not None
     assert why in known.why
-    assert known.strategy is None or family(operator, strategy=known.strategy) is None
+    assert known.strategy is None or family(operator, tried=[known.strategy]) is None
 
 
 def test_no_strategy_that_failed_is_proposed() -> None:
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
     assert "strategy to dynamo" in Refusal.of(error, strategy="direct").remedy
     assert "dynamo" not in Refusal.of(error, strategy="dynamo").remedy
+
+
+def test_after_a_whole_ladder_no_strategy_is_proposed() -> None:
+    tried = ("traced", "direct", "scripted", "dynamo")
+    error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
+    refusal = Refusal.of(error, strategy="traced").of_all(tried, cause="none could")
+    assert "export.strategy" not in refusal.text()
+    assert refusal.remedy == "Replace it in the model by operators that ONNX has."
+    dictionary = Refusal.of(RuntimeError("Encountering a dict at the output of the tracer"))
+    assert "export.strategy" in dictionary.text()
+    assert "export.strategy" not in dictionary.of_all(tried, cause="none could").text()
+    median = Refusal.of(ValueError(), operators=[UnsupportedOperator("aten::a", since=16)])
+    assert median.of_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
 
 
 # --- the text --------------------------------------------------------------------------------
@@ -169,7 +182,7 @@ def test_the_text_of_several_operators() -> None:
         "Ways out:",
         "  a higher export.opset: 16 has aten::grid_sampler; none that this exporter writes has "
         "aten::eig, mine::swish.",
-        "  another form: other operators in the model, or export.strategy: dynamo.",
+        "  another form: other operators in the model, or try export.strategy: dynamo.",
         "    a matrix decomposition, which ONNX has none of: Replace it in the model, or compute it "
         "outside of the model.",
         "  a symbolic function of your own: export.custom_symbolics: package.module:register "

@@ -1,0 +1,142 @@
+"""A failed export prints at most 40 lines, and the last one says what to do."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gate.errors import ExportError
+from gate.export.export import export_model
+from gate.export.settings import ExportSettings
+from tests.export import failing
+
+MOST = 40
+EXAMPLE = {"x": np.random.default_rng(0).random((4, 4, 4), dtype=np.float32)}
+ADVICE = (
+    "Set export.",
+    "Replace ",
+    "Register ",
+    "Change ",
+    "Use ",
+    "Return ",
+    "Give ",
+    "Call ",
+    "Write ",
+    "Annotate ",
+    "Check ",
+    "Take ",
+)
+
+
+def failed(model: nn.Module, folder: Path, **settings: Any) -> str:
+    """What the export of `model` says."""
+    asked = {"input_names": None, "output_names": None, **settings}
+    output = folder / "model.onnx"
+    with pytest.raises(ExportError) as error:
+        export_model(model, EXAMPLE, settings=ExportSettings(**asked), output=output)
+    assert not output.exists()
+    return str(error.value)
+
+
+def assert_short(text: str) -> None:
+    lines = text.splitlines()
+    assert len(lines) <= MOST
+    assert all(len(line) < 4000 for line in lines)
+    assert lines[-1].startswith(ADVICE), lines[-1]
+    assert "graph(" not in text
+    assert "\x1b" not in text
+
+
+BROKEN = st.sampled_from(
+    [
+        failing.Eigenvalues,
+        failing.GridSample,
+        failing.ShiftedSwish,
+        failing.NeedsShape,
+    ]
+)
+FINE = st.sampled_from([nn.ReLU, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4)])
+NETS = st.recursive(
+    st.one_of(BROKEN, FINE).map(lambda make: make()),
+    lambda inner: st.lists(inner, min_size=1, max_size=4).map(lambda parts: nn.Sequential(*parts)),
+    max_leaves=12,
+)
+
+
+@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    net=NETS,
+    broken=st.sampled_from([failing.Eigenvalues, failing.ShiftedSwish]),
+    strategy=st.sampled_from(["traced", "direct", "scripted"]),
+)
+def test_any_net_with_operators_that_cannot_be_exported(
+    net: nn.Module, broken: type[nn.Module], strategy: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        text = failed(nn.Sequential(net, broken()), Path(folder), strategy=strategy)
+    assert_short(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        (failing.Several, {"strategy": "ladder"}, "aten::linalg_eigvals"),
+        (failing.Several, {"strategy": "dynamo", "opset": 18}, "aten::linalg_eig"),
+        (failing.Branch, {"strategy": "dynamo", "opset": 18}, "the values of a tensor"),
+        (failing.WithoutFake, {"strategy": "dynamo", "opset": 18}, "the shape of its result"),
+        (failing.WithoutFake, {"strategy": "ladder"}, "parity_gate_tests::without_fake"),
+        (failing.Sorted, {"strategy": "scripted"}, "Lambda"),
+        (failing.DictOutput, {"strategy": "direct", "output_names": ("a", "b")}, "returns 1"),
+        (failing.TextOutput, {"strategy": "ladder"}, "str"),
+        (failing.DictInput, {"strategy": "ladder"}, "does not accept the example"),
+        (failing.ShiftedSwish, {"custom_symbolics": "nowhere:register"}, "no module named"),
+    ],
+)
+def test_other_failures(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    kind: type[nn.Module],
+    settings: dict[str, Any],
+    says: str,
+) -> None:
+    text = failed(kind(), tmp_path, **settings)
+    lines = text.splitlines()
+    assert len(lines) <= MOST
+    assert any(advice.lower() in lines[-1].lower() for advice in ADVICE), lines[-1]
+    assert says in text
+    seen = capfd.readouterr()
+    assert (seen.out, seen.err) == ("", "")
+
+
+def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
+    text = failed(failing.Several(blocks=40), tmp_path, strategy="direct")
+    assert_short(text)
+    log = tmp_path / "model.onnx.export.log"
+    assert f"The exporter's log is {log}." in text
+    assert len(log.read_text().splitlines()) > 5 * MOST
+
+
+def test_what_custom_symbolics_write_is_not_counted_as_missing(tmp_path: Path) -> None:
+    register = "tests.export.custom_example:register"
+    text = failed(failing.Several(), tmp_path, strategy="direct", custom_symbolics=register)
+    assert "example::shifted_swish" not in text
+    assert "aten::linalg_eigvals" in text
+
+
+def test_a_file_for_no_runtime_is_refused(tmp_path: Path) -> None:
+    text = failed(
+        failing.ShiftedSwish(),
+        tmp_path,
+        strategy="direct",
+        custom_symbolics="tests.export.failing:register_without_lowering",
+    )
+    assert "operators that ONNX Runtime does not have: mydomain::ShiftedSwish" in text
+    assert_short(text)
