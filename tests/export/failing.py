@@ -133,6 +133,18 @@ class NeedsShape(nn.Module):
         return self.second(nn.functional.layer_norm(x, (4,)))
 
 
+class Twins(nn.Module):
+    """Two lists whose modules have the same names: a trace tells only those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList([nn.Sequential(Eigenvalues())])
+        self.decoder = nn.ModuleList([nn.Sequential(Eigenvalues())])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder[0](self.encoder[0](x))
+
+
 class Several(nn.Module):
     """Several operators in several submodules, lists and sequences of them."""
 

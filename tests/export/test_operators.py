@@ -103,6 +103,12 @@ def test_looks_into_loops_and_branches_of_a_scripted_module() -> None:
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
+def test_modules_of_one_name_are_told_apart() -> None:
+    found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
+    places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
+    assert places == {"encoder.0.0", "decoder.0.0"}
+
+
 def test_finds_what_a_stopped_export_did_not_reach() -> None:
     found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
     assert [(one.name, one.place) for one in found] == [
