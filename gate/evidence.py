@@ -18,6 +18,7 @@ from gate.instruments import (
     TraceSearch,
 )
 from gate.lint_finding import LintFinding
+from gate.preprocessing_parity import PreprocessingParity
 from gate.record import Measured, Record, Sha256, later
 from gate.runtime import RuntimeName
 
@@ -242,6 +243,8 @@ class Evidence(Record):
     trace_search: TraceSearch | None = later(None)
     noise_unmeasured: str | None = later(None)
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
+    preprocessing: PreprocessingParity | None = later(None)
+    """Consumers of the preprocessing spec `source.preprocess_sha256`."""
     measured_at: str
     """UTC, ISO 8601."""
 

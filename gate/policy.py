@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from gate.instruments import GraphCode
+from gate.preprocessing_parity import ConsumerName, ImplementationName
 from gate.record import Record, later
 from gate.runtime import RUNTIMES, RuntimeName
 from gate.settings import has_section, load_section
@@ -168,6 +169,31 @@ class ExportFindings(_PolicyRecord):
     """`required`: evidence that does not say how the file was exported is an ERROR."""
 
 
+class PreprocessingPolicy(_PolicyRecord):
+    """How near those who feed the model must come to the preprocessing that it was trained with."""
+
+    consumers: Annotated[tuple[ConsumerName, ...], Field(min_length=1)]
+    """Implementations of the gate (docs/preprocessing.md), or consumers whose tensors are given."""
+    training_side: ImplementationName = "pillow"
+    """Whom they are compared with."""
+    required: Literal["always", "when_present"] = "always"
+    """`when_present`: an implementation that can't run on the measuring machine is waived."""
+    max_diff: Bound = 1.0
+    """Of any value, in 1/255 of the value range before normalisation."""
+    max_flips: Share | None = None
+    """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
+    min_images: Annotated[int, Field(ge=1)] = 50
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if len(set(self.consumers)) < len(self.consumers) or self.training_side in self.consumers:
+            raise ValueError(
+                f"consumers {list(self.consumers)}: name each once, and not the training side "
+                f"'{self.training_side}', which is always the same as itself"
+            )
+        return self
+
+
 class Policy(_PolicyRecord):
     """All that the gate demands."""
 
@@ -188,6 +214,8 @@ class Policy(_PolicyRecord):
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
     export_findings: ExportFindings = later(ExportFindings())
+    preprocessing: PreprocessingPolicy | None = later(None)
+    """Parity of preprocessing between the training side and named consumers; None: not asked."""
     review: Literal["automatic", "required"] = later("automatic")
     """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)

@@ -26,7 +26,7 @@ ImplementationName = Literal[
     "rust-image",
 ]
 IMPLEMENTATIONS: tuple[ImplementationName, ...] = get_args(ImplementationName)
-ConsumerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+ConsumerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
 """Of an implementation, or the user's own name for a consumer whose tensors are given."""
 
 _Count = Annotated[int, Field(ge=0)]

@@ -88,6 +88,13 @@ REMEDIES: dict[str, str] = {
     "or export by strategy: scripted.",
     "export_hazards": "Look at what the exporter warns of: operators in training mode, outputs "
     "without a batch axis.",
+    "preprocessing": "Measure it by the policy: gate.preprocess.measure, or the stage 'parity', on "
+    "enough pictures, with the spec that the model was trained with.",
+    "preprocessing_diff": "Run gate preprocess compare on the pictures: it names known causes (no "
+    "antialias, half-pixel shift, channel order, mean/std); or ship the preprocessing in the file: "
+    "gate preprocess prepend.",
+    "preprocessing_flips": "Other pixels give other answers: run gate preprocess compare --model "
+    "to see which pictures flip, and make the consumer follow the spec.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

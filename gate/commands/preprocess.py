@@ -45,6 +45,7 @@ def command() -> None:
     \b
     Examples:
       gate preprocess compare photos --spec preprocessing.yaml --model model.onnx
+      gate preprocess compare photos --implementations torchvision,onnx --json
       gate preprocess prepend model.onnx --spec preprocessing.yaml --output whole.onnx
     """
 

@@ -17,7 +17,7 @@ from gate.preprocess.answers import Classifier
 from gate.preprocess.consumer import Consumer, Exhibit, Seen
 from gate.preprocess.difference import Range
 from gate.preprocess.implementations import WHERE, implementation
-from gate.preprocess.pictures import read_picture
+from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels
 from gate.preprocessing_parity import ImplementationName, PreprocessingParity
@@ -64,7 +64,7 @@ class Comparison:
 
 def compare(
     spec: PreprocessSpec,
-    pictures: Sequence[Path],
+    pictures: Sequence[Picture],
     *,
     line_up: LineUp,
     model: Path | None = None,
@@ -87,13 +87,13 @@ def compare(
         consumers = [Consumer(name, spec) for name in line_up.consumers if name != reference]
         for consumer in consumers:
             _start(consumer, line_up, stack, pictures=len(pictures))
-        for place, path in enumerate(pictures):
-            pixels = read_picture(path)
-            digests[path.as_posix()] = str(_digest(pixels))
+        for place, picture in enumerate(pictures):
+            pixels = picture.read()
+            digests[picture.name] = str(_digest(pixels))
             tensor = make(pixels)
             values.update(tensor)
             wanted = classifier(tensor) if classifier is not None else None
-            seen = Seen(path.as_posix(), place, pixels, tensor, wanted)
+            seen = Seen(picture.name, place, pixels, tensor, wanted)
             for consumer in consumers:
                 consumer.update(seen, classifier)
             if advance is not None:

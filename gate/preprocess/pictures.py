@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,20 @@ from gate.errors import DataError
 from gate.preprocess.tensor import Pixels
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is decoded when it is needed."""
+
+    name: str
+    read: Callable[[], Pixels]
+    """uint8 RGB (height, width, 3). Raises DataError."""
+
+    @classmethod
+    def of_file(cls, path: Path) -> Picture:
+        """The picture in a file."""
+        return cls(path.as_posix(), partial(read_picture, path))
 
 
 def read_picture(path: Path) -> Pixels:
@@ -31,7 +47,7 @@ def read_picture(path: Path) -> Pixels:
         ) from error
 
 
-def pictures_in(paths: Sequence[Path]) -> tuple[Path, ...]:
+def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:
     """The files themselves, and all pictures below each folder, by name.
 
     Raises DataError for a folder without pictures, and where a file is named twice.
@@ -45,7 +61,7 @@ def pictures_in(paths: Sequence[Path]) -> tuple[Path, ...]:
     twice = sorted({str(path) for path in found if found.count(path) > 1})
     if twice:
         raise DataError(f"{twice[0]} is named twice. Name every picture once.")
-    return tuple(found)
+    return tuple(Picture.of_file(path) for path in found)
 
 
 def _below(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence
 from gate.policy import Policy, RuntimePolicy
-from gate.rules import comparisons, devices, export, instruments, statements
+from gate.rules import comparisons, devices, export, instruments, preprocessing, statements
 from gate.runtime import RUNTIMES, RuntimeName
 
 
@@ -21,6 +21,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.measured_once(evidence)
     yield from export.told(policy, evidence)
     yield from instruments.graph(policy, evidence)
+    yield from preprocessing.parity(policy, evidence)
     for name in RUNTIMES:
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":

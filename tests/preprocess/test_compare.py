@@ -20,7 +20,7 @@ from gate.preprocess import compare as module
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.difference import Difference
 from gate.preprocess.implementation import Implementation
-from gate.preprocess.pictures import pictures_in, read_picture
+from gate.preprocess.pictures import Picture, pictures_in, read_picture
 from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocessing_parity import ConsumerParity, PreprocessingParity
@@ -31,23 +31,23 @@ SHAPES = ((90, 70), (64, 120), (77, 77))
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> tuple[Path, ...]:
+def photos(tmp_path: Path) -> tuple[Picture, ...]:
     for seed, shape in enumerate(SHAPES):
         Image.fromarray(picture(*shape, seed=seed)).save(tmp_path / f"{seed}.png")
     return pictures_in([tmp_path])
 
 
-def tensors(photos: tuple[Path, ...], spec: PreprocessSpec = SMALL) -> Any:
-    return np.stack([preprocess(read_picture(path), spec) for path in photos])
+def tensors(photos: tuple[Picture, ...], spec: PreprocessSpec = SMALL) -> Any:
+    return np.stack([preprocess(photo.read(), spec) for photo in photos])
 
 
-def of_own(photos: tuple[Path, ...], dumped: Any, **options: Any) -> ConsumerParity:
+def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
     found = compare(SMALL, photos, line_up=LineUp(("own",), {"own": dumped}), **options)
     (consumer,) = found.parity.consumers
     return consumer
 
 
-def test_the_record_says_who_what_and_how_far(photos: tuple[Path, ...]) -> None:
+def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> None:
     found = compare(SMALL, photos, line_up=LineUp(("torchvision", "torchvision-no-antialias")))
     parity = found.parity
     near, far = parity.consumers
@@ -57,14 +57,14 @@ def test_the_record_says_who_what_and_how_far(photos: tuple[Path, ...]) -> None:
     assert near.causes == ()
     assert not far.within(1.0)
     assert far.causes == ("no antialias",)
-    assert far.worst in [path.as_posix() for path in photos]
+    assert far.worst in [photo.name for photo in photos]
     assert far.shape == (3, 32, 36)
     assert set(parity.versions) == {"pillow", "torchvision", "torchvision-no-antialias"}
     assert set(found.exhibits) == {"torchvision", "torchvision-no-antialias"}
     assert PreprocessingParity.from_json(parity.to_json()) == parity
 
 
-def test_numbers_by_hand(photos: tuple[Path, ...]) -> None:
+def test_numbers_by_hand(photos: tuple[Picture, ...]) -> None:
     moved = tensors(photos)
     step = 1 / 255 / 0.224
     moved[1, 1, 3, 4] += 2.5 * step
@@ -74,7 +74,7 @@ def test_numbers_by_hand(photos: tuple[Path, ...]) -> None:
     assert seen.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
     assert seen.over_one_step == pytest.approx(1 / moved.size)
     assert [channel.max for channel in seen.channels] == [0.0, 2.5, 0.0]
-    assert seen.worst == photos[1].as_posix()
+    assert seen.worst == photos[1].name
     assert seen.values is not None
     assert seen.values.first == tuple(float(value) for value in moved[0].ravel()[:16])
     assert seen.values.max == pytest.approx(float(moved.max()))
@@ -82,7 +82,7 @@ def test_numbers_by_hand(photos: tuple[Path, ...]) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite_never_pass(photos: tuple[Path, ...], bad: float) -> None:
+def test_values_that_are_not_finite_never_pass(photos: tuple[Picture, ...], bad: float) -> None:
     moved = tensors(photos)
     moved[0, 0, 0, 0] = bad
     seen = of_own(photos, moved)
@@ -90,7 +90,7 @@ def test_values_that_are_not_finite_never_pass(photos: tuple[Path, ...], bad: fl
     assert not seen.within(1e9)
 
 
-def test_another_shape_never_passes_and_is_explained(photos: tuple[Path, ...]) -> None:
+def test_another_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) -> None:
     seen = of_own(photos, tensors(photos).transpose(0, 2, 3, 1))
     assert seen.images == 0
     assert "layout nhwc instead of nchw" in seen.mismatched[0]
@@ -98,7 +98,7 @@ def test_another_shape_never_passes_and_is_explained(photos: tuple[Path, ...]) -
     assert not seen.within(math.inf)
 
 
-def test_answers_flip_and_move(photos: tuple[Path, ...], tmp_path: Path) -> None:
+def test_answers_flip_and_move(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     model = classifier(tmp_path / "model.onnx")
     same = of_own(photos, tensors(photos), model=model).decisions
     assert same is not None
@@ -110,7 +110,7 @@ def test_answers_flip_and_move(photos: tuple[Path, ...], tmp_path: Path) -> None
 
 
 def test_a_consumer_that_breaks_ends_no_other(
-    photos: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    photos: tuple[Picture, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def opened(spec: PreprocessSpec) -> Iterator[Any]:
@@ -136,7 +136,7 @@ def test_a_consumer_that_breaks_ends_no_other(
     assert [consumer.within(1e9) for consumer in found.consumers] == [False, False, False, True]
 
 
-def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Path, ...]) -> None:
+def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture, ...]) -> None:
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
     found = compare(spec, photos, line_up=LineUp(("onnx",))).parity
     assert found.reference == "torchvision"
@@ -144,12 +144,12 @@ def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Path, ..
         compare(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
 
 
-def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Path, ...]) -> None:
+def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Picture, ...]) -> None:
     line_up = LineUp(("rust-image",))
     first = compare(SMALL, photos, line_up=line_up).parity.images_sha256
     assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 == first
     assert compare(SMALL, photos[:2], line_up=line_up).parity.images_sha256 != first
-    Image.fromarray(picture(90, 71)).save(photos[0])
+    Image.fromarray(picture(90, 71)).save(photos[0].name)
     assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 != first
 
 
@@ -167,7 +167,7 @@ def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
         LineUp(**fields)
 
 
-def test_nothing_is_compared_with_nothing(photos: tuple[Path, ...], tmp_path: Path) -> None:
+def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="no picture"):
         compare(SMALL, (), line_up=LineUp(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.natural_images import SIZES, natural_image, write_images
 from gate.preprocess.candidates import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.compare import LineUp, compare
+from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocessing_parity import PreprocessingParity
 
@@ -15,7 +16,7 @@ COUNT = 50
 
 @pytest.fixture(scope="module")
 def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
-    photos = write_images(tmp_path_factory.mktemp("photos"), COUNT)
+    photos = pictures_in(write_images(tmp_path_factory.mktemp("photos"), COUNT))
     line_up = LineUp(
         ("torchvision", "torchvision-no-antialias", "opencv", "opencv-area", "onnx",
          "onnx-asymmetric", "rust-image")

@@ -1,0 +1,59 @@
+"""What `measure_preprocessing` measures, the rules accept or refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gate.checks import Verdict
+from gate.decision import decide
+from gate.digest import Digest
+from gate.errors import DataError, EvidenceError
+from gate.evidence import Source
+from gate.policy import PreprocessingPolicy
+from gate.preprocess.measure import measure_preprocessing
+from gate.preprocess.pictures import Picture
+from gate.preprocess.pillow import preprocess
+from tests import builders
+from tests.preprocess.pictures import SMALL, picture
+from tests.preprocess.test_onnx_graph import classifier
+
+PHOTOS = tuple(
+    Picture(f"{seed}.png", lambda seed=seed: picture(90, 70 + seed, seed=seed))  # type: ignore[misc]
+    for seed in range(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "verdict"),
+    [
+        (("torchvision", "onnx", "own"), Verdict.PASS),
+        (("torchvision", "opencv"), Verdict.FAIL),
+    ],
+)
+def test_the_measurement_is_judged(
+    tmp_path: Path, consumers: tuple[str, ...], verdict: Verdict
+) -> None:
+    model = classifier(tmp_path / "model.onnx")
+    asked = PreprocessingPolicy(consumers=consumers, min_images=4, max_flips=0.5)
+    own = {"own": np.stack([preprocess(photo.read(), SMALL) for photo in PHOTOS])}
+    seen = measure_preprocessing(SMALL, PHOTOS, policy=asked, model=model, dumped=own)
+    good = builders.evidence(
+        preprocessing=seen,
+        source=Source(factory="f", preprocess_sha256=SMALL.digest()),
+        subject=builders.evidence().subject.model_copy(update={"sha256": Digest.of_file(model)}),
+    )
+    decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
+    assert decision.verdict is verdict
+    assert {c.runtime for c in decision.problems} <= {None}
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(EvidenceError, match="Give the ONNX file"):
+        measure_preprocessing(
+            SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("onnx",), max_flips=0.0)
+        )
+    with pytest.raises(DataError, match="no implementation phone"):
+        measure_preprocessing(SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("phone",)))
