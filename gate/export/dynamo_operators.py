@@ -29,15 +29,16 @@ def untranslated(
 
     Raises what torch raises where the module can't be captured.
     """
-    from torch.onnx._internal.exporter import _core, _dispatching
+    from torch.onnx._internal.exporter import _core, _dispatching, _dynamic_shapes
 
     table = keywords.get("custom_translation_table") or {}
     registry = _registry(max(opset, _LOWEST), table)
+    shapes, _ = _dynamic_shapes.convert_str_to_export_dim(keywords.get("dynamic_shapes"))
     program = torch.export.export(
         module,
         arguments,
         keywords.get("kwargs"),
-        dynamic_shapes=keywords.get("dynamic_shapes"),
+        dynamic_shapes=shapes,
         strict=False,
     )
     decomposed = _core._prepare_exported_program_for_export(program, registry=registry)

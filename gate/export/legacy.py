@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gate.export.axes import told
 from gate.export.exporter import RungFailed, Told, settings_of
 from gate.export.naming import accepted, rename
 from gate.export.operators import refused
+from gate.export.refusals import Refusal
 from gate.export.request import Request
 from gate.export.settings import Strategy
 
@@ -49,9 +51,8 @@ def write_legacy(
     except OSError:
         raise
     except Exception as error:
-        explain = partial(
-            refused, error, module, request.arguments, strategy=strategy, told=keywords
-        )
+        find = partial(_explain, error, request, strategy=strategy, told=keywords)
+        explain = partial(find, None if module is request.model else module)
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
     rename(path, (*request.input_names, *request.output_names))
     described: Told = {
@@ -60,3 +61,16 @@ def write_legacy(
         "dynamic_axes": told(request.axes),
     }
     return settings_of(request, plain | described)
+
+
+def _explain(
+    error: Exception,
+    request: Request,
+    module: nn.Module | None,
+    *,
+    strategy: Strategy,
+    told: dict[str, Any],
+) -> Refusal:
+    """Asked after the export: the model itself (None) is flat no more by then."""
+    with request.flat() if module is None else contextlib.nullcontext(module) as exported:
+        return refused(error, exported, request.arguments, strategy=strategy, told=told)

@@ -31,7 +31,7 @@ class UnsupportedOperator:
     def located(self) -> str:
         """`layer1.0.attn (pkg/net.py:12)`, as far as it is known."""
         where = "the model itself" if self.place == "" else self.place
-        return f"{where} ({self.source})" if where and self.source else where or self.source or "?"
+        return f"{where} ({self.source})" if where and self.source else where or self.source or ""
 
 
 def names(operators: Sequence[UnsupportedOperator]) -> tuple[str, ...]:

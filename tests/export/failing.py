@@ -133,6 +133,18 @@ class NeedsShape(nn.Module):
         return self.second(nn.functional.layer_norm(x, (4,)))
 
 
+class Structured(nn.Module):
+    """Keyword inputs and a dict of outputs around what can't be exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Eigenvalues()
+        self.head = GridSample()
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> Any:
+        return {"scaled": self.head(self.block(x)) * scale, "given": x}
+
+
 class Twins(nn.Module):
     """Two lists whose modules have the same names: a trace tells only those."""
 

@@ -19,7 +19,8 @@ from gate.export.settings import ExportSettings
 from tests.export import failing
 
 MOST = 40
-EXAMPLE = {"x": np.random.default_rng(0).random((4, 4, 4), dtype=np.float32)}
+SAMPLES = np.random.default_rng(0).random((4, 4, 4), dtype=np.float32)
+EXAMPLE, STRUCTURED = {"x": SAMPLES}, {"x": SAMPLES, "scale": SAMPLES}
 ADVICE = (
     "Set export.",
     "Replace ",
@@ -41,7 +42,8 @@ def failed(model: nn.Module, folder: Path, **settings: Any) -> str:
     asked = {"input_names": None, "output_names": None, **settings}
     output = folder / "model.onnx"
     with pytest.raises(ExportError) as error:
-        export_model(model, EXAMPLE, settings=ExportSettings(**asked), output=output)
+        example = STRUCTURED if isinstance(model, failing.Structured) else EXAMPLE
+        export_model(model, example, settings=ExportSettings(**asked), output=output)
     assert not output.exists()
     return str(error.value)
 
@@ -114,6 +116,18 @@ def test_other_failures(
     assert says in text
     seen = capfd.readouterr()
     assert (seen.out, seen.err) == ("", "")
+
+
+@pytest.mark.parametrize("strategy", ["traced", "direct", "dynamo"])
+@pytest.mark.parametrize(
+    ("kind", "place"), [(failing.Structured, "block"), (failing.Several, "left.1.1")]
+)
+def test_places_are_known_for_every_strategy(
+    tmp_path: Path, kind: type[nn.Module], place: str, strategy: str
+) -> None:
+    text = failed(kind(), tmp_path, strategy=strategy, opset=18)
+    (line,) = [line for line in text.splitlines() if line.startswith("  aten::linalg_eig")]
+    assert f"{place} (tests/export/failing.py:" in line
 
 
 def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
