@@ -21,7 +21,7 @@ from gate.export.request import Request
 
 
 def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
-    """Export the module to the single file `path`; say what was set.
+    """Export the module to `path`, weights of more than 2 GB beside it; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.
     """
@@ -31,7 +31,7 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
         "export_params": request.settings.export_params,
         "optimize": request.settings.do_constant_folding,
         "keep_initializers_as_inputs": False,
-        "external_data": False,
+        "external_data": request.large,
         "verbose": False,
     }
     axes = tuple(request.axes.get(name) for name in request.input_names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gate.evidence import ExportRecord, Source, Subject
 from gate.export.capture import captured
 from gate.export.example import Example
 from gate.export.exporter import neutral, private_copy
+from gate.export.gathered import data_files
 from gate.export.ladder import Carried, Ladder, NoRung
 from gate.export.metadata import described, stamp_file
 from gate.export.onnx_file import read_subject
@@ -24,9 +25,6 @@ from gate.export.request import Request
 from gate.export.scratch import scratch
 from gate.export.settings import ExportSettings
 from gate.export.telltale import hazards, tracer_warnings
-
-_PROTOBUF_LIMIT = 2**31 - 2**24
-"""Bytes of weights that fit one protobuf file, with 16 MiB left for the graph."""
 
 
 @dataclass(frozen=True)
@@ -48,53 +46,67 @@ def export_model(
     output: Path,
     source: Source | None = None,
 ) -> Exported:
-    """Export `model` to the single file `output`, atomically; the model itself is not touched.
+    """Export `model` to `output`, atomically; the model itself is not touched.
 
     `example` maps input names (or anything, then by position) to arrays of shape (samples, ...).
     Works on a deep copy on the CPU in eval mode. The same model, settings and `source` give the
     same bytes; the file's metadata says the strategy, the opset that was asked for, why earlier
     rungs did not carry, and from `source` the factory, the checkpoint's digest and that of the
-    preprocessing.
+    preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
+    holds its digest.
 
     Raises ExportError if the model can't be copied or run, or if no strategy writes the file that
     was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
     `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
     `output` stays as it was.
     """
-    _refuse_too_large(model)
+    with staged(model, example, settings=settings, output=output, source=source) as exported:
+        pass
+    return replace(exported, path=output)
+
+
+@contextlib.contextmanager
+def staged(
+    model: nn.Module,
+    example: Mapping[str, NDArray[Any]],
+    *,
+    settings: ExportSettings,
+    output: Path,
+    source: Source | None = None,
+) -> Iterator[Exported]:
+    """The same, with a look at the file before it becomes `output`.
+
+    Yields the export with the path of the finished file in a folder of its own. It takes its place
+    when the `with` block ends well; else an older `output` stays.
+    """
     bound = Example.bind(example, settings.input_names)
     copied = private_copy(model)
     log_path = output.with_name(f"{output.name}.export.log")
-    with atomic.replacing(output) as temporary, scratch(output) as room, neutral(copied):
-        with captured():  # what the model itself says in Python is not the export's
-            request = Request.of(copied, bound, settings)
-        ladder = Ladder(request, room)
-        try:
-            carried = ladder.climb()
-        except NoRung as failed:
-            raise _told(failed, log_path, ladder.log) from failed.__cause__
+    with atomic.replacing(output) as temporary, scratch(output) as room:
+        with neutral(copied):
+            with captured():  # what the model itself says in Python is not the export's
+                request = Request.of(copied, bound, settings)
+            ladder = Ladder(request, room, name=output.name)
+            try:
+                carried = ladder.climb()
+            except NoRung as failed:
+                raise _told(failed, log_path, ladder.log) from failed.__cause__
+        asked = settings.opset
         metadata = described(
-            strategy=carried.strategy, opset_asked=settings.opset, rungs=ladder.rungs, source=source
+            strategy=carried.strategy, opset_asked=asked, rungs=ladder.rungs, source=source
         )
         stamp_file(carried.path, metadata)
         subject = _read(carried.path)
+        record = _record(request, carried, ladder.rungs)
+        yield Exported(carried.path, subject, record, ladder.log, settings)
+        for name in subject.external_data:  # first, so that no model is there without its weights
+            atomic.sync(carried.path.with_name(name))
+            carried.path.with_name(name).replace(output.with_name(name))
         carried.path.replace(temporary)
     log_path.unlink(missing_ok=True)
-    record = _record(request, carried, ladder.rungs)
-    return Exported(output, subject, record, ladder.log, settings)
-
-
-def _refuse_too_large(model: nn.Module) -> None:
-    size = sum(
-        value.numel() * value.element_size()
-        for value in (*model.parameters(), *model.buffers())
-        if not nn.parameter.is_lazy(value)
-    )
-    if size > _PROTOBUF_LIMIT:
-        raise ExportError(
-            f"the model has {size} bytes of weights, a single ONNX file holds at most "
-            f"{_PROTOBUF_LIMIT}. Export a smaller model, or half precision."
-        )
+    for older in data_files(output):
+        if older.name not in subject.external_data:
+            older.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Subject:

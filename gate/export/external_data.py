@@ -20,7 +20,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     the machine), missing, or too short for what the model reads from it.
     """
     names: set[str] = set()
-    for tensor in _tensors(model):
+    for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             try:
                 names.add(_checked(tensor, path))
@@ -84,7 +84,8 @@ def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
     return offset + (stated or size)
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors of the model: initializers, those in attributes, in subgraphs and functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)

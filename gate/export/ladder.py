@@ -8,8 +8,9 @@ against it, it is kept aside, and taken where no later rung does better.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gate.export import settings as known
 from gate.export.capture import Capture, captured
 from gate.export.custom import registered
 from gate.export.exporter import RungFailed, Strategy, Told
+from gate.export.gathered import gather, is_large
 from gate.export.metadata import impersonal
 from gate.export.refusals import Refusal
 from gate.export.request import Request
@@ -61,9 +63,11 @@ class NoRung(Exception):
 class Ladder:
     """One climb, into the folder `room`."""
 
-    def __init__(self, request: Request, room: Path) -> None:
+    def __init__(self, request: Request, room: Path, *, name: str) -> None:
+        """`name`: of the file."""
         self._request = request
         self._room = room
+        self._name = name
         self._sanity = Sanity(request)
         self._failures: list[RungFailed] = []
         self._notes: dict[str, str] = {}
@@ -132,30 +136,42 @@ class Ladder:
         return list(range(lowest, known.HIGHEST_OPSET[strategy] + 1))
 
     def _attempt(self, strategy: known.Strategy, opset: int) -> Carried:
-        asked = self._request.settings.custom_symbolics
-        path = self._room / f"{strategy}.onnx"
-        path.unlink(missing_ok=True)
+        folder = self._room / f"{strategy}-{opset}"
+        folder.mkdir()
         try:
-            with self._listening() as said, registered(asked, opset=opset) as symbolics:
-                told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+            carried = self._written(strategy, opset, folder / self._name)
+            settings = self._request.settings
+            if settings.strategy != "ladder" or not settings.export_params:
+                return carried
+            return self._sane(carried)
         except RungFailed as failed:
+            shutil.rmtree(folder, ignore_errors=True)  # it may be some gigabytes
             if failed.explain is not None:
+                asked = self._request.settings.custom_symbolics
                 failed.explain = partial(_explained, failed.explain, asked, opset)
             raise
+
+    def _written(self, strategy: known.Strategy, opset: int, path: Path) -> Carried:
+        """The file, if it is valid and the one that was asked for."""
+        asked = self._request.settings.custom_symbolics
+        with self._listening() as said, registered(asked, opset=opset) as symbolics:
+            told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        if path.is_file() and is_large(path):
+            gather(path, name=self._name)
         verified(path, self._request, opset=opset)
-        carried = Carried(path, strategy, opset, told, said)
-        settings = self._request.settings
-        if settings.strategy != "ladder" or not settings.export_params:
-            return carried
+        return Carried(path, strategy, opset, told, said)
+
+    def _sane(self, carried: Carried) -> Carried:
+        """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
         with self._listening():
-            objection = self._sanity.objection(path)
+            objection = self._sanity.objection(carried.path)
         if objection is None:
             return carried
         if objection.kind != "doubt":
             # Some operators are written wrongly in lower opsets, such as repeated indices at 13.
-            since = opset + 1 if objection.kind == "differs" else None
+            since = carried.opset + 1 if objection.kind == "differs" else None
             raise RungFailed.because(f"wrote a file that {objection.cause}", _WRONG, since=since)
-        return Carried(path, strategy, opset, told, said, objection.cause)
+        return replace(carried, doubt=objection.cause)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[Capture]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import ExportError, ModelError
+from gate.export import gathered
 from gate.export.axes import BATCH, Axes, input_axes, others, own_label, places_of
 from gate.export.example import Example
 from gate.export.refusals import brief
@@ -90,6 +91,13 @@ class Request:
     def input_names(self) -> tuple[str, ...]:
         """In the file's order."""
         return tuple(self.batch.arrays)
+
+    @property
+    def large(self) -> bool:
+        """True if the weights do not fit one protobuf file."""
+        weights = (*self.model.parameters(), *self.model.buffers())
+        size = sum(value.numel() * value.element_size() for value in weights)
+        return size > gathered.SINGLE_FILE_LIMIT
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:

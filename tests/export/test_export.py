@@ -19,7 +19,8 @@ from gate.digest import Digest
 from gate.errors import ExportError, StorageError
 from gate.evidence import TensorSpec
 from gate.export import export as exporting
-from gate.export.export import Exported, export_model
+from gate.export import gathered
+from gate.export.export import Exported, export_model, staged
 from gate.export.onnx_file import read_subject
 from gate.export.settings import ExportSettings
 from tests.export import nets
@@ -256,13 +257,6 @@ def test_an_example_of_another_dtype_is_refused(output: Path, dtype: type) -> No
         export_model(seeded(), example, settings=settings(), output=output)
 
 
-def test_a_model_over_the_limit_of_protobuf_is_refused_before_any_work(output: Path) -> None:
-    with torch.device("meta"):
-        model = nn.Linear(30_000, 20_000)
-    with pytest.raises(ExportError, match="2400080000 bytes of weights"):
-        export(model, output)
-
-
 # --- the caller's model, and the process, stay ------------------------------------------------
 
 
@@ -482,3 +476,82 @@ def test_resnet18(output: Path) -> None:
     assert exported.record.strategy == "traced"
     assert exported.record.tracer_warnings == exported.record.hazards == ()
     assert max(self_check(model, exported, example).values()) < 1e-4
+
+
+# --- more weights than one file holds ---------------------------------------------------------
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "SINGLE_FILE_LIMIT", 1500)
+
+
+def wide(*, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3))
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
+def test_weights_go_into_one_file_that_is_named_after_its_content(
+    output: Path, strategy: str
+) -> None:
+    exported = export(wide(), output, strategy=strategy, opset=18)
+    (data,) = exported.subject.external_data
+    sha256 = Digest.of_file(output.with_name(data))
+    assert data == f"model.onnx.{sha256.hex[:16]}.data"
+    assert sorted(path.name for path in output.parent.iterdir()) == ["model.onnx", data]
+    assert exported.subject.sha256 == Digest.of_manifest(output.parent, ["model.onnx", data])
+    assert output.stat().st_size < 1500 or strategy == "dynamo"
+    with torch.no_grad():
+        expected = wide()(torch.from_numpy(images(9)["input"])).numpy()
+    np.testing.assert_allclose(run(exported, images(9))[0], expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_new_weights_never_come_under_an_old_model(output: Path) -> None:
+    first = export(wide(), output, strategy="ladder").subject
+    assert export(wide(), output, strategy="ladder").subject == first
+    second = export(wide(seed=1), output, strategy="ladder").subject
+    assert first.external_data != second.external_data
+    assert {path.name for path in output.parent.iterdir()} == {
+        "model.onnx", *second.external_data
+    }  # fmt: skip
+    assert read_subject(output) == second
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_failure_leaves_the_old_model_with_its_weights(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = export(wide(), output).subject
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(StorageError, match="No space left"):
+        broken.setattr(exporting.atomic, "sync", full)
+        export(wide(seed=1), output)
+    assert read_subject(output) == first
+
+
+def test_a_single_file_takes_the_place_of_one_with_data(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(gathered, "SINGLE_FILE_LIMIT", 1500)
+        export(wide(), output)
+    (output.parent / "model.onnx.mine.data").write_bytes(b"another's")
+    export(wide(), output)
+    assert {path.name for path in output.parent.iterdir()} == {"model.onnx", "model.onnx.mine.data"}
+
+
+def test_a_look_at_the_file_before_it_takes_its_place(output: Path) -> None:
+    output.write_bytes(b"old")
+    with pytest.raises(ValueError, match="not good enough"):  # noqa: SIM117
+        with staged(seeded(), images(), settings=settings(), output=output) as exported:
+            assert exported.path.is_file()
+            assert exported.path != output
+            raise ValueError("not good enough")
+    assert output.read_bytes() == b"old"
+    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
