@@ -1,0 +1,151 @@
+"""Exporters side by side: as a table for the terminal, as Markdown, and as a chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gate.report.figure import BLUE, GREEN, ORANGE, RED, figure, legend, name_rows, png
+from gate.report.wording import number, printable
+from gate.trial import Trial, TrialParity, Trials
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime", "max_abs_diff",
+             "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms", "verdict")  # fmt: skip
+_SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2", "L2 prob",
+          "noise", "top-1", "ms", "verdict")  # fmt: skip
+"""The same for a terminal, which is narrow."""
+_LEFT = ("strategy", "folding", "runtime", "verdict")
+_STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
+_COLORS = {"ort-cpu": BLUE, "ort-cpu-optimized": GREEN, "ort-cuda": ORANGE,
+           "ort-cuda-optimized": RED}  # fmt: skip
+_LEAST, _MOST = 1e-3, 1e12
+"""Ends of the chart's axis; zero is drawn at the lower, NaN and infinity at the upper end."""
+
+
+def print_trials(found: Trials, console: Console) -> None:
+    """The table, then what it means."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, short in zip(_HEADINGS, _SHORT, strict=True):
+        side = "left" if heading in _LEFT else "right"
+        table.add_column(short, justify=side, overflow="fold", no_wrap=heading == "runtime")  # type: ignore[arg-type]
+    for verdict, cells in _rows(found):
+        table.add_row(*(Text(cell, style=_STYLES[verdict]) for cell in cells))
+    console.print(table)
+    for sentence in sentences(found):
+        console.print(Text(sentence))
+
+
+def sentences(found: Trials) -> Iterator[str]:
+    """Which exports are wrong, which are best, and why some gave no file."""
+    good = [trial for trial in found.trials if trial.verdict == "PASS"]
+    bad = [trial for trial in found.trials if trial.verdict in ("FAIL", "ERROR")]
+    yield (
+        f"{len(good)} of {len(found.trials)} exports compute what the model computes, on "
+        f"{found.samples} samples (noise_ratio at most {found.bound:g}, widened for few elements)."
+    )
+    for trial in bad:
+        told = [
+            f"{parity.runtime} {parity.failure or 'noise_ratio ' + _number(parity.noise_ratio)}"
+            for parity in trial.parities
+            if parity.verdict != "PASS"
+        ]
+        yield printable(f"{trial.verdict}: {trial.title}: {'; '.join(told)}")
+    for trial in found.trials:
+        if trial.failure is not None:
+            yield printable(f"not exported: {trial.title}: {trial.failure}")
+    for warning in dict.fromkeys(text for trial in found.trials for text in trial.warnings):
+        yield printable(f"warned: {warning}")
+
+
+def markdown(found: Trials) -> str:
+    """The same as a Markdown text."""
+    lines = [f"# Exports of {found.factory}", ""]
+    lines += [f"| {' | '.join(_HEADINGS)} |"]
+    lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _HEADINGS) + "|"]
+    lines += [f"| {' | '.join(cells)} |" for _, cells in _rows(found)]
+    lines += ["", *(f"- {_escape(sentence)}" for sentence in sentences(found))]
+    return "\n".join(lines) + "\n"
+
+
+def chart(found: Trials) -> bytes:
+    """PNG: noise ratio of every export in every runtime, with the bound."""
+    exported = [trial for trial in found.trials if trial.parities]
+    drawn, axes = figure(rows=len(exported), pitch=0.42)
+    runtimes = [p.runtime for p in exported[0].parities] if exported else []
+    height = 0.8 / max(len(runtimes), 1)
+    for place, runtime in enumerate(runtimes):
+        values = [_of(trial, runtime) for trial in exported]
+        rows = [row - 0.4 + height * (place + 0.5) for row in range(len(exported))]
+        axes.barh(rows, [_height(v) for v in values], height, color=_COLORS[runtime], label=runtime)
+    axes.set_xscale("log")
+    axes.axvline(found.bound, color="black", linewidth=0.8, linestyle=":", label="bound")
+    axes.set_xlabel("error / rounding error of PyTorch (noise_ratio)")
+    axes.set_title(f"Exports of {printable(found.factory)}, n = {found.samples}")
+    name_rows(axes, [trial.title for trial in exported])
+    legend(drawn)
+    return png(drawn)
+
+
+def _of(trial: Trial, runtime: str) -> float | None:
+    return next((p.noise_ratio for p in trial.parities if p.runtime == runtime), None)
+
+
+def _height(value: float | None) -> float:
+    if value is None:
+        return _LEAST
+    return _MOST if math.isnan(value) else min(max(value, _LEAST), _MOST)
+
+
+def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Verdict and cells: one row for each runtime of each export."""
+    for trial in found.trials:
+        about = _about(trial)
+        if not trial.parities:
+            rest = ("",) * (len(_HEADINGS) - len(about) - 1)
+            yield trial.verdict, (*about, *rest, trial.verdict)
+        for place, parity in enumerate(trial.parities):
+            first = about if place == 0 else ("",) * len(about)
+            yield parity.verdict, (*first, *_measured(parity))
+
+
+def _about(trial: Trial) -> tuple[str, ...]:
+    opset = f"{trial.opset_asked}"
+    if trial.opset is not None and trial.opset != trial.opset_asked:
+        opset += f", got {trial.opset}"
+    return (
+        trial.strategy,
+        opset,
+        "on" if trial.constant_folding else "off",
+        f"{trial.seconds:.1f}",
+        "" if trial.nodes is None else str(trial.nodes),
+        "" if trial.size_bytes is None else f"{trial.size_bytes / 1e6:.1f}",
+    )
+
+
+def _measured(parity: TrialParity) -> tuple[str, ...]:
+    return (
+        parity.runtime,
+        _number(parity.max_abs_diff),
+        _number(parity.l2_logits),
+        _number(parity.l2_probabilities),
+        _number(parity.noise_ratio),
+        _number(parity.top1_agreement),
+        "" if parity.latency_ms is None else f"{parity.latency_ms:.1f}",
+        parity.verdict,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")
