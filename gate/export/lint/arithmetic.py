@@ -51,10 +51,12 @@ def _of_tensors(operation: ast.operator, left: Value, right: Value) -> Value:
         return of_object(known)
     tensors = [value for value in (left, right) if value.tensor]
     minus = isinstance(operation, ast.Sub)
+    others = all(value.tensor or value.kind is Kind.PYTHON for value in (left, right))
     return tensor(
         wider(left, right),
         unit=all(value.unit for value in tensors),
         mask=all(value.mask for value in tensors),
+        fixed=others and all(value.constant for value in tensors),
         lowered=minus or any(value.lowered for value in tensors),
     )
 

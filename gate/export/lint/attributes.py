@@ -6,6 +6,7 @@ import inspect
 import types
 from typing import Any
 
+import torch
 from torch import nn
 
 from gate.export.lint.operations import words
@@ -37,7 +38,8 @@ def of_tensor(value: Value, name: str) -> Value:
 def shape_of(value: Value) -> Value:
     """The shape of a tensor: numbers that are known for weights, sizes of the input else."""
     if value.constant:
-        return of_object(tuple(value.known.shape))
+        known = isinstance(value.known, torch.Tensor)
+        return of_object(tuple(value.known.shape)) if known else python()
     return Value(Kind.SHAPE, axis=0)
 
 

@@ -40,7 +40,8 @@ def call(node: ast.Call, function: Value, arguments: Arguments, scope: Scope) ->
 
 
 def _function(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> Value:
-    package, name = _home(known).partition(".")[0], str(getattr(known, "__name__", ""))
+    package = _home(python_function(known) or known).partition(".")[0]
+    name = str(getattr(known, "__name__", ""))
     if name in FLAGS and package in ("torch", "torchvision"):
         return flag(name, scope)
     if package == "torch":

@@ -20,6 +20,7 @@ from gate.export.lint.value import (
     join,
     of_object,
     python,
+    ranks_differ,
     tensor,
     unknown,
 )
@@ -54,6 +55,8 @@ def assign(target: ast.expr, value: Value, scope: Scope) -> None:
         owner = evaluate(target.value, scope)
         if target.attr == "data" and owner.tensor:
             scope.tell("TRC006", target)
+        elif isinstance(owner.known, nn.Module):
+            scope.names[ast.unparse(target)] = value  # `self.last` is no other name
 
 
 def _name(node: ast.Name, scope: Scope) -> Value:
@@ -66,6 +69,8 @@ def _constant(node: ast.Constant, _scope: Scope) -> Value:
 
 def _attribute(node: ast.Attribute, scope: Scope) -> Value:
     owner = evaluate(node.value, scope)
+    if isinstance(owner.known, nn.Module) and ast.unparse(node) in scope.names:
+        return scope.names[ast.unparse(node)]
     if not owner.tensor:
         return attributes.of_other(owner, node.attr, scope)
     if node.attr == "data":
@@ -187,6 +192,8 @@ def _choice(node: ast.IfExp, scope: Scope) -> Value:
     same = ast.dump(node.body) == ast.dump(node.orelse)
     condition(test, node.test, scope, changes=not same)
     one, other = evaluate(node.body, scope), evaluate(node.orelse, scope)
+    if test.tensor and ranks_differ(one, other):
+        scope.tell("TRC015", node)
     return join([one, other])
 
 

@@ -12,7 +12,7 @@ from gate.export.lint.arithmetic import combine
 from gate.export.lint.conditions import condition, decided, only_guards
 from gate.export.lint.expressions import assign, evaluate, iterate
 from gate.export.lint.scope import Local, Scope
-from gate.export.lint.value import Kind, Value, join, of_object, unknown
+from gate.export.lint.value import Kind, Value, join, of_object, ranks_differ, unknown
 
 Names = dict[str, Value]
 
@@ -90,7 +90,7 @@ def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
     one, other = branches
     for name in one.keys() & other.keys():
         left, right = one[name], other[name]
-        if left.tensor and right.tensor and _differ(left, right):
+        if left.tensor and right.tensor and ranks_differ(left, right):
             scope.tell("TRC015", node.test, message=f"{name} has another rank in each branch: the "
                        "exporter takes one for both")  # fmt: skip
 
@@ -98,13 +98,8 @@ def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
 def _returned_ranks(node: ast.If, scope: Scope, marks: tuple[int, int]) -> None:
     start, middle = marks
     one, other = scope.returned[start:middle], scope.returned[middle:]
-    if any(_differ(left, right) for left in one for right in other):
+    if any(ranks_differ(left, right) for left in one for right in other):
         scope.tell("TRC015", node.test, message="the branches return tensors of different rank")
-
-
-def _differ(left: Value, right: Value) -> bool:
-    return left.rank is not None and (left.rank.below(right.rank) or (
-        right.rank is not None and right.rank.below(left.rank)))  # fmt: skip
 
 
 def _joined(one: Names, other: Names) -> Names:

@@ -84,7 +84,8 @@ def read(node: ast.Subscript, indexed: Value, index: Index, scope: Scope) -> Val
         scope.tell("TRC009", node, level="warning", message=message)
     whole = all(part in (_WHOLE, _UNIT, _ELLIPSIS) for part in index.parts if part != _NEW)
     unit = index.unit or (indexed.unit and whole)
-    return tensor(index.rank_of(indexed), unit=unit, mask=indexed.mask,
+    fixed = indexed.constant and all(value.constant for value in index.tensors)
+    return tensor(index.rank_of(indexed), unit=unit, mask=indexed.mask, fixed=fixed,
                   lowered=indexed.lowered or _negative(indexed))  # fmt: skip
 
 
@@ -139,7 +140,8 @@ def _is_tensor(value: Value) -> bool:
 
 
 def _is_mask(value: Value) -> bool:
-    return value.mask or (value.constant and value.known.dtype is torch.bool)
+    known = value.known
+    return value.mask or (isinstance(known, torch.Tensor) and known.dtype is torch.bool)
 
 
 def _rank(value: Value) -> int | None:
@@ -151,7 +153,8 @@ def _rank(value: Value) -> int | None:
 
 def _is_row(value: Value) -> bool:
     """True for an index of shape (1, ..., 1, n), which broadcasts as one of rank 1 does."""
-    return value.constant and all(size == 1 for size in value.known.shape[:-1])
+    known = value.known
+    return isinstance(known, torch.Tensor) and all(size == 1 for size in known.shape[:-1])
 
 
 def _negative(value: Value) -> bool:

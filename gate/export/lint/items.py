@@ -32,7 +32,7 @@ def item(value: Value, position: int | None) -> Value:
     if value.kind in (Kind.TENSOR, Kind.TENSORS):
         constant = isinstance(value.known, list | tuple) and position is not None
         inside = constant and -len(value.known) <= (position or 0) < len(value.known)
-        return of_object(value.known[position]) if inside else tensor()
+        return of_object(value.known[position]) if inside else tensor(fixed=value.constant)
     return _item_of_known(value, position)
 
 

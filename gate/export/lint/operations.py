@@ -104,6 +104,7 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
         found = first.with_rank(first.rank)
         found.lowered = name in ("sub", "sub_", "neg", "rsub")
     found.mask = name in _MASKS
+    found.fixed = all(v.constant if v.tensor else v.kind is Kind.PYTHON for v in arguments.all)
     return found
 
 

@@ -62,6 +62,8 @@ class Value:
     kind: Kind
     known: Any = NOTHING
     """The object itself, where the model's own attributes and globals tell it."""
+    fixed: bool = False
+    """A tensor that is computed from weights alone."""
     rank: Rank | None = None
     """Of a tensor."""
     unit: bool = False
@@ -97,8 +99,9 @@ class Value:
 
     @property
     def constant(self) -> bool:
-        """True for a tensor whose elements are known: a literal, a buffer, a parameter."""
-        return isinstance(self.known, torch.Tensor)
+        """True for a tensor that is the same for every input: a literal, a weight, what is
+        computed from these."""
+        return self.fixed or isinstance(self.known, torch.Tensor)
 
     def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> Value:
         """The same tensor in another rank."""
@@ -134,6 +137,13 @@ def of_object(thing: Any) -> Value:
     return Value(Kind.PYTHON, known=thing)
 
 
+def ranks_differ(one: Value, other: Value) -> bool:
+    """True for two tensors that are known to have different numbers of axes."""
+    if one.rank is None or other.rank is None:
+        return False
+    return one.rank.below(other.rank) or other.rank.below(one.rank)
+
+
 def join(values: Iterable[Value]) -> Value:
     """What holds for all of them: after two branches, after a loop."""
     first, *others = values
@@ -149,7 +159,8 @@ def _join(one: Value, other: Value) -> Value:
     if kinds == {Kind.TENSOR}:
         rank = one.rank if one.rank == other.rank else None
         return tensor(rank, unit=one.unit and other.unit, mask=one.mask and other.mask,
-                      lowered=one.lowered or other.lowered)  # fmt: skip
+                      lowered=one.lowered or other.lowered,
+                      fixed=one.constant and other.constant)  # fmt: skip
     if len(kinds) == 1:
         same = one.known is other.known
         if one.kind is Kind.PYTHON:
