@@ -71,10 +71,13 @@ def _calls(graph_module: nn.Module) -> Iterator[fx.Node]:
 def _later(nodes: list[fx.Node], lowest: int, table: Mapping[Any, Any]) -> dict[Any, int]:
     """For each target the lowest higher opset whose table has it."""
     found: dict[Any, int] = {}
-    if nodes:
-        for opset in range(_HIGHEST, lowest - 1, -1):
-            registry = _registry(opset, table)
-            found |= {node.target: opset for node in nodes if registry.is_registered(node.target)}
+    targets = {node.target for node in nodes}
+    for opset in range(_HIGHEST, lowest - 1, -1):
+        if not targets:
+            break
+        registry = _registry(opset, table)  # has what came in lower opsets, too
+        targets = {target for target in targets if registry.is_registered(target)}
+        found |= dict.fromkeys(targets, opset)
     return found
 
 
