@@ -31,6 +31,7 @@ COMMANDS = (
     "check",
     "locate",
     "lint",
+    "export",
     "preprocess",
     "quantize",
     "promote",

@@ -1,0 +1,208 @@
+"""`gate export`: a model to an ONNX file, by the first strategy that carries."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from gate.commands.dispatch import Dispatch
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, Status, machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.evidence import TensorSpec
+    from gate.export.export import Exported
+    from gate.export.settings import ExportSettings
+
+SUBCOMMANDS: dict[str, str] = {}
+"""Name to module, such as `compare`: `gate.commands.export_compare`."""
+
+_AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    factory: str
+    example_input: Path
+    output: Path
+    checkpoint: Path | None
+    strategy: str | None
+    opset: int | str | None
+    dynamic: tuple[str, ...]
+    output_names: str | None
+    settings: Path | None
+
+
+class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
+    name = "opset"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """`auto` or a number; which ones, the settings know."""
+        if value == "auto":
+            return "auto"
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
+        return int(value)
+
+
+@click.command(
+    "export", cls=Dispatch, subcommands=SUBCOMMANDS,
+    short_help="Export a PyTorch model to an ONNX file.",
+)  # fmt: skip
+@click.argument("factory", metavar="PKG.MODULE:FACTORY")
+@click.option(
+    "--example-input", type=FILE, required=True, metavar="FILE",
+    help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
+    "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
+)  # fmt: skip
+@click.option("--output", type=FILE, required=True, metavar="MODEL.onnx", help="The file to write.")
+@click.option("--checkpoint", type=FILE, help="Weights: .pt (tensors only) or .safetensors.")
+@click.option(
+    "--strategy", type=click.Choice(["ladder", "traced", "direct", "scripted", "dynamo"]),
+    help="ladder (default): the first of the others that carries.",
+)  # fmt: skip
+@click.option(
+    "--opset", type=_Opset(), metavar="13|auto",
+    help="auto (default without --settings): the lowest from 13 on that works.",
+)  # fmt: skip
+@click.option(
+    "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
+    help="An axis of an input that may have any size, beside the batch. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--output-names", metavar="A,B",
+    help="In the order of the returned tensors. Default: the keys and fields of what forward "
+    "returns, in their order, else output_0, output_1, or output.",
+)  # fmt: skip
+@click.option(
+    "--settings", type=FILE, metavar="FILE.yaml",
+    help="YAML with an 'export:' section, such as params.yaml; options go before it.",
+)  # fmt: skip
+@machine_options
+def command(**question: Unpack[_Question]) -> Outcome:
+    """Export the model of FACTORY to one ONNX file that says how it was made.
+
+    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
+    Of a ladder, the first strategy carries whose file is valid and computes what the model
+    computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
+    the file's metadata. Whether the file is exact, gate check judges.
+
+    Exit code 0: done; 2: could not. What the exporters printed is then in MODEL.onnx.export.log.
+
+    \b
+    Examples:
+      gate export mypackage.models:build --example-input samples.npy --output model.onnx
+      gate export mypackage.models:build --checkpoint model.safetensors --opset 13 \\
+          --example-input samples.npz --output model.onnx --dynamic image:2=height
+      gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
+          --strategy dynamo --json
+    """
+    return _export(question)
+
+
+def _export(question: _Question) -> Outcome:
+    import warnings
+
+    from gate.check import Reference
+    from gate.export.export import staged
+    from gate.export.self_check import self_check
+    from gate.parity.samples import Samples
+
+    settings = _settings(question)
+    reference = Reference.load(question["factory"], checkpoint=question["checkpoint"])
+    samples = Samples.open(question["example_input"])
+    example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
+        with staged(
+            reference.model,
+            example,
+            settings=settings,
+            output=question["output"],
+            source=reference.source,
+        ) as exported:
+            checked = self_check(reference.model, exported, example)
+    plain = {
+        "file": str(question["output"]),
+        "subject": exported.subject.to_plain(),
+        "export": exported.record.to_plain(),
+        "source": reference.source.to_plain(),
+        "self_check": checked,
+    }
+    return Outcome(Status.DONE, plain, lambda out: _show(question, exported, checked, out))
+
+
+def _settings(question: _Question) -> ExportSettings:
+    """Those of the file, or the defaults, with what the options say in their place."""
+    from pydantic import ValidationError
+
+    from gate.errors import PolicyError
+    from gate.export.settings import ExportSettings
+    from gate.settings import load_section
+
+    path = question["settings"]
+    base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
+    names = question["output_names"]
+    given = {
+        "strategy": question["strategy"],
+        "opset": question["opset"],
+        "output_names": tuple(names.split(",")) if names is not None else None,
+    }
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if question["dynamic"]:
+        axes = {name: dict(labels) for name, labels in base.dynamic_axes.items()}
+        for text in question["dynamic"]:
+            name, axis, label = _axis(text)
+            axes.setdefault(name, {})[axis] = label
+        changes["dynamic_axes"] = axes
+    try:
+        return ExportSettings(**{**dict(base), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the export's settings"
+        said = first["msg"].removeprefix("Value error, ")
+        raise PolicyError(f"{place}: {said} (seen: {first['input']!r}).") from error
+
+
+def _axis(text: str) -> tuple[str, int, str]:
+    parsed = _AXIS.fullmatch(text)
+    if parsed is None:
+        raise click.BadParameter(
+            f"{text!r} is not NAME:AXIS=LABEL, such as image:2=height", param_hint="--dynamic"
+        )
+    return parsed["name"], int(parsed["axis"]), parsed["label"]
+
+
+def _show(
+    question: _Question, exported: Exported, checked: dict[str, float], console: Console
+) -> None:
+    from gate.report.wording import printable
+
+    subject, record, output = exported.subject, exported.record, question["output"]
+    weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""
+    rows = [
+        ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
+        *(("data", str(output.with_name(name))) for name in subject.external_data),
+        ("strategy", f"{record.strategy}, opset {subject.opset}"),
+        *(("  not by", line) for line in record.rungs),
+        *(("input", _spec(spec)) for spec in subject.inputs),
+        *(("output", _spec(spec)) for spec in subject.outputs),
+        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())),
+        *(("look at", line) for line in (*record.tracer_warnings, *record.hazards)),
+        ("next", f"gate check {output} --reference {question['factory']}{weights} "
+                 f"--inputs {question['example_input']}"),
+    ]  # fmt: skip
+    for label, text in rows:
+        console.print(f"{label:<12}{printable(text)}")
+
+
+def _spec(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"

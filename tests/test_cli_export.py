@@ -1,0 +1,238 @@
+"""`gate export` as its users call it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+import pytest
+
+from gate import cli
+from gate.commands import export as exporting
+from gate.digest import Digest
+from tests.small_project import made
+
+EXAMPLE = ("--example-input", "images.npy")
+BUILD = ("small_models:build", *EXAMPLE)
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["export", *arguments])
+    seen = capsys.readouterr()
+    return code, seen.out, seen.err
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = _run(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+def test_says_what_was_exported_and_what_comes_next(capsys) -> None:
+    code, out, err = _run(capsys, *BUILD, "--output", "out/new.onnx")
+    assert (code, err) == (0, "")
+    for words in (
+        "strategy    traced, opset 13",
+        "input       input float32 (batch, 1, 8, 8)",
+        "output      output float32 (batch, 5)",
+        "self-check  max_abs_diff_export_batch",
+        "next        gate check out/new.onnx --reference small_models:build --inputs images.npy",
+        str(Digest.of_file(Path("out/new.onnx"))),
+    ):
+        assert words in out
+    assert [path.name for path in Path("out").iterdir()] == ["new.onnx"]
+
+
+def test_what_it_exports_passes_the_check(capsys) -> None:
+    assert _run(capsys, *BUILD, "--output", "checked.onnx")[0] == 0
+    arguments = ["checked.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+    assert cli.main(["check", *arguments]) == 0
+
+
+def test_json_has_the_record_and_the_file_says_the_same(capsys) -> None:
+    code, plain = _json(
+        capsys, *BUILD, "--output", "json.onnx", "--checkpoint", "weights.safetensors",
+        "--strategy", "direct", "--opset", "17", "--output-names", "scores",
+    )  # fmt: skip
+    assert code == plain.get("exit_code") == 0, plain
+    assert plain["export"]["strategy"] == "direct"
+    assert plain["subject"]["opset"] == 17
+    assert plain["subject"]["outputs"][0]["name"] == "scores"
+    assert max(plain["self_check"].values()) < 1e-5
+    checkpoint = str(Digest.of_file(Path("weights.safetensors")))
+    assert plain["source"]["checkpoint_sha256"] == checkpoint
+    assert _metadata(Path("json.onnx")) == {
+        "parity_gate.strategy": "direct",
+        "parity_gate.opset_asked": "17",
+        "parity_gate.factory": "small_models:build",
+        "parity_gate.checkpoint_sha256": checkpoint,
+    }
+
+
+def test_the_same_call_gives_the_same_bytes(capsys) -> None:
+    digests = {
+        _json(capsys, *BUILD, "--output", name)[1]["subject"]["sha256"]
+        for name in ("once.onnx", "twice.onnx")
+    }
+    assert len(digests) == 1
+
+
+def test_settings_come_from_a_file_and_options_go_before_it(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text("export:\n  opset: 15\n  strategy: direct\n  output_names: [scores]\n")
+    _, plain = _json(capsys, *BUILD, "--output", "s.onnx", "--settings", str(file), "--opset", "16")
+    assert plain["subject"]["opset"] == 16
+    assert plain["export"]["strategy"] == "direct"
+    assert plain["subject"]["outputs"][0]["name"] == "scores"
+
+
+def test_axes_that_may_have_any_size(capsys, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"scale": rng.random((6, 1, 8, 8)), "image": rng.random((6, 1, 8, 8))}
+    np.savez(tmp_path / "two.npz", **{name: a.astype(np.float32) for name, a in arrays.items()})
+    _, plain = _json(
+        capsys, "small_models:field", "--example-input", str(tmp_path / "two.npz"),
+        "--output", "field.onnx", "--dynamic", "image:2=height", "--dynamic", "scale:2=height",
+    )  # fmt: skip
+    assert [(one["name"], one["shape"]) for one in plain["subject"]["inputs"]] == [
+        ("image", ["batch", 1, "height", 8]),
+        ("scale", ["batch", 1, "height", 8]),
+    ]
+    assert list(plain["self_check"])[2:] == ["max_abs_diff_other_height"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere:build", *EXAMPLE), "no module named 'nowhere'"),
+        (("small_models:build", "--example-input", "none.npy"), "none.npy"),
+        ((*BUILD, "--opset", "8"), "expected auto, or a number from 9"),
+        ((*BUILD, "--opset", "new"), "neither auto nor a number"),
+        ((*BUILD, "--opset", "22", "--strategy", "traced"), "opset 20 at most"),
+        ((*BUILD, "--strategy", "hopeful"), "Invalid value for '--strategy'"),
+        ((*BUILD, "--dynamic", "input=2"), "is not NAME:AXIS=LABEL"),
+        ((*BUILD, "--dynamic", "image:2=height"), "dynamic_axes names image"),
+        ((*BUILD, "--dynamic", "input:7=height"), "names axis 7 of input"),
+        ((*BUILD, "--dynamic", "input:2=height"), "does not compute another size"),
+        ((*BUILD, "--output-names", "a,b"), "returns 1 tensor"),
+        ((*BUILD, "--output-names", "two words"), "output_names"),
+        ((*BUILD, "--settings", "absent.yaml"), "absent.yaml"),
+    ],
+)
+def test_what_cannot_be_exported_is_2_and_leaves_nothing(
+    capsys, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    code, out, err = _run(capsys, *arguments, "--output", str(tmp_path / "x.onnx"))
+    assert (code, out) == (2, "")
+    assert says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+UNSUPPORTED = """
+import torch
+from torch import nn
+
+
+class Values(nn.Module):
+    def forward(self, x):
+        return torch.linalg.eigvals(x[:, 0]).real.sum(1)
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Conv2d(1, 1, 1), Values()) for _ in range(20))
+
+    def forward(self, x):
+        return sum(part(x) for part in self.parts)
+"""
+
+
+def test_a_failure_is_at_most_40_lines_and_ends_with_advice(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep_values.py").write_text(UNSUPPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    output = tmp_path / "x.onnx"
+    code, out, err = _run(capsys, "deep_values:Deep", *EXAMPLE, "--output", str(output))
+    assert (code, out) == (2, "")
+    lines = err.strip().splitlines()
+    assert 5 < len(lines) <= 40
+    for strategy in ("traced", "direct", "scripted", "dynamo"):
+        assert any(line.startswith(f"{strategy}: ") for line in lines)
+    assert any(str(output.with_name("x.onnx.export.log")) in line for line in lines)
+    assert "Replace" in lines[-1]
+    assert "graph(" in output.with_name("x.onnx.export.log").read_text()
+    assert not output.exists()
+
+
+WRONG = """
+from torch import nn
+
+
+class Baked(nn.Module):
+    def forward(self, x):
+        return x.flatten(1) + len(x)
+"""
+
+
+def test_a_file_that_fails_the_self_check_never_takes_the_place_of_the_old_one(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "baked_length.py").write_text(WRONG.replace("+ len(x)", "[:len(x) * 2 // 2]"
+                                              ".reshape(len(x), 64)"))  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    output = tmp_path / "x.onnx"
+    output.write_bytes(b"old")
+    code, _, err = _run(
+        capsys, "baked_length:Baked", *EXAMPLE, "--output", str(output), "--strategy", "traced"
+    )
+    assert code == 2
+    assert "samples" in err
+    assert output.read_bytes() == b"old"
+
+
+def test_the_first_argument_may_be_a_subcommand(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gate.commands.outcome import Outcome, Status
+
+    @click.command("compare")
+    @click.option("--fast", is_flag=True)
+    def compare(fast: bool) -> Outcome:
+        """Examples: none."""
+        return Outcome(Status.REJECTED, {"fast": fast}, lambda out: out.print(f"fast {fast}"))
+
+    module = types.ModuleType("gate_test_compare")
+    module.command = compare
+    monkeypatch.setitem(sys.modules, "gate_test_compare", module)
+    monkeypatch.setitem(exporting.SUBCOMMANDS, "compare", "gate_test_compare")
+    assert _run(capsys, "compare", "--fast") == (1, "fast True\n", "")
+    code, out, _ = _run(capsys, "compare", "--help")
+    assert code == 0
+    assert out.startswith("Usage: gate export compare [OPTIONS]")
+    code, _, err = _run(capsys, "compare", "--slow")
+    assert code == 2
+    assert "See gate export compare --help" in err
+
+
+def test_help_has_examples_and_says_the_order_of_outputs(capsys) -> None:
+    code, out, _ = _run(capsys, "--help")
+    assert code == 0
+    assert out.startswith("Usage: gate export [OPTIONS] PKG.MODULE:FACTORY")
+    assert out.split("Examples:")[1].count("gate export mypackage.models:build") == 3
+    assert "in their order" in out
