@@ -1,7 +1,9 @@
 """What the exporter of `torch.export` graphs can't translate, found by asking it node by node.
 
 The graph is captured and decomposed as the exporter does it; then every operator is looked up in
-its table. The exporter itself stops at the first one that is missing.
+its table. The exporter itself stops at the first one that is missing. No higher opset helps: what
+torch 2.15's table has for higher ones alone (gelu, group_norm, rms_norm and
+scaled_dot_product_attention) is decomposed in lower ones.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from gate.export.unsupported import UnsupportedOperator
 
 _LOWEST = 18
 """The opset that torch's table is written in; lower ones are converted afterwards."""
-_HIGHEST = 23
 _OCCURRENCE = re.compile(r"@\d+$")
 
 
@@ -47,8 +48,7 @@ def untranslated(
         for node in _calls(decomposed.graph_module)
         if _dispatching.dispatch(node, registry)[0] is None
     ]
-    later = _later(missing, max(opset, _LOWEST) + 1, table)
-    return tuple(dict.fromkeys(_described(node, later) for node in missing))
+    return tuple(dict.fromkeys(_described(node) for node in missing))
 
 
 def _registry(opset: int, table: Mapping[Any, Any]) -> Any:
@@ -68,20 +68,7 @@ def _calls(graph_module: nn.Module) -> Iterator[fx.Node]:
                     yield node
 
 
-def _later(nodes: list[fx.Node], lowest: int, table: Mapping[Any, Any]) -> dict[Any, int]:
-    """For each target the lowest higher opset whose table has it."""
-    found: dict[Any, int] = {}
-    targets = {node.target for node in nodes}
-    for opset in range(_HIGHEST, lowest - 1, -1):
-        if not targets:
-            break
-        registry = _registry(opset, table)  # has what came in lower opsets, too
-        targets = {target for target in targets if registry.is_registered(target)}
-        found |= dict.fromkeys(targets, opset)
-    return found
-
-
-def _described(node: fx.Node, later: Mapping[Any, int]) -> UnsupportedOperator:
+def _described(node: fx.Node) -> UnsupportedOperator:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     target: Any = node.target
@@ -89,5 +76,4 @@ def _described(node: fx.Node, later: Mapping[Any, int]) -> UnsupportedOperator:
         target._schema.name,
         place=_OCCURRENCE.sub("", paths[-1]) if paths else None,
         source=source_line(node.meta.get("stack_trace") or ""),
-        since=later.get(node.target),
     )

@@ -106,6 +106,16 @@ class LoopedEigenvalues(nn.Module):
         return x
 
 
+class Conditional(nn.Module):
+    """The operator stands in a subgraph of torch.cond."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def decomposed(y: torch.Tensor) -> torch.Tensor:
+            return y * torch.linalg.eigvals(y).real.sum().tanh()
+
+        return torch.cond(x.sum() > 0, decomposed, lambda y: y * 2, (x,))
+
+
 class WithoutFake(nn.Module):
     """A custom operator that can't say its shape: torch.export needs that."""
 

@@ -103,6 +103,13 @@ def test_looks_into_loops_and_branches_of_a_scripted_module() -> None:
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
+def test_looks_into_the_branches_of_a_condition() -> None:
+    found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
+    assert [(one.name, one.source) for one in found] == [
+        ("aten::linalg_eig", line_of("return torch.cond"))
+    ]
+
+
 def test_modules_of_one_name_are_told_apart() -> None:
     found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
     places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
