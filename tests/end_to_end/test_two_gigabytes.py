@@ -1,0 +1,36 @@
+"""Over 2 GB a protobuf can't hold the weights: external data, from export to promotion. Slow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Taken away at once: it holds 4.5 GB."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_a_model_of_more_than_two_gigabytes(folder: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.end_to_end.two_gigabytes", str(folder)],
+        cwd=REPOSITORY, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    told = json.loads(answer.stdout.splitlines()[-1])
+    assert told["size_bytes"] > 2**31
+    assert len(told["external_data"]) == 1
+    assert told["sha256"] == told["manifest"] == told["ledger"]
+    assert told["verdict"] == "PASS"
+    assert told["promotion"] == "promoted"

@@ -1,0 +1,88 @@
+"""A model of more than 2 GB from export to promotion, in a process of its own, for its memory.
+
+`python -m tests.end_to_end.two_gigabytes FOLDER` prints one JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.check import Reference, Workload, check
+from gate.digest import Digest
+from gate.evidence import Source
+from gate.export.export import export_model
+from gate.export.settings import ExportSettings
+from gate.parity.samples import Samples
+from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.promotion import promote
+from gate.registry.release import Release
+from tests.registry.servers import make_run
+
+WORDS, WIDTH = 540_000, 1024
+
+
+class Words(nn.Module):
+    """The mean of rows of a table of 2.2 GB, then five classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids).mean(1))
+
+
+def policy() -> Policy:
+    """One pass over the samples: the float64 twin would need 4.4 GB more, and it is not what this
+    is about. External data is allowed."""
+    bounds = Bounds(scaled_diff=1e-4, top1_agreement=1.0)
+    instruments = Instruments.none().model_copy(update={"graph": True, "graph_forbid": ()})
+    runtimes = {"ort-cpu-optimized": RuntimePolicy(required="always", bounds=bounds)}
+    return Policy(instruments=instruments, runtimes=runtimes)
+
+
+def main(folder: Path) -> None:
+    model = Words().eval()
+    ids = np.random.default_rng(0).integers(0, WORDS, size=(16, 6))
+    settings = ExportSettings(strategy="direct", output_names=("logits",))
+    exported = export_model(model, {"ids": ids}, settings=settings, output=folder / "model.onnx")
+    workload = Workload(Samples.of({"ids": ids}), batch_size=8)
+    reference = Reference(model, Source(factory="words"), exported.record)
+    judged = check(exported.path, reference=reference, workload=workload, policy=policy())
+    del model, reference
+    uri = f"sqlite:///{folder}/mlflow.db"
+    release = Release(
+        model_name="words",
+        onnx_path=exported.path,
+        evidence=judged.evidence,
+        decision=judged.decision,
+        run_id=make_run(uri, artifacts=folder / "artifacts"),
+        description="More than two gigabytes.",
+    )
+    ledger = Ledger(folder / "ledger.jsonl")
+    promotion = promote(MlflowRegistry(uri), release, policy=policy(), ledger=ledger)
+    names = (exported.path.name, *exported.subject.external_data)
+    told = {
+        "size_bytes": exported.subject.size_bytes,
+        "external_data": exported.subject.external_data,
+        "sha256": str(exported.subject.sha256),
+        "manifest": str(Digest.of_manifest(folder, names)),
+        "verdict": judged.decision.verdict,
+        "promotion": promotion.outcome,
+        "ledger": str(ledger.entries()[-1].sha256),
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
