@@ -39,7 +39,7 @@ def sentences(report: LintReport) -> Iterator[str]:
     for finding in report.suppressed:
         yield f"silenced  {finding.code} at {finding.place}: {printable(finding.expression)}"
     for unread in report.unread:
-        yield printable(f"not read  {unread.name}: {unread.reason}")
+        yield f"not read  {printable(unread.name)}: {printable(unread.reason)}"
     for code in sorted({finding.code for finding in report.active}):
         yield f"see  docs/lint/{code}.md"
     counts = [sum(f.level == level for f in report.active) for level in LEVELS]

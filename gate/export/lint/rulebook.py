@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = {
         "warning",
         "an ONNX file has tensors in an order; text is baked in, dicts are taken by position",
         "take and return tensors; put the choice that a text makes into __init__",
-        _TORCHSCRIPT,
+        _ALL,
     ),
     "TRC013": Rule(
         "dropout that is always on",

@@ -56,7 +56,7 @@ class ModelWalk:
         """See `Walk`. `arguments` None: as the forward declares them."""
         self._walked.add(id(module))
         if isinstance(module, torch.jit.ScriptModule):
-            self.unread(self._paths.get(id(module), "") or type(module).__name__,
+            self.unread(self._paths.get(id(module), "") or str(module.original_name),
                         "it is TorchScript already: read its source as an nn.Module")  # fmt: skip
             return unknown()
         forward = inspect.getattr_static(module, "forward", None)

@@ -302,6 +302,13 @@ class WhileScripting(Net):
         return self.fc(x)
 
 
+class WhileExporting(Net):
+    def before(self, x):
+        if torch.compiler.is_exporting():
+            return x * 1.01
+        return x
+
+
 class Plain(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(x)
@@ -415,9 +422,13 @@ CASES = (
     Case("TRC012", TextOutput, Always, strategy="direct", raises=ModelError),
     Case("TRC012", DictOutput, TupleOutput, strategy="direct", outputs=("doubled", "scores"),
          right_outputs=("scores", "doubled")),
+    Case("TRC012", TextInput, lambda: TextInInit("other"), strategy="dynamo",
+         example=lambda: (rows(4), "other"), right_example=_plain),
     Case("TRC013", Dropout, DropoutInTraining),
     Case("TRC014", WhileTracing, Always),
     Case("TRC014", WhileScripting, Plain, strategy="scripted"),
+    Case("TRC013", Dropout, DropoutInTraining, strategy="dynamo"),
+    Case("TRC014", WhileExporting, Always, strategy="dynamo"),
     Case("TRC015", RanksOfBranches, SameRank, strategy="scripted"),
     Case("TRC016", LongRows, Cut, example=lambda: (rows(4, 4),)),
 )  # fmt: skip

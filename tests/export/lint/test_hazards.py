@@ -30,6 +30,23 @@ IDS = [f"{case.code}-{getattr(case.wrong, '__name__', '')}-{case.strategy}" for 
 
 def export(model: nn.Module, example: tuple[Any, ...], path: Path, **how: Any) -> None:
     strategy, names, outputs = how["strategy"], how["inputs"], how["outputs"]
+    if strategy == "dynamo":
+        with captured(), torch.no_grad():
+            tensors = [isinstance(one, torch.Tensor) for one in example]
+            batch = {0: torch.export.Dim.DYNAMIC}
+            torch.onnx.export(
+                model,
+                example,
+                str(path),
+                dynamo=True,
+                opset_version=18,
+                external_data=False,
+                verbose=False,
+                input_names=list(names),
+                output_names=list(outputs),
+                dynamic_shapes=tuple(batch if tensor else None for tensor in tensors),
+            )
+        return
     with captured(), torch.no_grad():
         if strategy == "traced" and all(isinstance(one, torch.Tensor) for one in example):
             model = torch.jit.trace(model, example, check_trace=False)

@@ -1,0 +1,130 @@
+"""`gate lint` as its users call it: exit codes, tables, JSON, and what to do about errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate import cli
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x / len(x)
+
+
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        scale = x.max().item()  # noqa: TRC002
+        if x.shape[1] > 5:
+            x = x[:, :5]
+        return self.inner(x) * scale
+
+
+def right():
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def shapes():
+    class Shapes(nn.Module):
+        def forward(self, x):
+            return x[:, :5] if x.shape[1] > 5 else x
+
+    return Shapes()
+
+
+def script():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(2, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current folder, another one in each test."""
+    name = f"models_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["lint", *arguments])
+    seen = capsys.readouterr()
+    return code, seen.out, seen.err
+
+
+def test_help_has_examples_exit_codes_and_every_option(capsys) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert out.split("Examples:")[1].count("gate lint mypackage.models:build") == 3
+    assert "Exit code 0: no finding of that level; 1: at least one; 2: could not tell." in out
+    for option in ("--level", "--strategy", "--json"):
+        assert option in out
+    assert cli.main(["--help"]) == 0
+    assert re.search(r"^  lint .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "expected"),
+    [
+        ("right", (), 0),
+        ("right", ("--level", "note"), 0),
+        ("Wrong", (), 1),
+        ("Wrong", ("--strategy", "scripted"), 0),
+        ("shapes", (), 0),
+        ("shapes", ("--level", "warning"), 1),
+        ("script", (), 2),
+        ("missing", (), 2),
+    ],
+)
+def test_the_exit_code(capsys, project: str, factory: str, options: tuple[str, ...], expected: int) -> None:  # fmt: skip
+    code, out, err = run(capsys, f"{project}:{factory}", *options)
+    assert code == expected
+    assert "Traceback" not in out + err
+
+
+def test_the_table_says_where_what_and_what_instead(capsys, project: str) -> None:
+    _, out, _ = run(capsys, f"{project}:Wrong")
+    assert out.splitlines()[0].strip() == f"{project}.py"
+    error = next(line for line in out.splitlines() if "TRC005" in line)
+    assert error.split()[:4] == ["8", "TRC005", "error", "len(x)"]
+    assert "(in inner)" in error
+    assert "x.shape[0]" in error
+    assert f"silenced  TRC002 at {project}.py:17: x.max().item()" in out
+    assert "see  docs/lint/TRC005.md" in out
+    assert out.splitlines()[-1] == (
+        "1 error, 1 warning, 0 notes; 1 silenced; 2 functions read, as exported by traced"
+    )
+
+
+def test_what_is_not_read_is_said(capsys, project: str) -> None:
+    _, out, _ = run(capsys, f"{project}:script")
+    assert "not read  " in out
+    assert "TorchScript" in out
+
+
+def test_json_is_the_same_for_machines(capsys, project: str) -> None:
+    code, out, _ = run(capsys, f"{project}:Wrong", "--level", "warning", "--json")
+    told: dict[str, Any] = json.loads(out)
+    assert (code, told["exit_code"], told["refused"]) == (1, 1, 2)
+    assert [finding["code"] for finding in told["findings"]] == ["TRC005", "TRC002", "TRC016"]
+    assert [f.get("suppressed", False) for f in told["findings"]] == [False, True, False]
+    assert told["pages"]["TRC005"] == "docs/lint/TRC005.md"
+    assert told["unread"] == []
