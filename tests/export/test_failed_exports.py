@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gate import cli
 from gate.errors import ExportError
 from gate.export.export import export_model
 from gate.export.settings import ExportSettings
@@ -154,3 +155,19 @@ def test_a_file_for_no_runtime_is_refused(tmp_path: Path) -> None:
     )
     assert "operators that ONNX Runtime does not have: mydomain::ShiftedSwish" in text
     assert_short(text)
+
+
+def test_the_command_prints_at_most_forty_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "samples.npy", SAMPLES)
+    command = ["export", "tests.export.failing:Several", "--strategy", "ladder"]
+    command += ["--example-input", str(tmp_path / "samples.npy")]
+    command += ["--output", str(tmp_path / "model.onnx")]
+    assert cli.main(command) == 2
+    seen = capfd.readouterr()
+    lines = (seen.out + seen.err).splitlines()
+    assert len(lines) <= MOST
+    assert "example::shifted_swish at right.odd" in seen.err
+    assert lines[-1].startswith(ADVICE), lines[-1]
+    assert (tmp_path / "model.onnx.export.log").exists()
