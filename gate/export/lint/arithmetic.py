@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gate.export.lint.operations import FEW, wider
-from gate.export.lint.value import NOTHING, Kind, Value, of_object, python, tensor, unknown
+from gate.export.lint.value import (
+    NOTHING,
+    Kind,
+    Value,
+    common_axis,
+    of_object,
+    python,
+    tensor,
+    unknown,
+)
 
 _NUMBERS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -35,8 +44,8 @@ def combine(operation: ast.operator, left: Value, right: Value) -> Value:
     kinds = {left.kind, right.kind}
     for kind in (Kind.SHAPE, Kind.SIZE):
         if kind in kinds:
-            axes = {value.axis for value in (left, right) if value.kind is kind}
-            return Value(kind, axis=axes.pop() if len(axes) == 1 else None)
+            sizes = [value for value in (left, right) if value.kind is kind]
+            return Value(kind, axis=common_axis(sizes))
     if Kind.TENSORS in kinds:
         return Value(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
     if kinds == {Kind.PYTHON}:

@@ -14,7 +14,16 @@ import torch
 
 from gate.export.lint.numbers import numbers_from, tell_size
 from gate.export.lint.scope import Arguments, Scope
-from gate.export.lint.value import NOTHING, Kind, Value, of_object, python, tensor, unknown
+from gate.export.lint.value import (
+    NOTHING,
+    Kind,
+    Value,
+    common_axis,
+    of_object,
+    python,
+    tensor,
+    unknown,
+)
 
 _Call = Callable[[ast.Call, Arguments, Scope], Value]
 
@@ -80,7 +89,7 @@ def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     if sizes:
         scope.tell("TRC016", node, message=f"{_name(node)} of sizes is decided by the example: "
                    "wrong where an axis is dynamic")  # fmt: skip
-        return Value(Kind.SIZE)
+        return Value(Kind.SIZE, axis=common_axis(sizes))
     several = len(arguments.positional) > 1
     if several and any(v.tensor and not v.constant for v in arguments.positional):
         scope.tell("TRC008", node, message=f"{_name(node)} of tensors is decided by the example",

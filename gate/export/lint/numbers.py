@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from gate.export.lint.scope import Arguments, Scope
-from gate.export.lint.value import Kind, Value, python
+from gate.export.lint.value import Kind, Value, common_axis, python
 from gate.lint_finding import LintLevel
 
 
@@ -22,9 +22,11 @@ def numbers_from(node: ast.Call, arguments: Arguments, scope: Scope, *, by: str)
     return python()
 
 
-def tell_size(node: ast.Call, sizes: list[Value], scope: Scope) -> None:
+def tell_size(
+    node: ast.Call, sizes: list[Value], scope: Scope, *, rewrite: str | None = None
+) -> None:
     """The example's size becomes a constant: an error for the batch axis, which is dynamic."""
-    fixed = all(size.axis not in (None, 0) for size in sizes)
+    fixed = common_axis(sizes) != 0
     level: LintLevel | None = "warning" if fixed else None
     message = None
     if fixed:
@@ -32,4 +34,4 @@ def tell_size(node: ast.Call, sizes: list[Value], scope: Scope) -> None:
             "the example's size is written into the file as a constant: wrong where that axis "
             "is dynamic"
         )
-    scope.tell("TRC004", node, level=level, message=message)
+    scope.tell("TRC004", node, level=level, message=message, rewrite=rewrite)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gate.export.lint import operations
+from gate.export.lint.numbers import tell_size
 from gate.export.lint.scope import Arguments, Scope, ShapeMethod, TensorMethod
 from gate.export.lint.value import Kind, Value, of_object, python, tensor, unknown
 
@@ -34,6 +35,20 @@ _DROPOUTS: dict[Any, int] = {
     torch.dropout: 2,
 }
 """To the position of `training`."""
+_ASKS = ("is_", "are_", "get_", "has_", "set_", "_is_", "_has_", "_get_", "_log_")
+_COMPUTES = (
+    "torch._C",
+    "torch.nn",
+    "torch.functional",
+    "torch._tensor",
+    "torch._jit_internal",
+    "torch.linalg",
+    "torch.fft",
+    "torch.special",
+    "torch._linalg_utils",
+    "torch._lowrank",
+)
+"""Modules of torch whose functions return tensors; the others may return anything."""
 _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
@@ -51,11 +66,16 @@ def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> 
             scope.tell("TRC001", node, message="torch.tensor copies the example's numbers into the"
                        " file as a constant", rewrite="use the tensor itself, torch.stack for "
                        "several, x.clone() for a copy")  # fmt: skip
-        elif first is not None and _from_sizes(first):
-            scope.tell("TRC004", node, rewrite="use torch.as_tensor, or the size as it is")
-    if name == "checkpoint":  # of torch.utils: runs a function of the user
-        return unknown()
-    return operations.operation(name, arguments)
+        sizes = list(_sizes(first)) if first is not None else []
+        if sizes:
+            tell_size(node, sizes, scope, rewrite="use torch.as_tensor, or the size as it is")
+    if name == "is_nonzero":
+        return tensor(mask=True)
+    if name.startswith(_ASKS):
+        return python()
+    home = str(getattr(known, "__module__", None) or "torch")
+    computes = home == "torch" or home.startswith(_COMPUTES)
+    return operations.operation(name, arguments) if computes else unknown()
 
 
 def _of_module(owner: nn.Module, name: str) -> Value:
@@ -90,8 +110,8 @@ def tensor_method(
 
 def _size(name: str, arguments: Arguments) -> Value:
     axis = arguments.get(0, "dim")
-    if name == "size" and axis is None:
-        return Value(Kind.SHAPE, axis=0)
+    if axis is None:
+        return Value(Kind.SHAPE if name == "size" else Kind.SIZE, axis=0)
     known = axis.known if axis is not None else None
     return Value(Kind.SIZE, axis=known if isinstance(known, int) else None)
 
@@ -106,11 +126,8 @@ def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
 
 def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Scope) -> Value:
     """What a method of a shape, or of one of its numbers, returns."""
-    if method.name == "numel":
-        scope.tell("TRC004", node, rewrite="multiply the sizes, or use x.numel()")
-        return python()
-    if method.name in ("item", "__int__", "__float__"):
-        scope.tell("TRC004", node)
+    if method.name in ("numel", "item", "__int__", "__float__"):
+        tell_size(node, [method.shape], scope)
         return python()
     return unknown()
 
@@ -136,6 +153,10 @@ def _from_tensors(value: Value) -> bool:
     return value.kind is Kind.TENSORS or any(map(_from_tensors, value.items.values()))
 
 
-def _from_sizes(value: Value) -> bool:
-    found = value.kind in (Kind.SIZE, Kind.SHAPE)
-    return found or (value.kind is not Kind.SHAPE and any(map(_from_sizes, value.items.values())))
+def _sizes(value: Value) -> Iterator[Value]:
+    """The sizes in it, and in its items."""
+    if value.kind in (Kind.SIZE, Kind.SHAPE):
+        yield value
+    else:
+        for item in value.items.values():
+            yield from _sizes(item)

@@ -137,6 +137,14 @@ def of_object(thing: Any) -> Value:
     return Value(Kind.PYTHON, known=thing)
 
 
+def common_axis(sizes: Iterable[Value]) -> int | None:
+    """The axis that numbers of shapes come from: the batch if one of them does; None: unknown."""
+    axes = {size.axis for size in sizes}
+    if 0 in axes:
+        return 0
+    return axes.pop() if len(axes) == 1 else None
+
+
 def ranks_differ(one: Value, other: Value) -> bool:
     """True for two tensors that are known to have different numbers of axes."""
     if one.rank is None or other.rank is None:

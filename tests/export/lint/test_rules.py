@@ -26,6 +26,9 @@ ANNOUNCED = [
     ("TRC004 warning", "b, c = x.shape\nreturn x / int(c)"),
     ("TRC004 error", "return x * torch.tensor(x.shape[0])"),
     ("TRC004 error", "return x / x.shape.numel()"),
+    ("TRC004 error", "return x / math.sqrt(x.numel())"),
+    ("TRC004 warning", "return x / x.shape[1:].numel()"),
+    ("TRC004 warning", "b, h, w = x.shape\nreturn x * int(h * w)"),
     ("TRC005 error", "return x / len(x)"),
     ("TRC005 error", "y = F.relu(x)\nreturn y / len(y[0])"),
     ("TRC006 error", "return x.data * 2"),
@@ -88,6 +91,7 @@ self.layers = nn.ModuleList([nn.Linear(3, 3), nn.ReLU()])
 self.by_name = nn.ModuleDict({'a': nn.ReLU()})
 self.size = 3
 self.extra = None
+self.many = [torch.ones(2), torch.ones(3)]
 """
 RIGHT = [
     "return x.reshape(x.shape[0], -1)",
@@ -106,6 +110,10 @@ RIGHT = [
     "return x * self.w.max().item()",
     "return x * float(self.w[0])",
     "return x * len(self.w)",
+    "if torch.are_deterministic_algorithms_enabled():\n    return x * 2\nreturn x",
+    "if torch.is_grad_enabled() and torch.is_tensor(x):\n    return x * 2\nreturn x",
+    "for w in self.many:\n    x = x * len(w)\nreturn x",
+    "x = torch.utils.checkpoint.checkpoint(self.fc, x)\nreturn x",
     "return x[..., [2, 1, 0]]",
     "return x[:, -1]",
     "return x[:, torch.tensor([0, 1])]",
@@ -167,7 +175,7 @@ def test_nothing_is_said(body: str) -> None:
         ("x, m", "if m.sum():\n    x = x * 2\nreturn x", ["TRC008 error"]),
         ("x: list[Tensor]", "return torch.cat(x) / len(x)", []),
         ("x: tuple[Tensor, ...]", "for t in x:\n    y = t\nreturn y", []),
-        ("x, size: torch.Size", "return x.reshape(int(size[0]), -1)", ["TRC004 error"]),
+        ("x, size: torch.Size", "return x.reshape(int(size[0]), -1)", ["TRC004 warning"]),
         ("x, mode: str", "return x * 2 if mode == 'a' else x", ["TRC012 warning"]),
         ("x, mode='a'", "return x * 2 if mode == 'a' else x", ["TRC012 warning"]),
         ("x: dict[str, Tensor]", "return x['a']", ["TRC012 warning"]),
