@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 
 import numpy as np
 
 from gate import atomic
 from gate.digest import Digest
-from gate.errors import DataError
+from gate.errors import DataError, EvidenceError
 from gate.evidence import Source
 from gate.export.export import export_model
 from gate.export.self_check import self_check
+from gate.preprocess.spec import PreprocessSpec
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.model import trained
@@ -74,12 +74,9 @@ def _source(params: ModelParams, checkpoint: Digest) -> Source:
 
 def _preprocessing_digest() -> Digest:
     try:
-        manifest = json.loads(paths.MANIFEST.read_bytes())
-        return Digest.of_json(manifest["preprocessing"])
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{paths.MANIFEST} is not a whole manifest ({error}). Run dvc repro -f prepare."
-        ) from error
+        return PreprocessSpec.load(paths.PREPROCESSING).digest()
+    except EvidenceError as error:
+        raise DataError(f"{error} Run dvc repro -f prepare.") from error
 
 
 def _tell(report: ExportReport) -> None:

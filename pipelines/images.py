@@ -13,22 +13,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from gate.errors import DataError
+from gate.preprocess.pictures import SUFFIXES, read_picture
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocess.tensor import Pixels
 from pipelines.params import PrepareParams
-
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labels int64 (samples,), their names, and `sample(i)`: float32 (channels, height, width)."""
+    """Labels int64 (samples,), their names, and `sample(i)`: float32 (channels, height, width).
+
+    `picture(i)` is what the sample was made from, uint8 RGB (height, width, 3); None: tensors.
+    """
 
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     sample: Callable[[int], NDArray[np.float32]]
     description: str
+    picture: Callable[[int], Pixels] | None = None
 
 
 def open_source(params: PrepareParams) -> Source:
@@ -39,26 +44,9 @@ def open_source(params: PrepareParams) -> Source:
     return _folder(path, params) if params.source == "folder" else _npz(path, params)
 
 
-def preprocessing(params: PrepareParams) -> dict[str, Any]:
-    """The steps of `to_tensor` in words and numbers; its digest goes into the evidence."""
-    return {
-        "steps": ["rgb", "resize", "scale_1_255", "normalise", "channels_first"],
-        "size": [params.image_size, params.image_size],
-        "interpolation": "pillow bilinear",
-        "mean": list(params.mean),
-        "std": list(params.std),
-        "dtype": "float32",
-    }
-
-
-def to_tensor(image: Image.Image, params: PrepareParams) -> NDArray[np.float32]:
-    """RGB, resized to a square (Pillow, bilinear), (x/255 - mean)/std: float32 (3, size, size)."""
-    size = (params.image_size, params.image_size)
-    pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
-    scaled = pixels.astype(np.float32) / np.float32(255.0)
-    mean, std = np.array(params.mean, np.float32), np.array(params.std, np.float32)
-    normalised = (scaled - mean) / std
-    return np.ascontiguousarray(normalised.transpose(2, 0, 1), dtype=np.float32)
+def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
+    """The spec's tensor of uint8 RGB (height, width, 3) by Pillow: float32 (3, height, width)."""
+    return preprocess(pixels, spec).astype(np.float32, copy=False)
 
 
 def _digits(params: PrepareParams) -> Source:
@@ -66,10 +54,11 @@ def _digits(params: PrepareParams) -> Source:
 
     digits = load_digits()
     grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # stored as 0 to 16
-    return Source(
+    return _of_pictures(
+        params.preprocessing,
+        lambda i: _rgb(grey[i]),
         labels=digits.target.astype(np.int64),
         classes=tuple(str(name) for name in digits.target_names),
-        sample=lambda i: to_tensor(Image.fromarray(grey[i]), params),
         description="scikit-learn load_digits",
     )
 
@@ -88,28 +77,17 @@ def _folder(path: Path, params: PrepareParams) -> Source:
             f"classes; formats: {', '.join(sorted(SUFFIXES))}."
         )
     files = [file for file, _ in found]
-    return Source(
+    return _of_pictures(
+        params.preprocessing,
+        lambda i: read_picture(files[i]),
         labels=np.array([label for _, label in found], dtype=np.int64),
         classes=tuple(folder.name for folder in folders),
-        sample=lambda i: to_tensor(_read_picture(files[i]), params),
         description=f"folder {params.path}",
     )
 
 
 def _pictures(folder: Path) -> list[Path]:
     return sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
-
-
-def _read_picture(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image.copy()
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        # Pillow tells of broken PNG chunks by SyntaxError.
-        raise DataError(
-            f"{path} is not a whole picture ({error}). Replace the file or take it away."
-        ) from error
 
 
 def _npz(path: Path, params: PrepareParams) -> Source:
@@ -129,13 +107,39 @@ def _npz(path: Path, params: PrepareParams) -> Source:
             f"below the number of classes{'' if names is None else f' ({len(names)})'}."
         )
     classes = names or tuple(str(i) for i in range(int(labels.max()) + 1))
+    described = f"npz {params.path}"
+    if images.dtype == np.uint8:
+        return _of_pictures(
+            params.preprocessing,
+            lambda i: _rgb(images[i]),
+            labels=labels.astype(np.int64),
+            classes=classes,
+            description=described,
+        )
+    return Source(
+        labels.astype(np.int64),
+        classes,
+        lambda i: np.ascontiguousarray(images[i], dtype=np.float32),
+        described,
+    )
 
-    def sample(i: int) -> NDArray[np.float32]:
-        if images.dtype == np.uint8:
-            return to_tensor(Image.fromarray(images[i]), params)
-        return np.ascontiguousarray(images[i], dtype=np.float32)
 
-    return Source(labels.astype(np.int64), classes, sample, f"npz {params.path}")
+def _of_pictures(
+    spec: PreprocessSpec,
+    picture: Callable[[int], Pixels],
+    *,
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    description: str,
+) -> Source:
+    return Source(
+        labels, classes, lambda i: to_tensor(picture(i), spec), description, picture=picture
+    )
+
+
+def _rgb(pixels: Pixels) -> Pixels:
+    """Grey (height, width) as RGB; RGB as it is."""
+    return np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels
 
 
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:

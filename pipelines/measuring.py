@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from gate import atomic
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, GateError
 from gate.evidence import Evidence, ExportRecord, Source
 from gate.explanation import Case
 from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON
-from gate.parity.golden import write_golden_of
+from gate.golden.pictures import add_pictures
+from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
+from gate.preprocess.measure import measure_preprocessing
+from gate.preprocess.pictures import pictures_in
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocessing_parity import PreprocessingParity
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
@@ -62,19 +67,46 @@ def measured(
     return evidence, Case(model, candidate, samples, policy)
 
 
+def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
+    """Parity of preprocessing on the pictures that `prepare` kept, as the policy asks for it.
+
+    None where it asks for none, and where it can't be measured, which is said aloud: the decision
+    takes what is lacking for an ERROR.
+    """
+    if policy.preprocessing is None:
+        return None
+    try:
+        return measure_preprocessing(
+            PreprocessSpec.load(paths.PREPROCESSING),
+            pictures_in([paths.PICTURES]),
+            policy=policy.preprocessing,
+            model=onnx,
+        )
+    except GateError as error:
+        print(f"parity of preprocessing was not measured: {error}")
+        return None
+
+
 def write_golden(folder: Path, case: Case, evidence: Evidence) -> None:
-    """What a consumer of the file will compare with. The reason alone where there can be none."""
+    """What a consumer of the file will compare with. The reason alone where there can be none.
+
+    Taken from the samples whose pictures `prepare` kept, so that a consumer can start from those.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     unmade = folder / "unmade.txt"
+    pictures = sorted(paths.PICTURES.glob("*.png"))
+    places = [int(path.stem) for path in pictures]
     try:
         write_golden_of(
             folder,
             case.model,
             case.candidate,
-            case.samples,
+            case.samples.pick(places) if len(places) >= SAMPLES else case.samples,
             policy=case.policy,
             evidence=evidence,
         )
+        if len(places) >= SAMPLES:
+            add_pictures(folder, PreprocessSpec.load(paths.PREPROCESSING), pictures)
     except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
         atomic.write_text(unmade, f"{error}\n")

@@ -67,6 +67,6 @@ def _value(key: str, text: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return YAML().load(text)  # a list keeps its brackets
     except YAMLError as error:
         raise PolicyError(f"{key}: {text!r} is not a YAML value. Quote it.") from error

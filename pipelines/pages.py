@@ -34,6 +34,7 @@ def write_export(page: RunPage, report: ExportReport) -> None:
     page.metrics({"export/size_bytes": float(subject.size_bytes)})
     page.metrics(report.self_check_numbers())
     page.file(paths.EXPORT_REPORT)
+    page.file(paths.PREPROCESSING)
     page.note(
         f"Exported as `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}; "
         "not measured yet.\n"

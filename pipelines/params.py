@@ -14,12 +14,13 @@ from gate.errors import PolicyError
 from gate.export.quantize_settings import QuantizeSettings
 from gate.export.settings import ExportSettings
 from gate.policy import Policy
+from gate.preprocess.pillow import lacking
+from gate.preprocess.spec import PreprocessSpec
 from gate.record import Record
 from gate.settings import load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]
-Channels = tuple[float, float, float]
 
 
 class _Section(Record):
@@ -39,16 +40,24 @@ class PrepareParams(_Section):
     source: Literal["digits", "folder", "npz"]
     path: str
     """Folder of `class/image.png`, or a .npz file with `images` and `labels`; digits need none."""
-    image_size: Annotated[int, Field(ge=8, le=1024)]
-    mean: Channels
-    std: Channels
+    preprocessing: PreprocessSpec
+    """From a picture to the model's input: a tensor of one size."""
+    pictures: Annotated[int, Field(ge=0)]
+    """How many held-out pictures are kept as they are, beside their tensors."""
     eval_share: Annotated[float, Field(gt=0.0, lt=1.0)]
     seed: int
 
     @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if min(self.std) <= 0.0:
-            raise ValueError("every std must be larger than 0")
+    def _stackable(self) -> Self:
+        spec = self.preprocessing
+        if spec.size is None or spec.layout != "nchw" or spec.dtype != "float32":
+            raise ValueError(
+                "preprocessing must make tensors of one size (resize.size, or a crop), of layout "
+                "nchw and dtype float32: the samples are stacked and trained on"
+            )
+        why = lacking(spec)
+        if why is not None:
+            raise ValueError(f"preprocessing is done by Pillow here: {why}")
         return self
 
 

@@ -19,7 +19,7 @@ from gate.policy import Policy
 from gate.report import localisation, plots
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
-from pipelines.measuring import measured, write_golden
+from pipelines.measuring import measured, preprocessing_of, write_golden
 from pipelines.params import RegistryParams, load_policy
 from pipelines.run import Tracker
 from pipelines.run_page import RunPage
@@ -59,13 +59,15 @@ def main() -> int:
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
     same = _is_exported(read_subject(paths.ONNX), report)
-    return measured(
+    evidence, case = measured(
         paths.ONNX,
         policy,
         source=report.source,
         export=report.record if same else None,
         title="parity",
     )
+    seen = preprocessing_of(policy, paths.ONNX)
+    return evidence.model_copy(update={"preprocessing": seen}), case
 
 
 def _is_exported(subject: Subject, report: ExportReport) -> bool:

@@ -13,6 +13,8 @@ TRAIN_LABELS = DATA / "train_labels.npy"
 EVAL_IMAGES = DATA / "eval_images.npy"
 EVAL_LABELS = DATA / "eval_labels.npy"
 MANIFEST = DATA / "manifest.json"
+PREPROCESSING = DATA / "preprocessing.json"
+PICTURES = DATA / "pictures"
 
 CHECKPOINT = Path("models/model.safetensors")
 ONNX = Path("models/model.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,13 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from gate import atomic
 from gate.digest import Digest
 from gate.errors import DataError
 from pipelines import paths, stage
-from pipelines.images import Source, open_source, preprocessing
+from pipelines.images import Source, open_source
 from pipelines.params import PrepareParams
 from pipelines.progress import bar
 
@@ -34,6 +36,8 @@ def main() -> int:
                 advance(1, images.name)
             with _npy(labels, np.dtype(np.int64), (len(indices),)) as stream:
                 stream.write(source.labels[indices].tobytes())
+    _write_pictures(source, evaluation, count=params.pictures)
+    params.preprocessing.save(paths.PREPROCESSING)
     _write_manifest(params, source, train=len(train), evaluation=len(evaluation))
     print(
         f"{source.description}: {len(train)} training and {len(evaluation)} evaluation samples "
@@ -79,6 +83,21 @@ def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> It
             yield int(index)
 
 
+def _write_pictures(source: Source, evaluation: NDArray[np.int64], *, count: int) -> None:
+    """Held-out pictures, spread over all, `<place among them>.png`; none of tensors."""
+    made: set[Path] = set()
+    paths.PICTURES.mkdir(parents=True, exist_ok=True)
+    if source.picture is not None:
+        for place in np.unique(np.linspace(0, len(evaluation) - 1, count).astype(int)):
+            path = paths.PICTURES / f"{place:05d}.png"
+            stream = io.BytesIO()
+            Image.fromarray(source.picture(int(evaluation[place]))).save(stream, "PNG")
+            atomic.write_bytes(path, stream.getvalue())
+            made.add(path)
+    for stale in set(paths.PICTURES.glob("*.png")) - made:
+        stale.unlink()
+
+
 @contextmanager
 def _npy(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Iterator[BinaryIO]:
     """An .npy file that appears when it is whole; C order."""
@@ -99,7 +118,7 @@ def _write_manifest(params: PrepareParams, source: Source, *, train: int, evalua
         "source": source.description,
         "classes": list(source.classes),
         "counts": {"train": train, "eval": evaluation},
-        "preprocessing": preprocessing(params),
+        "preprocessing": params.preprocessing.to_plain(),
         "sha256": {file.name: str(Digest.of_file(file)) for file in files},
     }
     atomic.write_text(paths.MANIFEST, json.dumps(manifest, indent=2) + "\n")

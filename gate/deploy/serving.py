@@ -151,7 +151,5 @@ def _of_golden(store: Store, digest: Digest, file: str) -> _Found | None:
     if file == GOLDEN_JSON:
         return _Found(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
     golden = Golden.load(folder / GOLDEN_JSON)
-    for tensor in (*golden.inputs, *golden.outputs):
-        if tensor.file == file:
-            return _Found(folder / tensor.file, tensor.sha256, IMMUTABLE, _BINARY)
-    return None
+    sha256 = golden.files.get(file)
+    return _Found(folder / file, sha256, IMMUTABLE, _BINARY) if sha256 is not None else None

@@ -42,6 +42,8 @@ class Vectors:
     """Of golden.json."""
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    pictures: tuple[bytes, ...] = ()
+    """PNG of each sample; empty: the vectors have none."""
 
 
 def write_golden(
@@ -88,10 +90,16 @@ def write_golden(
     for file, data in contents.items():
         atomic.write_bytes(folder / file, data)
     golden.save(folder / GOLDEN_JSON)
-    for stale in folder.glob("*.bin"):
-        if stale.name not in contents:
-            stale.unlink(missing_ok=True)
+    remove_stale(folder, golden)
     return golden
+
+
+def remove_stale(folder: Path, golden: Golden) -> None:
+    """Take away arrays and pictures that these vectors do not name."""
+    for pattern in ("*.bin", "*.png"):
+        for path in folder.glob(pattern):
+            if path.name not in golden.files:
+                path.unlink(missing_ok=True)
 
 
 def read_golden(folder: Path) -> Vectors:
@@ -118,12 +126,13 @@ def _read(folder: Path) -> Vectors:
         sha256=Digest.of_bytes(text),
         inputs=_arrays(folder, golden.inputs, output=False),
         outputs=_arrays(folder, golden.outputs, output=True),
+        pictures=_pictures(folder, golden),
     )
 
 
 def files_of(golden: Golden) -> tuple[str, ...]:
     """Names of all files of the vectors, golden.json first."""
-    return (GOLDEN_JSON, *(tensor.file for tensor in (*golden.inputs, *golden.outputs)))
+    return (GOLDEN_JSON, *golden.files)
 
 
 def _described(
@@ -160,6 +169,17 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
         _check(tensor.name, values, output=output)
         arrays[tensor.name] = values
     return arrays
+
+
+def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
+    """The bytes of every picture, proven."""
+    found = []
+    for picture in golden.pictures.files if golden.pictures else ():
+        path = folder / picture.file
+        data = _plain_file(path, limit=picture.size_bytes)
+        picture.sha256.verify(Digest.of_bytes(data), what=str(path))
+        found.append(data)
+    return tuple(found)
 
 
 def _plain_file(path: Path, *, limit: int) -> bytes:

@@ -12,8 +12,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from gate.digest import Digest
 from gate.files import wrong_name
-from gate.record import Measured, Record, Sha256
+from gate.preprocess.spec import PreprocessSpec
+from gate.record import Measured, Record, Sha256, later
 
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -24,6 +26,9 @@ ITEM_BYTES: dict[str, int] = {
     "uint32": 4, "uint64": 8, "float16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 _FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
+_PICTURE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.png")
+PICTURE_LIMIT = 1 << 26
+"""Bytes of one picture at most."""
 _ARRAY_LIMIT = 1 << 32
 """Bytes of one array at most: 4 GiB is far above what a few samples need."""
 _RANK_LIMIT = 32
@@ -92,6 +97,38 @@ class GoldenOutput(GoldenTensor):
         return self
 
 
+class GoldenPicture(Record):
+    """One sample as the picture that it was made from, a PNG."""
+
+    file: str
+    size_bytes: Annotated[int, Field(ge=1, le=PICTURE_LIMIT)]
+    sha256: Sha256
+    """Of the file's bytes."""
+
+
+class GoldenPictures(Record):
+    """The samples as pictures, so that a consumer starts from the file and not from the tensor."""
+
+    input: str
+    """The input that they become."""
+    spec: PreprocessSpec
+    max_diff: Bound
+    """How far a consumer's tensor may be from the golden input: 1/255 of the value range before
+    normalisation."""
+    files: Annotated[tuple[GoldenPicture, ...], Field(min_length=1)]
+    """In the order of the samples."""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        names = [picture.file for picture in self.files]
+        unsafe = [name for name in names if not _PICTURE.fullmatch(name)]
+        if unsafe:
+            raise ValueError(f"{unsafe[0]!r} is no file name that golden pictures have")
+        if len(set(names)) < len(names):
+            raise ValueError("two pictures share a file")
+        return self
+
+
 class Origin(Record):
     """What made the vectors."""
 
@@ -110,6 +147,26 @@ class Golden(Record):
     inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
     outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
     origin: Origin
+    pictures: GoldenPictures | None = later(None)
+    """None: the samples are tensors only."""
+
+    @property
+    def files(self) -> dict[str, Digest]:
+        """Every file beside golden.json, with the digest of its bytes."""
+        arrays = {tensor.file: tensor.sha256 for tensor in (*self.inputs, *self.outputs)}
+        pictures = self.pictures.files if self.pictures else ()
+        return arrays | {picture.file: picture.sha256 for picture in pictures}
+
+    @model_validator(mode="after")
+    def _has_a_picture_for_each_sample(self) -> Self:
+        if self.pictures is None:
+            return self
+        shapes = {tensor.name: tensor.shape for tensor in self.inputs}
+        if len(shapes.get(self.pictures.input, ())) != 4:
+            raise ValueError(f"pictures are for the input '{self.pictures.input}', of rank 4")
+        if len(self.pictures.files) != self.samples:
+            raise ValueError(f"{len(self.pictures.files)} pictures for {self.samples} samples")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gate.golden.folder import Array, Vectors, read_golden
+from gate.golden.pictures import wrong_pictures
 from gate.golden.record import GoldenOutput, GoldenResult, OutputResult
 from gate.golden.session import open_session, read_model
 
@@ -28,6 +29,9 @@ def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
     seen = _Seen(vectors, digest_text=str(digest))
+    problem = wrong_pictures(vectors)
+    if problem is not None:
+        return seen.refused(problem)
     if digest != expected:
         return seen.refused(
             f"{model_path} has digest {digest}, the golden vectors are for {expected}: "

@@ -25,6 +25,7 @@ ALIGN_CORNERS = "half-pixel shift (align_corners)"
 AREA = "area averaging instead of the spec's filter"
 MIPMAPS = "mipmaps instead of the spec's filter (as a canvas shrinks)"
 EDGES = "coordinates on the edge of two pixels take the other one"
+SIXTEENTHS = "fractions of a pixel cut to 1/16 (as a canvas of low quality)"
 ONE_ROUNDING = "overshoot kept between the axes (one rounding instead of two)"
 OTHER_AXIS = "the other axis first (overshoot is cut between the axes)"
 SQUASHED = "resized straight to the crop, without keeping the proportions"
@@ -105,6 +106,8 @@ def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, 
         yield (EDGES,), replace(own, single=True)
     else:
         yield (ANTIALIAS,), replace(own, antialias=True, round_between=False)
+    if resize.mode == "bilinear":
+        yield (*without, SIXTEENTHS), replace(plain, sixteenths=True)
     yield (*without, HALF_PIXEL), replace(plain, coordinates="asymmetric")
     yield (*without, ALIGN_CORNERS), replace(plain, coordinates="align_corners")
     for mode in ("nearest", "bilinear", "bicubic"):

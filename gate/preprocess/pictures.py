@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,17 +35,27 @@ def read_picture(path: Path) -> Pixels:
 
     Raises DataError for what is not a whole picture.
     """
+    try:
+        return decoded(path.read_bytes(), name=str(path))
+    except OSError as error:
+        raise _broken(str(path), error) from error
+
+
+def decoded(data: bytes, *, name: str) -> Pixels:
+    """The picture in the bytes of a file, as `read_picture` gives it."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(data)) as image:
             return np.array(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError,
             Image.DecompressionBombError) as error:  # fmt: skip
         # Pillow tells of broken PNG chunks by SyntaxError.
-        raise DataError(
-            f"{path} is not a whole picture ({error}). Replace the file or take it away."
-        ) from error
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> DataError:
+    return DataError(f"{name} is not a whole picture ({error}). Replace the file or take it away.")
 
 
 def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:

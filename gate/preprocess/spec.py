@@ -18,6 +18,7 @@ SECTION = "preprocessing"
 
 Side = Annotated[int, Field(ge=1, le=1 << 14)]
 Channels = tuple[float, float, float]
+Spread = Annotated[float, Field(gt=0.0)]
 
 
 class _SpecRecord(Record):
@@ -63,7 +64,7 @@ class PreprocessSpec(_SpecRecord):
     """0 to 255 becomes [0, 1], [0, 255] or [-1, 1]."""
     mean: Channels | None = None
     """Subtracted after that, in the order of `channels` and in units of `value_range`."""
-    std: Channels | None = None
+    std: tuple[Spread, Spread, Spread] | None = None
     """Divided by at last."""
     layout: Literal["nchw", "nhwc"] = "nchw"
     dtype: Literal["float32", "float16", "uint8"] = "float32"
@@ -75,8 +76,6 @@ class PreprocessSpec(_SpecRecord):
             raise ValueError("value_range is [0, 1], [0, 255] or [-1, 1]")
         if (self.mean is None) != (self.std is None):
             raise ValueError("set both mean and std, or neither")
-        if self.std is not None and min(self.std) <= 0.0:
-            raise ValueError("every std must be larger than 0")
         if self.dtype == "uint8" and (self.value_range != (0, 255) or self.mean is not None):
             raise ValueError(
                 "dtype 'uint8' holds 0 to 255 only: set value_range: [0, 255], without mean and std"

@@ -20,7 +20,7 @@ from pipelines.run import RunReference, tracking_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = (
-    "prepare.image_size=16",
+    "prepare.preprocessing.resize.size=[16, 16]",
     "model.architecture=null",
     "model.factory=tests.pipelines.tiny:network",
     "train.epochs=1",

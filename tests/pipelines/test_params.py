@@ -29,11 +29,12 @@ def test_the_policy_of_the_repository_bounds_every_runtime() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("image_size: 16", "image_size: sixteen", "prepare.image_size"),
-        ("image_size: 16", "image_size: -3", "prepare.image_size"),
+        ("size: [16, 16]", "size: sixteen", "prepare.preprocessing.resize.size"),
+        ("size: [16, 16]", "size: [-3, 16]", "prepare.preprocessing.resize.size.0"),
+        ("size: [16, 16]", "shortest_side: 16", "prepare"),
         ("source: digits", "source: internet", "prepare.source"),
-        ("std: [0.5, 0.5, 0.5]", "std: [0.5, 0.0, 0.5]", "prepare"),
-        ("mean: [0.5, 0.5, 0.5]", "mean: [0.5, .nan, 0.5]", "prepare.mean"),
+        ("std: [0.5, 0.5, 0.5]", "std: [0.5, 0.0, 0.5]", "prepare.preprocessing.std.1"),
+        ("mean: [0.5, 0.5, 0.5]", "mean: [0.5, .nan, 0.5]", "prepare.preprocessing.mean"),
         ("eval_share: 0.25", "eval_share: 1.0", "prepare.eval_share"),
         ("epochs: 1", "epochs: -1", "train.epochs"),
         ("momentum: 0.9", "momentum: 0.9\n  nesterov: true", "train.nesterov"),

@@ -72,10 +72,10 @@ def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.Monk
     sizes = []
     to_tensor = images.to_tensor
 
-    def watched(image: Image.Image, params: Any) -> Any:
+    def watched(pixels: Any, spec: Any) -> Any:
         written = list(Path("data").glob(".train_images.npy.*.tmp"))
         sizes.append(sum(path.stat().st_size for path in written))
-        return to_tensor(image, params)
+        return to_tensor(pixels, spec)
 
     monkeypatch.setattr(images, "to_tensor", watched)
     prepare.main()
@@ -186,12 +186,12 @@ def test_a_full_disk_leaves_the_old_data(project: Path, monkeypatch: pytest.Monk
     written = 0
     to_tensor = images.to_tensor
 
-    def full(image: Image.Image, params: Any) -> Any:
+    def full(pixels: Any, spec: Any) -> Any:
         nonlocal written
         written += 1
         if written > 40:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return to_tensor(image, params)
+        return to_tensor(pixels, spec)
 
     monkeypatch.setattr(images, "to_tensor", full)
     override(["prepare.seed=5"])

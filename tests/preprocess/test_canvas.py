@@ -39,6 +39,18 @@ def test_without_a_resize_it_is_the_reference(spec: PreprocessSpec) -> None:
     assert "hrom" in implementation("canvas").version()
 
 
+def test_without_antialias_it_cuts_fractions_to_sixteenths() -> None:
+    spec = PreprocessSpec(
+        resize=Resize(size=(60, 50), antialias=False),
+        value_range=(0, 255), dtype="uint8", layout="nhwc",
+    )  # fmt: skip
+    with implementation("canvas").opened(spec) as preprocess:
+        for shape in ((200, 300), (40, 30)):
+            pixels = picture(*shape)
+            cut = resample(pixels, (60, 50), Sampling("bilinear", sixteenths=True))
+            assert np.abs(preprocess(pixels).astype(int) - cut).max() <= 1
+
+
 def test_it_shrinks_by_mipmaps() -> None:
     """What `resample` says that Chromium's canvas does, and what it does not: Pillow's triangle."""
     spec = PreprocessSpec(

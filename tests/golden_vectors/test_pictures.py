@@ -1,0 +1,155 @@
+"""Vectors that start from the picture: written, proven, and refused where they were changed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+
+from gate.digest import Digest
+from gate.errors import DigestMismatch, EvidenceError
+from gate.export.onnx_file import read_subject
+from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
+from gate.golden.pictures import add_pictures
+from gate.golden.record import GoldenModel
+from gate.golden.verify import verify_golden
+from gate.preprocess.pictures import read_picture
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
+from tests.golden_vectors.vectors import golden_of, origin
+from tests.preprocess.pictures import SMALL, picture
+from tests.preprocess.test_onnx_graph import classifier
+from tests.registry.releases import onnx_file
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"{seed}.png" for seed in range(5)]
+    for seed, path in enumerate(made):
+        Image.fromarray(picture(60, 70 + seed, seed=seed)).save(path)
+    return made
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return classifier(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
+    """Vectors of the pictures 1 and 3, with them."""
+    samples = np.stack([preprocess(read_picture(photos[place]), SMALL) for place in (1, 3)])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"x": samples})[0]
+    write_golden(
+        tmp_path / "golden",
+        model=GoldenModel(sha256=read_subject(model).sha256, file=model.name),
+        inputs={"x": samples},
+        outputs={"logits": Expected(logits, 1e-4, 1.0)},
+        origin=origin(),
+    )
+    add_pictures(tmp_path / "golden", SMALL, photos)
+    return tmp_path / "golden"
+
+
+def test_pictures_travel_with_the_vectors_and_are_proven(
+    folder: Path, model: Path, photos: list[Path]
+) -> None:
+    read = read_golden(folder)
+    told = read.golden.pictures
+    assert told is not None
+    assert (told.input, told.spec, told.max_diff) == ("x", SMALL, 1.0)
+    seen = [np.array(Image.open(io.BytesIO(data))) for data in read.pictures]
+    for pixels, place in zip(seen, (1, 3), strict=True):
+        np.testing.assert_array_equal(pixels, read_picture(photos[place]))
+    assert {path.name for path in folder.iterdir()} == set(files_of(read.golden))
+    assert verify_golden(model, folder).passed
+
+
+def test_vectors_without_pictures_keep_their_text(tmp_path: Path) -> None:
+    golden_of(tmp_path / "plain", onnx_file(tmp_path / "plain.onnx"))
+    assert "pictures" not in json.loads((tmp_path / "plain" / GOLDEN_JSON).read_text())
+
+
+def test_writing_again_takes_old_pictures_away(folder: Path, tmp_path: Path) -> None:
+    golden_of(folder, onnx_file(tmp_path / "other.onnx"))
+    assert not list(folder.glob("*.png"))
+
+
+def first(folder: Path) -> Path:
+    return sorted(folder.glob("picture-0-*.png"))[0]
+
+
+def swap(folder: Path) -> None:
+    """Another picture, with the record made to fit."""
+    path = first(folder)
+    Image.fromarray(picture(60, 71, seed=9)).save(path)
+    change_picture(folder, sha256=str(Digest.of_file(path)), size_bytes=path.stat().st_size)
+
+
+def not_a_picture(folder: Path) -> None:
+    path = first(folder)
+    path.write_bytes(b"hello")
+    change_picture(folder, sha256=str(Digest.of_file(path)), size_bytes=5)
+
+
+def change_picture(folder: Path, **fields: Any) -> None:
+    plain = json.loads((folder / GOLDEN_JSON).read_text())
+    plain["pictures"]["files"][0] |= fields
+    (folder / GOLDEN_JSON).write_text(json.dumps(plain))
+
+
+def change_spec(folder: Path) -> None:
+    plain = json.loads((folder / GOLDEN_JSON).read_text())
+    plain["pictures"]["spec"]["channels"] = "bgr"
+    (folder / GOLDEN_JSON).write_text(json.dumps(plain))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (swap, "off its golden input, allowed 1"),
+        (not_a_picture, "is not a whole picture"),
+        (change_spec, "off its golden input"),
+    ],
+)
+def test_a_picture_that_becomes_something_else_does_not_pass(
+    folder: Path, model: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    spoil(folder)
+    result = verify_golden(model, folder)
+    assert not result.passed
+    assert says in result.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda folder: first(folder).write_bytes(b"x" * first(folder).stat().st_size), DigestMismatch),
+        (lambda folder: first(folder).write_bytes(first(folder).read_bytes() + b"x"), DigestMismatch),
+        (lambda folder: first(folder).unlink(), EvidenceError),
+        (lambda folder: change_picture(folder, file="../../etc.png"), EvidenceError),
+        (lambda folder: change_picture(folder, file="golden.json"), EvidenceError),
+        (lambda folder: change_picture(folder, size_bytes=1 << 40), EvidenceError),
+    ],
+)  # fmt: skip
+def test_damaged_pictures_are_refused(
+    folder: Path, spoil: Callable[[Path], Any], error: type[Exception]
+) -> None:
+    spoil(folder)
+    with pytest.raises(error):
+        read_golden(folder)
+
+
+def test_every_sample_needs_its_picture(folder: Path, photos: list[Path]) -> None:
+    with pytest.raises(EvidenceError, match="no picture becomes the golden sample 1"):
+        add_pictures(folder, SMALL, photos[:2])
+    with pytest.raises(EvidenceError, match="proven by Pillow"):
+        add_pictures(folder, PreprocessSpec(resize=Resize(size=(8, 8), antialias=False)), photos)

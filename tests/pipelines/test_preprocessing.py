@@ -1,0 +1,79 @@
+"""The spec travels with the samples: file, digest, pictures, and parity where the policy asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gate.digest import Digest
+from gate.policy import Policy, PreprocessingPolicy
+from gate.preprocess.pictures import pictures_in
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
+from pipelines import images, paths, prepare
+from pipelines.measuring import preprocessing_of
+from pipelines.override import override
+from pipelines.params import PrepareParams
+
+
+def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
+    prepare.main()
+    spec = PreprocessSpec.load(paths.PREPROCESSING)
+    assert spec == PrepareParams.load().preprocessing
+    samples = np.load(paths.EVAL_IMAGES)
+    pictures = pictures_in([paths.PICTURES])
+    assert len(pictures) == 64
+    for picture in pictures:
+        place = int(Path(picture.name).stem)
+        np.testing.assert_array_equal(preprocess(picture.read(), spec), samples[place])
+
+
+def test_pictures_of_earlier_settings_go_away(project: Path) -> None:
+    prepare.main()
+    override(["prepare.pictures=3"])
+    prepare.main()
+    assert sorted(path.name for path in paths.PICTURES.iterdir()) == [
+        "00000.png", "00224.png", "00449.png",
+    ]  # fmt: skip
+
+
+def test_tensors_have_no_pictures(project: Path) -> None:
+    tensors = np.random.default_rng(0).normal(size=(12, 3, 5, 7)).astype(np.float32)
+    np.savez("data/raw/x.npz", images=tensors, labels=np.arange(12) % 3)
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    prepare.main()
+    assert list(paths.PICTURES.iterdir()) == []
+    asked = PreprocessingPolicy(consumers=("rust-image",))
+    policy = Policy.default().model_copy(update={"preprocessing": asked})
+    assert preprocessing_of(policy, paths.ONNX) is None
+
+
+def test_the_tensors_are_as_before_there_was_a_spec() -> None:
+    """The arithmetic that the first version of the pipeline had: trained models stay valid."""
+    spec = PreprocessSpec(resize=Resize(size=(64, 64)), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    grey = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    pixels = np.asarray(
+        Image.fromarray(grey).convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)
+    )
+    half = np.array((0.5, 0.5, 0.5), np.float32)
+    wanted = (pixels.astype(np.float32) / np.float32(255.0) - half) / half
+    seen = images.to_tensor(np.repeat(grey[..., None], 3, axis=2), spec)
+    assert seen.tobytes() == np.ascontiguousarray(wanted.transpose(2, 0, 1)).tobytes()
+
+
+@pytest.mark.parametrize("consumers", [("rust-image", "onnx"), ("opencv",)])
+def test_parity_is_measured_on_the_kept_pictures(project: Path, consumers: tuple[str, ...]) -> None:
+    prepare.main()
+    asked = PreprocessingPolicy(consumers=consumers)
+    policy = Policy.default().model_copy(update={"preprocessing": asked})
+    seen = preprocessing_of(policy, paths.ONNX)
+    assert seen is not None
+    assert (seen.images, seen.spec_sha256) == (64, Digest.of_json(
+        PreprocessSpec.load(paths.PREPROCESSING).to_plain()
+    ))  # fmt: skip
+    assert [consumer.consumer for consumer in seen.consumers] == list(consumers)
+    assert all(consumer.within(1.0) for consumer in seen.consumers)
+    assert preprocessing_of(Policy.default(), paths.ONNX) is None
