@@ -135,8 +135,8 @@ def trial(name: str) -> Row:
 def export_first(model: Any, example: Any, file: Path) -> Any:
     """Exported by the lowest opset that works. Raises the last ExportError."""
     from gate.errors import ExportError
-    from gate.export.settings import ExportSettings
     from gate.export.export import export_model
+    from gate.export.settings import ExportSettings
 
     for opset in OPSETS:
         settings = ExportSettings(opset=opset, batch_size=BATCH_SIZE)

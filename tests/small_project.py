@@ -18,9 +18,9 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from gate.export.export import export_model
 from gate.export.loading import build_model, save_checkpoint
 from gate.export.settings import ExportSettings
-from gate.export.export import export_model
 
 MODULE = '''
 import torch

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gate import cli
+from gate.export.export import export_model
 from gate.export.loading import build_model, save_checkpoint
 from gate.export.settings import ExportSettings
-from gate.export.export import export_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,6 +63,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = _lines(README, "gate")
     assert [words[1] for words in commands] == [
+        "export",
         "check",
         "promote",
         "verify-release",

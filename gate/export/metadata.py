@@ -12,7 +12,7 @@ from gate.evidence import Source
 
 PREFIX = "parity_gate."
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
-_FOLDERS = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^/\\\s:'\"()]+)*[/\\](?=[^/\\\s])")
+_FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[/\\][^/\\\s:'\"()]+)+[/\\]")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from gate.check import Reference, Verdicted, Workload, check
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
+from gate.export.export import export_model
 from gate.export.onnx_file import read_subject
 from gate.export.settings import ExportSettings
-from gate.export.export import export_model
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden
 from gate.golden.verify import verify_golden
