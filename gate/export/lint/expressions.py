@@ -139,6 +139,9 @@ def _compare(node: ast.Compare, scope: Scope) -> Value:
     for operation, right in zip(node.ops, others, strict=True):
         found.append(compared(operation, left, right))
         left = right
+    truths = [decided(value) for value in found]
+    if len(found) > 1 and (False in truths or None not in truths):
+        return of_object(False not in truths)
     return found[0] if len(found) == 1 else _all_of(found)
 
 
@@ -176,11 +179,12 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
         return tensor(value.rank, mask=True) if value.tensor else value
     if isinstance(node.op, ast.USub) and isinstance(value.known, int | float):
         return of_object(-value.known)
-    if value.constant:
-        return of_object(-value.known if isinstance(node.op, ast.USub) else ~value.known)
+    minus = isinstance(node.op, ast.USub)
+    if value.elements is not None and minus:
+        return of_object(-value.elements)
     if value.tensor:
-        minus = isinstance(node.op, ast.USub)
-        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus)
+        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
+                      fixed=value.constant)  # fmt: skip
     return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
 
 

@@ -16,6 +16,8 @@ from gate.export.lint import LintReport, lint_model
 
 _PRELUDE = """\
 import math
+from typing import Literal, Optional
+
 import numpy as np
 import torch
 import torch.nn.functional as F
