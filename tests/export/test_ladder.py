@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,42 @@ def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path: Path) -> 
     assert_passes(verdicted)
     with pytest.raises(ExportError, match=r"example::shifted_swish"):
         judged(model, {"x": x}, tmp_path, ladder=("traced", "direct"))
+
+
+@dataclass
+class Boxes:
+    corners: torch.Tensor
+    scores: torch.Tensor
+
+
+class Nested(nn.Module):
+    """A dict and a pair go in, a dataclass in a dict comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(
+        self, batch: dict[str, torch.Tensor], pair: tuple[torch.Tensor, torch.Tensor]
+    ) -> dict[str, Any]:
+        mixed = self.fc(batch["image"] * batch["mask"])
+        return {"boxes": Boxes(mixed + pair[0], mixed.exp()), "rest": (mixed - pair[1], None)}
+
+
+@pytest.mark.parametrize("strategy", ["traced", "direct", "dynamo"])
+def test_nested_inputs_and_outputs_keep_their_names(tmp_path: Path, strategy: str) -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    widths = {"pair.0": 3, "pair.1": 3, "batch.image": 4, "batch.mask": 4}
+    arrays = {
+        name: rng.standard_normal((SAMPLES, width)).astype(np.float32)
+        for name, width in widths.items()
+    }
+    exported, verdicted = judged(Nested().eval(), arrays, tmp_path, strategy=strategy)
+    assert [spec.name for spec in exported.subject.inputs] == [
+        "batch.image", "batch.mask", "pair.0", "pair.1"
+    ]  # fmt: skip
+    assert [spec.name for spec in exported.subject.outputs] == [
+        "boxes.corners", "boxes.scores", "rest.0"
+    ]  # fmt: skip
+    assert_passes(verdicted)
