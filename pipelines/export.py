@@ -9,7 +9,7 @@ import numpy as np
 
 from gate import atomic
 from gate.digest import Digest
-from gate.errors import DataError, EvidenceError
+from gate.errors import DataError, EvidenceError, ExportRefused
 from gate.evidence import Source
 from gate.export.export import export_model
 from gate.export.self_check import self_check
@@ -41,7 +41,13 @@ def main() -> int:
             # the model is in the record.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            exported = export_model(model, example, settings=settings, output=staged, source=source)
+            try:
+                exported = export_model(
+                    model, example, settings=settings, output=staged, source=source
+                )
+            except ExportRefused as refused:
+                print(f"refused: {refused}")
+                return stage.REJECTED
         checked = self_check(model, exported, example)
         training = known_run("train")
         report = ExportReport(
@@ -76,7 +82,7 @@ def _preprocessing_digest() -> Digest:
     try:
         return PreprocessSpec.load(paths.PREPROCESSING).digest()
     except EvidenceError as error:
-        raise DataError(f"{error} Run dvc repro -f prepare.") from error
+        raise DataError(f"{paths.PREPROCESSING}: {error} Run dvc repro -f prepare.") from error
 
 
 def _tell(report: ExportReport) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gate.evidence import Evidence, OutputParity, RuntimeEvidence
 from gate.golden.folder import Expected, read_golden, write_golden
+from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
 from gate.instruments import EPSILON
 from gate.policy import Bounds, Policy
@@ -64,12 +65,21 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
         name: Expected(values, allowed[name].max_abs_diff, allowed[name].top1_agreement)
         for name, values in vectors.outputs.items()
     }
-    return write_golden(
+    golden = write_golden(
         target,
         model=old.model,
         inputs=vectors.inputs,
         outputs=outputs,
         origin=old.origin.model_copy(update={"policy_sha256": policy.digest()}),
+    )
+    if old.pictures is None:
+        return golden
+    asked = policy.preprocessing
+    return add_pictures(
+        target,
+        old.pictures.spec,
+        [source / picture.file for picture in old.pictures.files],
+        max_diff=asked.max_diff if asked is not None else old.pictures.max_diff,
     )
 
 

@@ -19,10 +19,13 @@ from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import GoldenModel
+from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
+from gate.policy import PreprocessingPolicy
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
+from tests import builders
 from tests.golden_vectors.vectors import golden_of, origin
 from tests.preprocess.pictures import SMALL, picture
 from tests.preprocess.test_onnx_graph import classifier
@@ -81,6 +84,19 @@ def test_vectors_without_pictures_keep_their_text(tmp_path: Path) -> None:
 def test_writing_again_takes_old_pictures_away(folder: Path, tmp_path: Path) -> None:
     golden_of(folder, onnx_file(tmp_path / "other.onnx"))
     assert not list(folder.glob("*.png"))
+
+
+@pytest.mark.parametrize("asked", [None, PreprocessingPolicy(consumers=("onnx",), max_diff=0.5)])
+def test_another_policy_keeps_the_pictures(
+    folder: Path, model: Path, tmp_path: Path, asked: PreprocessingPolicy | None
+) -> None:
+    subject = builders.evidence().subject.model_copy(update={"sha256": Digest.of_file(model)})
+    policy = builders.policy(preprocessing=asked)
+    refit(folder, tmp_path / "new", policy=policy, evidence=builders.evidence(subject=subject))
+    old, new = read_golden(folder), read_golden(tmp_path / "new")
+    assert new.pictures == old.pictures
+    assert new.golden.pictures is not None
+    assert new.golden.pictures.max_diff == (1.0 if asked is None else 0.5)
 
 
 def first(folder: Path) -> Path:
