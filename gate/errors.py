@@ -1,7 +1,8 @@
 """Every error the gate raises on purpose.
 
 Each message says what was seen, what was expected, and the way out. All of them mean
-"could not judge" (exit code 2); a rejection is a returned `Decision`, never an error.
+"could not judge" (exit code 2); a rejection is a returned `Decision`, never an error, but for
+`ExportRefused`, of which there is no evidence to decide on.
 
     GateError
     ├── PolicyError            the policy (or params.yaml) can't be used
@@ -9,6 +10,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     ├── ModelError             the PyTorch model can't be built or loaded
     │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
     ├── ExportError            no ONNX file came out, or not the one that was asked for
+    │   └── ExportRefused      the settings forbid to export this source (a rejection, exit code 1)
     ├── OnnxFileError          the file is not a whole, valid ONNX model
     ├── EvidenceError          the measurement can't be made, or a record can't be read
     │   ├── InputMismatch      the samples don't fit the model's inputs
@@ -47,6 +49,11 @@ class CheckpointError(ModelError):
 
 class ExportError(GateError):
     """The export produced no file, or not the file that was asked for."""
+
+
+class ExportRefused(ExportError):
+    """The rules of trace safety forbid every strategy that may be tried: a verdict on the model's
+    source, no fault. Callers turn it into a rejection."""
 
 
 class OnnxFileError(GateError):

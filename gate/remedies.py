@@ -82,8 +82,8 @@ REMEDIES: dict[str, str] = {
     "graph_opset": "Export with an opset that the deployed runtime supports.",
     "export_record": "Let this gate export the file (gate export, or the stage 'export'), or set "
     "gate.export_findings.record: optional.",
-    "export_lint": "Run gate lint on the model's factory and rewrite what it shows; the page of the "
-    "rule is in docs/lint. `# noqa: TRC…` on the line silences it knowingly.",
+    "export_lint": "Run gate lint on the model's factory and rewrite what it shows; the page of "
+    "the rule is in docs/lint. `# noqa: TRC…` on the line silences it knowingly.",
     "export_tracer_warnings": "Rewrite the lines that the tracer warns of (gate lint shows how), "
     "or export by strategy: scripted.",
     "export_hazards": "Look at what the exporter warns of: operators in training mode, outputs "

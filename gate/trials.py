@@ -132,6 +132,7 @@ class _Bench:
             "strategy": trial.strategy,
             "opset": trial.opset_asked,
             "do_constant_folding": trial.constant_folding,
+            "lint": "off",  # what it costs to export all the same is the question
         }
         settings = ExportSettings(**{**dict(self._settings), **told})
         with warnings.catch_warnings():

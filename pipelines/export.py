@@ -46,6 +46,8 @@ def main() -> int:
                     model, example, settings=settings, output=staged, source=source
                 )
             except ExportRefused as refused:
+                page.tags({"gate.verdict": "FAIL"})
+                page.note(f"Not exported.\n\n```\n{refused}\n```\n")
                 print(f"refused: {refused}")
                 return stage.REJECTED
         checked = self_check(model, exported, example)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gate.export.export import Exported
     from gate.export.settings import ExportSettings
 
-SUBCOMMANDS: dict[str, str] = {}
-"""Name to module, such as `compare`: `gate.commands.export_compare`."""
+SUBCOMMANDS = {"compare": "gate.commands.export_compare"}
+"""Name to module."""
 
 _AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
 
@@ -37,6 +37,7 @@ class _Question(TypedDict):
     dynamic: tuple[str, ...]
     output_names: str | None
     settings: Path | None
+    lint: bool
 
 
 class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
@@ -86,6 +87,10 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     "--settings", type=FILE, metavar="FILE.yaml",
     help="YAML with an 'export:' section, such as params.yaml; options go before it.",
 )  # fmt: skip
+@click.option(
+    "--lint/--no-lint", default=True, show_default=True,
+    help="Try no strategy that gets the model's source wrong by the rules of gate lint.",
+)  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
     """Export the model of FACTORY to one ONNX file that says how it was made.
@@ -95,7 +100,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
     the file's metadata. Whether the file is exact, gate check judges.
 
-    Exit code 0: done; 2: could not. What the exporters printed is then in MODEL.onnx.export.log.
+    Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
+    printed is then in MODEL.onnx.export.log.
 
     \b
     Examples:
@@ -105,7 +111,23 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
           --strategy dynamo --json
     """
-    return _export(question)
+    from gate.errors import ExportRefused
+
+    try:
+        return _export(question)
+    except ExportRefused as refused:
+        return _refused(str(refused))
+
+
+def _refused(why: str) -> Outcome:
+    from gate.report.wording import printable
+
+    lines = [printable(line) for line in why.splitlines()]
+    return Outcome(
+        Status.REJECTED,
+        {"refused": lines},
+        lambda console: console.print("\n".join(lines), style="bold red", markup=False),
+    )
 
 
 def _export(question: _Question) -> Outcome:
@@ -163,6 +185,8 @@ def _settings(question: _Question) -> ExportSettings:
             name, axis, label = _axis(text)
             axes.setdefault(name, {})[axis] = label
         changes["dynamic_axes"] = axes
+    if not question["lint"]:
+        changes["lint"] = "off"
     try:
         return ExportSettings(**{**dict(base), **changes})
     except ValidationError as error:
@@ -196,6 +220,8 @@ def _show(
         *(("input", _spec(spec)) for spec in subject.inputs),
         *(("output", _spec(spec)) for spec in subject.outputs),
         ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())),
+        *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
+          for f in record.lint if not f.suppressed),
         *(("look at", line) for line in (*record.tracer_warnings, *record.hazards)),
         ("next", f"gate check {output} --reference {question['factory']}{weights} "
                  f"--inputs {question['example_input']}"),

@@ -22,6 +22,7 @@ from gate.export.ladder import Carried, Ladder, NoRung
 from gate.export.metadata import described, stamp_file
 from gate.export.onnx_file import read_subject
 from gate.export.request import Request
+from gate.export.safety import Safety
 from gate.export.scratch import scratch
 from gate.export.settings import ExportSettings
 from gate.export.telltale import hazards, tracer_warnings
@@ -55,7 +56,8 @@ def export_model(
     preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
     holds its digest.
 
-    Raises ExportError if the model can't be copied or run, or if no strategy writes the file that
+    Raises ExportRefused where its own source forbids every strategy (`settings.lint`), ExportError
+    if the model can't be copied or run, or if no strategy writes the file that
     was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
     `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
     `output` stays as it was.
@@ -86,7 +88,8 @@ def staged(
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
                 request = Request.of(copied, bound, settings)
-            ladder = Ladder(request, room, name=output.name)
+            safety = Safety(model, settings)
+            ladder = Ladder(request, room, name=output.name, safety=safety)
             try:
                 carried = ladder.climb()
             except NoRung as failed:
@@ -97,7 +100,13 @@ def staged(
         )
         stamp_file(carried.path, metadata)
         subject = _read(carried.path)
-        record = _record(request, carried, ladder.rungs)
+        read = safety.report(carried.strategy)
+        record = _record(request, carried, ladder.rungs).model_copy(
+            update={
+                "lint": read.findings,
+                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
+            }
+        )
         yield Exported(carried.path, subject, record, ladder.log, settings)
         for name in subject.external_data:  # first, so that no model is there without its weights
             atomic.sync(carried.path.with_name(name))
@@ -128,6 +137,7 @@ def _record(request: Request, carried: Carried, rungs: tuple[str, ...]) -> Expor
             "dynamic_batch": settings.dynamic_batch,
             "batch_size": settings.batch_size,
             "custom_symbolics": settings.custom_symbolics,
+            "lint": settings.lint,
             **carried.told,
         },
         tracer_warnings=tracer_warnings(carried.said.warnings),

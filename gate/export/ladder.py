@@ -23,6 +23,7 @@ from gate.export.gathered import gather, is_large
 from gate.export.metadata import impersonal
 from gate.export.refusals import Refusal
 from gate.export.request import Request
+from gate.export.safety import Safety
 from gate.export.sanity import Sanity
 from gate.export.verify import verified
 
@@ -63,11 +64,12 @@ class NoRung(Exception):
 class Ladder:
     """One climb, into the folder `room`."""
 
-    def __init__(self, request: Request, room: Path, *, name: str) -> None:
+    def __init__(self, request: Request, room: Path, *, name: str, safety: Safety) -> None:
         """`name`: of the file."""
         self._request = request
         self._room = room
         self._name = name
+        self._safety = safety
         self._sanity = Sanity(request)
         self._failures: list[RungFailed] = []
         self._notes: dict[str, str] = {}
@@ -82,11 +84,16 @@ class Ladder:
     def climb(self) -> Carried:
         """The first rung that carries, else the first that is only in doubt.
 
-        Raises NoRung, ExportError where the custom symbolic functions can't be registered, and
-        OSError where a file can't be written.
+        Raises ExportRefused where the model's source forbids all of them, NoRung, ExportError where
+        the custom symbolic functions can't be registered, and OSError where a file can't be
+        written.
         """
         doubtful: Carried | None = None
         for strategy in self._request.settings.rungs:
+            unsafe = self._safety.objection(strategy)
+            if unsafe is not None:
+                self._notes[strategy] = unsafe
+                continue
             try:
                 carried = self._lowest(strategy)
             except RungFailed as failed:
@@ -98,7 +105,7 @@ class Ladder:
             self._notes[strategy] = f"wrote a file that {carried.doubt}"
             doubtful = doubtful or carried
         if doubtful is None:
-            raise self._no_rung()
+            raise self._no_rung() if self._failures else self._safety.refusal()
         del self._notes[doubtful.strategy]
         return doubtful
 

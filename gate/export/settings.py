@@ -71,6 +71,9 @@ class ExportSettings(Record):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
     squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""
+    lint: Literal["error", "warning", "off"] = "error"
+    """A strategy that gets the model's source wrong, by a rule of this level or worse
+    (`gate.export.lint`), is not tried."""
     custom_symbolics: str | None = None
     """`package.module:register`, called before each export: operators of the model's own."""
 

@@ -72,6 +72,7 @@ def test_every_setting_that_was_used_is_recorded(output: Path) -> None:
         "ladder": "traced",
         "opset_asked": 12,
         "custom_symbolics": None,
+        "lint": "off",
         "dynamic_batch": True,
         "batch_size": 2,
         "dynamo": False,

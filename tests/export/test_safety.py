@@ -1,0 +1,142 @@
+"""The rules of trace safety before an export: a strategy that they forbid is not tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate import cli
+from gate.errors import ExportRefused
+from gate.export.export import export_model
+from gate.export.settings import ExportSettings
+from tests.export.nets import images, seeded
+
+
+class Branch(nn.Module):
+    """A branch on data: a trace keeps one side of it, a script both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            return self.body(x)
+        return -self.body(x)
+
+
+class Silenced(Branch):
+    """The same, and somebody knows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):  # noqa: TRC001, TRC008
+            return self.body(x)
+        return -self.body(x)
+
+
+def example() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
+
+
+def export(model: nn.Module, folder: Path, **settings):
+    asked = ExportSettings(**settings)
+    return export_model(model.eval(), example(), settings=asked, output=folder / "model.onnx")
+
+
+def test_the_ladder_climbs_past_what_is_forbidden_and_says_why(tmp_path: Path) -> None:
+    record = export(Branch(), tmp_path).record
+    assert record.strategy == "scripted"
+    assert [line.partition(":")[0] for line in record.rungs] == ["traced", "direct"]
+    assert all("refused by TRC008 at" in line and "test_safety.py" in line for line in record.rungs)
+    assert record.lint == ()
+
+
+def test_where_all_are_forbidden_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"old")
+    with pytest.raises(ExportRefused) as refused:
+        export(Branch(), tmp_path, strategy="traced")
+    lines = str(refused.value).splitlines()
+    assert len(lines) <= 10
+    assert "TRC008" in lines[1]
+    assert "noqa: TRC008" in lines[-1]
+    assert (tmp_path / "model.onnx").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("model", [Silenced(), Branch()])
+def test_what_is_allowed_is_exported_and_recorded(tmp_path: Path, model: nn.Module) -> None:
+    lint = "off" if type(model) is Branch else "error"
+    record = export(model, tmp_path, strategy="traced", lint=lint).record
+    assert record.settings["lint"] == lint
+    assert "TRC008" in {finding.code for finding in record.lint}
+    assert all(finding.suppressed for finding in record.lint) is (type(model) is Silenced)
+
+
+def test_a_model_without_findings_has_none(tmp_path: Path) -> None:
+    output = tmp_path / "model.onnx"
+    exported = export_model(seeded(), images(), settings=ExportSettings(), output=output)
+    assert exported.record.lint == exported.record.lint_unread == ()
+    assert exported.record.settings["lint"] == "error"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", example()["x"])
+    factory = "tests.export.test_safety:Branch"
+    return ["export", factory, "--example-input", "x.npy", "--output", "m.onnx"]
+
+
+def test_the_command_refuses_with_1(command, capsys) -> None:
+    assert cli.main([*command, "--strategy", "traced"]) == 1
+    told = capsys.readouterr().out
+    assert "TRC008" in told
+    assert "Traceback" not in told
+    assert not Path("m.onnx").exists()
+    assert cli.main([*command, "--strategy", "traced", "--json"]) == 1
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["exit_code"] == 1
+    assert "TRC008" in "\n".join(plain["refused"])
+
+
+def test_the_command_without_lint_exports_and_says_what_to_look_at(command, capsys) -> None:
+    assert cli.main([*command, "--strategy", "traced", "--no-lint"]) == 0
+    assert "TRC008 error at" in capsys.readouterr().out
+    assert cli.main(command) == 0
+    told = capsys.readouterr().out
+    assert "strategy    scripted" in told
+    assert "not by    traced: refused by TRC008" in told
+
+
+def test_exporters_side_by_side_from_the_command_line(tmp_path, monkeypatch, capsys) -> None:
+    """`gate export compare` exports all the same, and shows which is wrong."""
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.abs(example()["x"]) * np.array([[1], [1], [1], [-1]], np.float32))
+    factory = "tests.export.test_safety:Sizes"
+    compare = ["export", "compare", factory, "--example-input", "x.npy", "--opset", "13"]
+    more = ["--strategy", "traced", "--strategy", "scripted", "--folding", "on"]
+    assert cli.main([*compare, *more, "--report", "report", "--json"]) == 1
+    plain = json.loads(capsys.readouterr().out)
+    verdicts = {
+        trial["strategy"]: [p["verdict"] for p in trial["parities"]] for trial in plain["trials"]
+    }
+    assert verdicts == {"traced": ["FAIL", "FAIL"], "scripted": ["PASS", "PASS"]}
+    assert Path("report/trials.md").read_text().startswith("# Exports of ")
+    assert Path("report/plots/trials.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*compare, "--strategy", "scripted"]) == 0
+    assert "2 of 2 exports compute what the model computes" in capsys.readouterr().out
+    assert cli.main([*compare, "--strategy", "no such"]) == 2
+
+
+class Sizes(Branch):
+    """Another answer for more than four samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 4:
+            return self.body(x)
+        return -self.body(x)
