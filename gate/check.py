@@ -31,6 +31,8 @@ from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.parity.torch_runner import TorchRunner, private_copy
 from gate.policy import DeterminismPolicy, Policy, Task
+from gate.preprocess.spec import PreprocessSpec
+from gate.preprocessing_parity import PreprocessingParity
 
 Progress = Callable[[int, int], None]
 """Called with the samples that are done and their total."""
@@ -44,16 +46,24 @@ class Reference:
     source: Source
     export: ExportRecord | None = None
     """How the file was asked for, where that is known."""
+    spec: PreprocessSpec | None = None
+    """How the samples were made of pictures, where that is known."""
 
     @classmethod
-    def load(cls, factory: str, *, checkpoint: Path | None = None) -> Reference:
+    def load(
+        cls, factory: str, *, checkpoint: Path | None = None, preprocessing: Path | None = None
+    ) -> Reference:
         """Call `package.module:factory` and load a checkpoint into its model.
 
-        Raises ModelError and CheckpointError.
+        `preprocessing`: the spec by which the samples were made, whose digest goes into the
+        evidence. Raises ModelError, CheckpointError and PolicyError.
         """
         model = build_model(factory)
         sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
-        return cls(model, Source(factory=factory, checkpoint_sha256=sha256))
+        spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
+        digest = spec.digest() if spec else None
+        source = Source(factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest)
+        return cls(model, source, spec=spec)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class Workload:
     """Class indices, shape (samples,)."""
     labels_sha256: Digest | None = None
     batch_size: int = 32
+    pictures: tuple[Path, ...] = ()
+    """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
 
     @classmethod
     def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
@@ -116,10 +128,26 @@ def check(
     )
     source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
     evidence = measurement.evidence(subject, source=source, export=reference.export)
+    seen = _preprocessing(policy, reference, workload, onnx)
+    evidence = evidence.model_copy(update={"preprocessing": seen})
     now = datetime.now(UTC).isoformat(timespec="seconds")
     decision = decide(policy, evidence, decided_at=now)
     case = Case(reference.model, candidate, workload.samples, policy)
     return Verdicted(evidence, decision, policy, explain(case, evidence, decision))
+
+
+def _preprocessing(
+    policy: Policy, reference: Reference, workload: Workload, onnx: Path
+) -> PreprocessingParity | None:
+    """None where the policy asks for none, and where there is nothing to measure it on: the
+    decision takes what is lacking for an ERROR."""
+    asked, spec = policy.preprocessing, reference.spec
+    if asked is None or spec is None or not workload.pictures:
+        return None
+    from gate.preprocess.measure import measure_preprocessing
+    from gate.preprocess.pictures import pictures_in
+
+    return measure_preprocessing(spec, pictures_in(workload.pictures), policy=asked, model=onnx)
 
 
 def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:

@@ -76,6 +76,7 @@ def main() -> int:
             )
             + beside,
             golden=_golden(Path(folder), policy, evidence) if decision.passed else None,
+            preprocessing=paths.PREPROCESSING,
             twin=twin,
         )
         ledger = Ledger(paths.state() / "ledger.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -28,6 +29,8 @@ class _Question(TypedDict):
     policy: Path | None
     report: Path | None
     batch_size: int
+    preprocessing: Path | None
+    pictures: tuple[Path, ...]
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -54,6 +57,14 @@ class _Question(TypedDict):
 )
 @click.option("--report", type=FILE, metavar="DIR", help="Write records, page and figures here.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option(
+    "--preprocessing", type=FILE, metavar="SPEC",
+    help="How pictures became the samples (gate preprocess): its digest goes into the evidence.",
+)  # fmt: skip
+@click.option(
+    "--pictures", type=FILE, multiple=True,
+    help="Files or folders for the parity of preprocessing, if the policy demands it. Repeatable.",
+)  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
@@ -77,8 +88,15 @@ def _judge(question: _Question) -> Outcome:
 
     path, labels = question["policy"], question["labels"]
     policy = Policy.of_file(path) if path else None
-    workload = Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"])
-    reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+    workload = replace(
+        Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
+        pictures=question["pictures"],
+    )
+    reference = Reference.load(
+        question["reference"],
+        checkpoint=question["checkpoint"],
+        preprocessing=question["preprocessing"],
+    )
     with bar("measuring") as progress:
         verdicted = check(
             question["model"],

@@ -28,6 +28,7 @@ class _Request(TypedDict):
     report: Path
     policy: Path | None
     golden: Path | None
+    preprocessing: Path | None
     twin: Path | None
     twin_report: Path | None
     run_id: str | None
@@ -52,6 +53,10 @@ class _Request(TypedDict):
     metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
 )
+@click.option(
+    "--preprocessing", type=FILE, metavar="SPEC",
+    help="The spec that gate check got, to go with the file.",
+)  # fmt: skip
 @click.option("--twin", type=FILE, help="The quantized twin that the policy names.")
 @click.option(
     "--twin-report", type=FILE, metavar="DIR", help="What gate check --report wrote about the twin."
@@ -99,6 +104,7 @@ def _promote(request: _Request) -> Outcome:
         run_id=request["run_id"] or "",
         description=describe(decision, evidence, {}),
         golden=request["golden"] or _golden(request["report"]),
+        preprocessing=request["preprocessing"],
         twin=_twin(request["twin"], request["twin_report"]),
     )
     preflight(uri)

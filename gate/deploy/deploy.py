@@ -109,6 +109,9 @@ def _is(slot: Slot, source: Source) -> bool:
     vectors = slot.golden.sha256 if slot.golden is not None else None
     if source.golden_sha256 is not None and vectors != source.golden_sha256:
         return False
+    spec = slot.preprocessing.digest() if slot.preprocessing is not None else None
+    if spec != source.preprocess_sha256:
+        return False
     return slot.sha256 == source.sha256 and (vectors is not None or not source.golden_required)
 
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from gate.digest import Digest
 from gate.errors import StorageError
-from gate.record import Record, Sha256
+from gate.preprocess.spec import PreprocessSpec
+from gate.record import Record, Sha256, later
 
 MANIFEST = "manifest.json"
 EXACT = "exact"
@@ -45,6 +46,8 @@ class Slot(Record):
     external_data: tuple[StoredFile, ...] = ()
     golden: StoredFile | None = None
     """golden.json, with whose digest its folder in the store is called."""
+    preprocessing: PreprocessSpec | None = later(None)
+    """How a picture becomes the model's input."""
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

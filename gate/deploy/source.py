@@ -31,6 +31,8 @@ class Source:
     """False: a model without golden vectors is only loaded."""
     max_bytes: int = MAX_BYTES
     """Of all files together."""
+    preprocess_sha256: Digest | None = None
+    """Of the spec in `preprocessing/` beside the model; None: it needs none."""
 
     @classmethod
     def local(

@@ -19,6 +19,8 @@ from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.session import open_session
 from gate.golden.verify import verify_golden
+from gate.preprocess.beside import prove_spec, spec_beside
+from gate.preprocess.spec import PreprocessSpec
 from gate.quota import TooLarge
 
 
@@ -44,6 +46,7 @@ def stage(source: Source, folder: Path, *, label: str) -> Staged:
         path = fetched(source, folder / "fetched")
         steps.step(f"fetched {label}")
         subject = _subject(path, folder / "fetched", source)
+        spec = _spec(path, source)
         model, golden = _taken(path, subject, folder)
     except (TooLarge, OnnxFileError, DigestMismatch) as error:
         raise Refusal(str(error)) from error
@@ -54,7 +57,8 @@ def stage(source: Source, folder: Path, *, label: str) -> Staged:
         if made is not None:
             settle(made)
     steps.step(f"settled {label}")
-    return Staged(_slot(subject, model, path.name, vectors), model, golden)
+    slot = _slot(subject, model, path.name, vectors)
+    return Staged(slot.model_copy(update={"preprocessing": spec}), model, golden)
 
 
 def store_staged(store: Store, staged: Staged, *, label: str) -> None:
@@ -100,6 +104,12 @@ def _subject(path: Path, folder: Path, source: Source) -> Subject:
     if subject.sha256 != source.sha256:
         raise Refusal(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
     return subject
+
+
+def _spec(path: Path, source: Source) -> PreprocessSpec | None:
+    if source.preprocess_sha256 is None:
+        return None
+    return prove_spec(spec_beside(path), source.preprocess_sha256, what=path.name)
 
 
 def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | None]:

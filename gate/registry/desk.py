@@ -75,8 +75,8 @@ class Desk:
         if isinstance(about, Digest):
             digests = {"sha256": about}
         elif isinstance(about, LedgerEntry):
-            shared = ("sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "twin",
-                      "run_id")  # fmt: skip
+            shared = ("sha256", "policy_sha256", "evidence_sha256", "golden_sha256",
+                      "preprocess_sha256", "twin", "run_id")  # fmt: skip
             digests = {field: getattr(about, field) for field in shared}
         elif about is not None:
             digests = {
@@ -84,6 +84,7 @@ class Desk:
                 "policy_sha256": about.decision.policy_sha256,
                 "evidence_sha256": about.decision.evidence_sha256,
                 "golden_sha256": about.golden_sha256,
+                "preprocess_sha256": about.preprocess_sha256,
                 "twin": about.twin_digests,
                 "run_id": about.run_id,
             }

@@ -81,8 +81,8 @@ def _downloaded(desk: Desk, vouched: LedgerEntry) -> Iterator[Path]:
     assert vouched.version is not None
     assert vouched.sha256 is not None
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        twin = Beside(twin=vouched.twin)
-        yield desk.download(vouched.version, vouched.sha256, Path(folder), beside=twin)
+        beside = Beside.needed(vouched)
+        yield desk.download(vouched.version, vouched.sha256, Path(folder), beside=beside)
 
 
 def _veto(

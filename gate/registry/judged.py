@@ -11,6 +11,7 @@ from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.evidence import Evidence
 from gate.golden.folder import Vectors, read_golden
 from gate.policy import Policy
+from gate.preprocess.beside import prove_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Judged:
     decision: Decision
     golden: Path | None = None
     """The folder of golden vectors, made with the decision's policy."""
+    preprocessing: Path | None = None
+    """The spec of preprocessing whose digest is in the evidence."""
 
     def verify(self, policy: Policy) -> None:
         """Prove that file, evidence, policy, decision and golden vectors belong together.
@@ -43,6 +46,7 @@ class Judged:
             decision.policy_sha256.verify(
                 origin.policy_sha256, what=f"the policy of the golden vectors in {self.golden}"
             )
+        self._verify_preprocessing()
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
             raise EvidenceError(
@@ -69,6 +73,17 @@ class Judged:
             return None
         first = decision.problems[0].explanation if decision.problems else "no runtime passed"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
+
+    def _verify_preprocessing(self) -> None:
+        if self.preprocessing is None:
+            return
+        expected = self.evidence.source.preprocess_sha256
+        if expected is None:
+            raise EvidenceError(
+                f"{self.preprocessing} goes with the file, the evidence names no preprocessing. "
+                "Measure with it (gate check --preprocessing), or leave it out."
+            )
+        prove_spec(self.preprocessing, expected, what=str(self.preprocessing))
 
     def _verify_description(self) -> None:
         """What is uploaded follows the subject (its external data): it must be the file's own."""

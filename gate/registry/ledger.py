@@ -73,6 +73,8 @@ class LedgerEntry(Record):
     evidence_sha256: Sha256 | None = None
     golden_sha256: Sha256 | None = later(None)
     """Of the golden vectors beside the file."""
+    preprocess_sha256: Sha256 | None = later(None)
+    """Of the preprocessing spec beside the file."""
     twin: TwinDigests | None = later(None)
     """Of the quantized twin beside the file."""
     run_id: str | None = None

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
 from gate.policy import Policy
+from gate.preprocess.beside import PREPROCESSING, SPEC
+from gate.preprocess.spec import PreprocessSpec
 from gate.registry.desk import Desk
 from gate.registry.examination import since_passed, veto
 from gate.registry.ledger import Ledger
@@ -23,6 +25,7 @@ from gate.registry.port import (
     REJECTED,
     TAG_GOLDEN,
     TAG_POLICY,
+    TAG_PREPROCESS,
     TAG_REVIEW,
     TAG_ROLLED_BACK,
     TAG_TWIN,
@@ -183,6 +186,9 @@ def _create(desk: Desk, release: Release) -> str:
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
         Records(release.evidence, release.decision).write(folders[RECORDS])
+        if release.preprocessing is not None:
+            folders[PREPROCESSING] = Path(folder, PREPROCESSING)
+            PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
         if release.twin is not None:
             folders[QUANTIZED] = Path(folder, QUANTIZED)
             lay_out(release.twin, folders[QUANTIZED])
@@ -194,7 +200,7 @@ def _create(desk: Desk, release: Release) -> str:
             f"version {number} of {desk.model} reads back with other tags or another description "
             f"than it was made with: {dict(seen.tags)}. It was not promoted; repeat."
         )
-    beside = Beside(draft.tags.get(TAG_GOLDEN), release.twin_digests)
+    beside = Beside(draft.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256)
     desk.prove(number, release.decision.subject_sha256, beside=beside)
     return number
 
@@ -203,7 +209,8 @@ def _whole(desk: Desk, release: Release, version: Version) -> bool:
     """True if a version's bytes are the release's. A violation is written down once."""
     if _violated(desk, version.number):
         return False
-    beside = Beside(version.tags.get(TAG_GOLDEN), release.twin_digests)
+    spec = release.preprocess_sha256 if TAG_PREPROCESS in version.tags else None
+    beside = Beside(version.tags.get(TAG_GOLDEN), release.twin_digests, spec)
     try:
         desk.prove(version.number, release.decision.subject_sha256, beside=beside)
     except (DigestMismatch, ArtifactMissing):

@@ -8,6 +8,7 @@ from pathlib import Path
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.golden.folder import read_golden
+from gate.preprocess.beside import prove_spec, spec_beside
 from gate.registry.judged import digest_of_model
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import GOLDEN
@@ -21,11 +22,18 @@ class Beside:
     golden: str | None = None
     """Digest of the golden vectors, in hexadecimal."""
     twin: TwinDigests | None = None
+    preprocessing: Digest | None = None
+    """Digest of the preprocessing spec."""
 
     @classmethod
     def of(cls, line: LedgerEntry) -> Beside:
         """What a line of the ledger says."""
-        return cls(line.golden, line.twin)
+        return cls(line.golden, line.twin, line.preprocess_sha256)
+
+    @classmethod
+    def needed(cls, line: LedgerEntry) -> Beside:
+        """What a version can't serve without; golden vectors prove, and nothing needs them."""
+        return cls(twin=line.twin, preprocessing=line.preprocess_sha256)
 
 
 def prove(path: Path, expected: Digest, beside: Beside | None, *, what: str) -> None:
@@ -35,6 +43,8 @@ def prove(path: Path, expected: Digest, beside: Beside | None, *, what: str) -> 
         _prove_golden(path.parent / GOLDEN, beside.golden, what=what)
     if beside is not None and beside.twin is not None:
         prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
+    if beside is not None and beside.preprocessing is not None:
+        prove_spec(spec_beside(path), beside.preprocessing, what=what)
 
 
 def _digest(path: Path, expected: Digest, *, what: str) -> Digest:

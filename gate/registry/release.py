@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gate.digest import Digest
 from gate.errors import EvidenceError
 from gate.policy import Policy
 from gate.registry.judged import Judged
@@ -13,6 +14,7 @@ from gate.registry.port import (
     TAG_EVIDENCE,
     TAG_GOLDEN,
     TAG_POLICY,
+    TAG_PREPROCESS,
     TAG_RUNTIMES,
     TAG_SHA256,
     TAG_TWIN,
@@ -78,6 +80,11 @@ class Release(Judged):
         """What the ledger notes of the twin."""
         return None if self.twin is None else TwinDigests.of(self.twin)
 
+    @property
+    def preprocess_sha256(self) -> Digest | None:
+        """Digest of the preprocessing spec that goes with the file."""
+        return None if self.preprocessing is None else self.evidence.source.preprocess_sha256
+
     def draft(self) -> Draft:
         """The version that this release becomes."""
         decision = self.decision
@@ -92,6 +99,8 @@ class Release(Judged):
             tags[TAG_WAIVED] = ",".join(check.title for check in decision.waived)
         if self.twin is not None:
             tags[TAG_TWIN] = self.twin.decision.subject_sha256.hex
+        if self.preprocess_sha256 is not None:
+            tags[TAG_PREPROCESS] = self.preprocess_sha256.hex
         golden = self.vectors()
         beside = {}
         if golden is not None and self.golden is not None:

@@ -92,7 +92,7 @@ def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> 
     if problem is not None:
         error = RegistryError(f"{desk.model} can't be rolled back to version {target}: {problem}.")
         raise _refusal(desk, error)
-    desk.prove(target, vouched.sha256, beside=Beside(twin=vouched.twin))
+    desk.prove(target, vouched.sha256, beside=Beside.needed(vouched))
 
 
 def _vouching(history: tuple[LedgerEntry, ...], target: str) -> LedgerEntry | None:

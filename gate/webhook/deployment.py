@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gate.deploy.deploy import Deployment, deploy
@@ -71,6 +72,9 @@ def _serves(desk: Desk, store: Store, vouched: LedgerEntry, *, thoroughly: bool)
         wanted[QUANTIZED] = (vouched.twin.sha256, vouched.twin.golden_sha256)
     if live is None or live.slots.keys() != wanted.keys():
         return False
+    spec = live.slots[EXACT].preprocessing
+    if vouched.preprocess_sha256 not in (None, spec and spec.digest()):
+        return False
     if not all(_is(live.slots[slot], *digests) for slot, digests in wanted.items()):
         return False
     return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
@@ -92,7 +96,8 @@ def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
     def fetch_twin(folder: Path) -> Path:
         return twin_file(fetch(folder).parent / BESIDE)
 
-    slots = {EXACT: _source(expected, vouched.golden_sha256, fetch)}
+    exact = _source(expected, vouched.golden_sha256, fetch)
+    slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
     if vouched.twin is not None:
         slots[QUANTIZED] = _source(vouched.twin.sha256, vouched.twin.golden_sha256, fetch_twin)
     return deploy(store, desk.model, slots)

@@ -127,7 +127,7 @@ def _last_good(desk: Desk, but: str) -> LedgerEntry | None:
             continue
         try:
             if veto(desk, history, number).problem is None:
-                desk.prove(number, vouched.sha256, beside=Beside(twin=vouched.twin))
+                desk.prove(number, vouched.sha256, beside=Beside.needed(vouched))
                 return vouched
         except DigestMismatch:
             continue

@@ -1,0 +1,94 @@
+"""The preprocessing spec goes beside the file: into the registry, and into what is deployed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.errors import DigestMismatch, EvidenceError
+from gate.preprocess.beside import SPEC, spec_beside
+from gate.preprocess.spec import PreprocessSpec
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow import MlflowRegistry
+from gate.registry.port import TAG_PREPROCESS
+from gate.registry.promotion import Release, promote, rollback
+from tests import builders
+from tests.registry.releases import NAME, evidence, onnx_file, release
+from tests.registry.servers import make_run
+from tests.registry.simulator import Simulator
+from tests.webhook.test_reconciler import Service
+
+POLICY = builders.policy()
+IMAGENET = PreprocessSpec.imagenet()
+
+
+def made(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Release:
+    path = onnx_file(folder / f"{seed}.onnx", seed=seed)
+    spec.save(folder / f"{seed}.json")
+    source = builders.evidence().source.model_copy(update={"preprocess_sha256": spec.digest()})
+    measured = evidence(path, source=source)
+    return release(path, evidence=measured, preprocessing=folder / f"{seed}.json")
+
+
+def test_a_version_brings_its_spec(tmp_path: Path, ledger: Ledger) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
+    of = replace(made(tmp_path), run_id=run_id)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    path = registry.download(NAME, "1", tmp_path / "down")
+    assert PreprocessSpec.load(spec_beside(path)) == IMAGENET
+    assert registry.version(NAME, "1").tags[TAG_PREPROCESS] == IMAGENET.digest().hex
+    assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+
+
+def test_another_spec_than_that_of_the_evidence_is_refused(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)}).save(tmp_path / "0.json")
+    with pytest.raises(DigestMismatch, match="preprocessing spec"):
+        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+    (tmp_path / "0.json").write_text("[]")
+    with pytest.raises(DigestMismatch, match="no whole preprocessing spec"):
+        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+
+
+def test_a_spec_that_the_evidence_does_not_know_is_refused(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    bare = of.evidence.source.model_copy(update={"preprocess_sha256": None})
+    measured = evidence(of.onnx_path, source=bare)
+    other = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
+    with pytest.raises(EvidenceError, match="names no preprocessing"):
+        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+
+
+def test_a_spec_that_was_exchanged_is_not_rolled_back_to(tmp_path: Path, ledger: Ledger) -> None:
+    registry = Simulator()
+    for seed in (1, 2):
+        promote(registry, made(tmp_path, seed), policy=POLICY, ledger=ledger)
+    registry.versions[0].beside[f"preprocessing/{SPEC}"] = b"{}"
+    with pytest.raises(DigestMismatch, match="spec"):
+        rollback(registry, NAME, ledger=ledger, reason="slow")
+
+
+def test_what_is_deployed_says_how_pictures_become_its_input(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    place = service.place
+
+    def hand_in(seed: int) -> None:
+        promote(place.registry, made(tmp_path, seed), policy=place.policy, ledger=place.ledger)
+
+    hand_in(1)
+    assert service.look() == [("deploy", "deployed", "1")]
+    live = service.store.live(NAME)
+    assert live is not None
+    assert live.slots[EXACT].preprocessing == IMAGENET
+    assert service.look() == []
+    hand_in(2)
+    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = b"{}"
+    assert ("guard", "reverted", "1") in service.look()
+    live = service.store.live(NAME)
+    assert live is not None
+    assert live.slots[EXACT].preprocessing == IMAGENET
