@@ -237,6 +237,9 @@ class Evidence(Record):
     environment: Environment
     runtimes: tuple[RuntimeEvidence, ...]
     reference_latency: Latency | None = None
+    reference_spread: Measured | None = later(None)
+    """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the worst over the
+    outputs. None: of before it was measured."""
     graph: GraphReport | None = later(None)
     graph_unread: str | None = later(None)
     """Why the graph could not be read."""

@@ -15,6 +15,8 @@ REMEDIES: dict[str, str] = {
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
     "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
+    "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
+    "TRC013), and state that forward changes itself.",
     "reference": "Evaluate on real, varied samples with trained weights: inputs that all give the "
     "same answer prove nothing.",
     "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from gate import cli
 from gate.check import Reference, Workload, check, default_task
 from gate.checks import Verdict
 from gate.digest import Digest
@@ -14,6 +17,8 @@ from gate.errors import DigestMismatch, InputMismatch, ModelError
 from gate.evidence import Source
 from gate.export.onnx_file import read_subject
 from gate.parity.samples import Samples
+from gate.policy import Policy, PreprocessingPolicy
+from gate.preprocess.spec import PreprocessSpec
 from tests.small_project import SAMPLES, made
 
 SOURCE = Source(factory="tests:built")
@@ -154,3 +159,59 @@ def test_a_file_that_changes_meanwhile_is_not_judged(project: Path, tmp_path: Pa
             workload=Workload.open(project / "images.npy"),
             progress=swap,
         )
+
+
+def with_consumers(*consumers: str, images: int = 3) -> Policy:
+    """The built-in policy, and it demands parity of preprocessing."""
+    asked = PreprocessingPolicy(consumers=consumers, min_images=images)
+    return Policy.default().model_copy(update={"preprocessing": asked})
+
+
+def pictures(folder: Path) -> tuple[Path, ...]:
+    """Three pictures with edges, larger than what they become."""
+    generator = np.random.default_rng(0)
+    for place in range(3):
+        pixels = generator.integers(0, 255, (40 + place, 36, 3), dtype=np.uint8)
+        pixels[10:20] = 255
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    return (folder,)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "given", "verdict"),
+    [
+        ("torchvision", True, Verdict.PASS),
+        ("torchvision-no-antialias", True, Verdict.FAIL),
+        ("torchvision", False, Verdict.ERROR),
+    ],
+)
+def test_parity_of_preprocessing_where_the_policy_demands_it(
+    project: Path, tmp_path: Path, consumer: str, given: bool, verdict: Verdict
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("resize: {size: [8, 8]}\n")
+    found = pictures(tmp_path) if given else ()
+    verdicted = check(
+        project / "good.onnx",
+        reference=Reference.load("small_models:build", preprocessing=spec),
+        workload=replace(Workload.open(project / "images.npy"), pictures=found),
+        policy=with_consumers(consumer),
+    )
+    assert verdicted.decision.verdict is verdict
+    source = verdicted.evidence.source
+    assert source.preprocess_sha256 == PreprocessSpec.of_file(spec).digest()
+
+
+def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "spec.yaml").write_text("resize: {size: [8, 8]}\n")
+    (tmp_path / "policy.yaml").write_text(
+        "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
+        "preprocessing: {consumers: [torchvision], min_images: 3}\n"
+    )
+    (folder,) = pictures(tmp_path)
+    command = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy",
+               "--policy", str(tmp_path / "policy.yaml"), "--preprocessing",
+               str(tmp_path / "spec.yaml")]  # fmt: skip
+    assert cli.main(command) == 2
+    assert cli.main([*command, "--pictures", str(folder)]) == 0
+    assert "torchvision" in capsys.readouterr().out

@@ -85,6 +85,23 @@ def test_json_has_the_record_and_the_file_says_the_same(capsys) -> None:
     }
 
 
+def test_the_file_says_by_which_spec_its_input_is_made(capsys, tmp_path: Path) -> None:
+    from gate.preprocess.spec import PreprocessSpec
+
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("preprocessing:\n  resize: {size: [8, 8]}\n")
+    more = ["--preprocessing", str(spec)]
+    code, plain = _json(capsys, *BUILD, "--output", "spec.onnx", *more)
+    assert code == 0
+    digest = str(PreprocessSpec.of_file(spec).digest())
+    assert plain["source"]["preprocess_sha256"] == digest
+    assert _metadata(Path("spec.onnx"))["parity_gate.preprocess_sha256"] == digest
+    spec.write_text("preprocessing:\n  resize: {size: [8, 0]}\n")
+    code, plain = _json(capsys, *BUILD, "--output", "spec.onnx", *more)
+    assert code == 2
+    assert "spec.yaml" in plain["error"]["message"]
+
+
 def test_the_same_call_gives_the_same_bytes(capsys) -> None:
     digests = {
         _json(capsys, *BUILD, "--output", name)[1]["subject"]["sha256"]

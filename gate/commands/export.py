@@ -37,6 +37,7 @@ class _Question(TypedDict):
     dynamic: tuple[str, ...]
     output_names: str | None
     settings: Path | None
+    preprocessing: Path | None
     lint: bool
 
 
@@ -86,6 +87,10 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
 @click.option(
     "--settings", type=FILE, metavar="FILE.yaml",
     help="YAML with an 'export:' section, such as params.yaml; options go before it.",
+)  # fmt: skip
+@click.option(
+    "--preprocessing", type=FILE, metavar="SPEC",
+    help="How pictures become the input (gate preprocess): its digest goes into the file.",
 )  # fmt: skip
 @click.option(
     "--lint/--no-lint", default=True, show_default=True,
@@ -139,7 +144,11 @@ def _export(question: _Question) -> Outcome:
     from gate.parity.samples import Samples
 
     settings = _settings(question)
-    reference = Reference.load(question["factory"], checkpoint=question["checkpoint"])
+    reference = Reference.load(
+        question["factory"],
+        checkpoint=question["checkpoint"],
+        preprocessing=question["preprocessing"],
+    )
     samples = Samples.open(question["example_input"])
     example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
     with warnings.catch_warnings():

@@ -51,6 +51,7 @@ class Measurement:
     environment: Environment
     dataset: Dataset
     reference_latency: Latency | None
+    reference_spread: float
     noise_unmeasured: str | None
     trace_search: TraceSearch | None = None
     graph: GraphReport | None = None
@@ -68,6 +69,7 @@ class Measurement:
             environment=self.environment,
             runtimes=self.runtimes,
             reference_latency=self.reference_latency,
+            reference_spread=self.reference_spread,
             noise_unmeasured=self.noise_unmeasured,
             trace_search=self.trace_search,
             graph=self.graph,
@@ -119,6 +121,7 @@ def measure(  # noqa: PLR0913
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
         expected = reference.run(example)
+        spread = reference.spread(example, expected)
         graph, graph_unread = _graph(candidate, Witness(own, reference.run, example), policy=policy)
         for track in tracks:
             _open(track, own, candidate, policy=policy, start=(binding, example))
@@ -150,6 +153,7 @@ def measure(  # noqa: PLR0913
         environment=environment,
         dataset=Dataset(sha256=samples.digest(), samples=len(samples), labelled=labels is not None),
         reference_latency=reference.latency(),
+        reference_spread=spread,
         noise_unmeasured=truth.unmeasured,
         trace_search=search,
         graph=graph,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
+import numpy as np
 from torch import nn
 
 from gate.errors import EvidenceError, GateError, ModelError
@@ -44,6 +46,14 @@ class Reference:
                 f"the reference model can't compute {shapes}: {describe_failure(error)}. "
                 "Check that the model is the one that was exported and takes these inputs."
             ) from error
+
+    def spread(self, batch: Batch, expected: list[Array]) -> float:
+        """max|a - b| / max|a| of a further run; the worst over the outputs, infinite for another
+        number of outputs, other shapes, or other integers, bools or non-finite values."""
+        again = self.run(batch)
+        if len(again) != len(expected):
+            return math.inf
+        return max((_spread(a, b) for a, b in zip(expected, again, strict=True)), default=0.0)
 
     def timed_run(self, batch: Batch) -> list[Array]:
         """The same, on the clock."""
@@ -98,6 +108,19 @@ class Truth:
             return None
         self._left -= length(batch)
         return self.of(batch)
+
+
+def _spread(one: Array, other: Array) -> float:
+    if one.shape != other.shape:
+        return math.inf
+    if np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"):
+        return 0.0
+    if one.dtype.kind != "f" or not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return math.inf
+    finite = np.isfinite(one)
+    a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
+    largest = float(np.abs(a).max(initial=0.0))
+    return float(np.abs(a - b).max(initial=0.0)) / largest if largest else math.inf
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.samples(policy, evidence)
     yield statements.determinism(policy, evidence)
     yield statements.measured_once(evidence)
+    yield from statements.repeats(evidence)
     yield from export.told(policy, evidence)
     yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)

@@ -12,6 +12,9 @@ from gate.record import Record
 from gate.remedies import REMEDIES
 from gate.runtime import RUNTIMES, RuntimeName
 
+_SPREAD = 1e-4
+"""Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
+
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
     """Enough samples."""
@@ -160,6 +163,25 @@ def outputs(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
         problems=problems,
         place=(runtime.runtime, None),
         fine="Every output of the file was measured on every sample.",
+        verdict=Verdict.ERROR,
+    )
+
+
+def repeats(evidence: Evidence) -> Iterator[CheckResult]:
+    """A reference that draws random numbers in eval mode has any answer, and a huge noise floor."""
+    seen = evidence.reference_spread
+    if seen is None:
+        return
+    problems = []
+    if not (math.isfinite(seen) and 0.0 <= seen <= _SPREAD):
+        problems.append(
+            f"two runs of the reference on the same samples differ by {seen:.3g} of its largest "
+            "output"
+        )
+    yield _statement(
+        "repeats",
+        problems=problems,
+        fine="The reference gives the same answer twice.",
         verdict=Verdict.ERROR,
     )
 

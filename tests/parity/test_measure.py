@@ -256,11 +256,11 @@ def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
     judged_bytes, calls = bad.path.read_bytes(), []
 
     class Swapping(nn.Module):
-        """The right file is there only between the first and the second batch."""
+        """The right file is there only until the first batch after the two of the example."""
 
         def forward(self, input):
             calls.append(len(input))
-            bad.path.write_bytes(good.path.read_bytes() if len(calls) == 1 else judged_bytes)
+            bad.path.write_bytes(good.path.read_bytes() if len(calls) <= 2 else judged_bytes)
             return model(input)
 
         def __deepcopy__(self, memo):
@@ -570,3 +570,36 @@ def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_c
     monkeypatch.setattr(OnnxRunner, "run", run)
     with pytest.raises(KeyboardInterrupt):
         measure(model, good, tiny.samples(), policy=tiny.policy())
+
+
+class Drawing(nn.Module):
+    """Draws random numbers in eval mode, as `F.dropout(x)` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(3, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(nn.functional.dropout(x, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("model", "spread"), [(nn.Linear(3, 10), (0.0, 0.0)), (Drawing(), (1e-3, 1e3))]
+)
+def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
+    """Its noise floor is as large as its dice, so that everything would lie within it."""
+    from gate.check import Reference, Workload, check
+    from gate.evidence import Source
+    from gate.parity.samples import Samples
+    from tests.registry.releases import onnx_file
+
+    rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    verdicted = check(
+        onnx_file(tmp_path / "m.onnx"), reference=Reference(model, Source(factory="x")),
+        workload=Workload(Samples.of({"input": rows}), batch_size=8),
+    )  # fmt: skip
+    seen = verdicted.evidence.reference_spread
+    assert spread[0] <= seen <= spread[1]
+    (found,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
+    assert found.verdict == ("ERROR" if spread[1] else "PASS")
