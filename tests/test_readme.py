@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gate import cli
 from gate.export.export import export_model
@@ -53,6 +54,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = build_model("mymodel:build").eval()
     samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
     np.save("samples.npy", samples)
+    np.save("train.npy", samples)
+    Path("photos").mkdir()
+    Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (280, 1))).save("photos/ramp.png")
     save_checkpoint(model, Path("weights.safetensors"))
     export_model(
         model, {"input": samples[:4]}, settings=ExportSettings(), output=Path("model.onnx")
@@ -70,6 +74,10 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
         "history",
         "doctor",
         "locate",
+        "lint",
+        "export",
+        "preprocess",
+        "quantize",
     ]
     for words in commands:
         assert cli.main(words[1:]) == 0, capsys.readouterr().err
