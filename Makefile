@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 
 PORT ?= 5000
 SERVICE_PORT ?= 8400
+WORKERS ?= 2
 
 .PHONY: help install packages repro ui stack lint fix test check
 help:  ## List the targets
@@ -54,7 +55,8 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 	echo "Not here:" $$missing "- tests that need it are skipped"
 
 test: $(READY) packages  ## Run the tests, with branch coverage
-	@$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not alone" --cov --cov-report= \
+		&& $(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term --cov-fail-under=90 \
 		&& echo "What happened: all tests passed. Where to look: the coverage table above; make repro, then make ui." \
 		|| { echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1; }
 

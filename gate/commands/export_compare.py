@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gate.trial import Trials
 
-_MOST = 64
+_MOST = 16
 """Samples that are compared on at most: more tell nothing new about an exporter."""
 _STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 

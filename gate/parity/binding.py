@@ -18,8 +18,6 @@ class Binding:
     batch_size: int
     fixed: bool
     """True if the file has a fixed batch axis."""
-    outputs: tuple[str, ...] = ()
-    """Output names of the file in its order."""
 
 
 def bind(
@@ -28,11 +26,10 @@ def bind(
     *,
     count: int,
     batch_size: int,
-    outputs: Sequence[TensorSpec] = (),
 ) -> Binding:
     """Bind by name where the sets of names are equal, by position where no name is shared.
 
-    `inputs` and `outputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with
+    `inputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with
     `count` samples. A file with a fixed batch axis is measured with that batch size.
     Raises InputMismatch where only some names are shared (position would contradict them), on
     another number, dtype, rank or fixed size, and where the samples don't fill the fixed batches.
@@ -58,7 +55,6 @@ def bind(
         tuple((wanted.name, given.name) for wanted, given in pairs),
         size,
         bool(fixed),
-        tuple(spec.name for spec in outputs),
     )
 
 

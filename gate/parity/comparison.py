@@ -37,13 +37,20 @@ class Comparison:
             self._check_output(name, r, c)
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise OutputMismatch where the file has only some of the names that the model gives.
+        """Raise OutputMismatch where the file has the names that the model gives in another order,
+        or only some of them.
 
-        Whoever uses the file takes outputs by name: all are the model's, or none is.
+        Some take the outputs of a file by name, some by position: both must get the right ones.
         """
         pairs = [(key, name) for key, name in zip(keys, self._names, strict=False) if key]
         kept = any(key in self._names for key, _ in pairs)
         renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
+        if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
+            raise OutputMismatch(
+                f"{self._runtime} returned the outputs {list(self._names)}, the model returns "
+                f"{list(keys)}: the same names in another order, so whoever takes them by position "
+                "gets others. Export again with export.output_names in the model's order."
+            )
         if kept and renamed:
             raise OutputMismatch(
                 f"{self._runtime} returned the outputs {list(self._names)}, and the model has "

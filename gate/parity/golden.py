@@ -55,7 +55,6 @@ def write_golden_of(
         samples.specs,
         count=len(samples),
         batch_size=min(SAMPLES, len(samples)),
-        outputs=subject.outputs,
     )
     names = [spec.name for spec in subject.outputs]
     allowed = tolerances(policy, evidence)

@@ -105,7 +105,6 @@ def measure(  # noqa: PLR0913
         samples.specs,
         count=len(samples),
         batch_size=batch_size,
-        outputs=candidate.subject.outputs,
     )
     if labels is not None:
         labels = check_labels(labels, samples=len(samples))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from gate.parity.binding import Binding
 from gate.parity.runner import Batch, Proof
 from gate.parity.statistics import Array
 from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
-from gate.structure import Call, Leaf, leaves
+from gate.structure import Call, leaves
 
 
 def private_copy(model: nn.Module, *, device: str) -> nn.Module:
@@ -51,7 +49,6 @@ class TorchRunner:
         self._device = torch.device(device)
         self._dtype = dtype
         self._names = tuple(sample for _, sample in binding.pairs)
-        self._outputs = binding.outputs
         self._call = call_of(model, binding)
         self._seen: set[str] = set()
         self.keys: tuple[str | None, ...] = ()
@@ -60,11 +57,10 @@ class TorchRunner:
     def run(self, batch: Batch) -> list[Array]:
         """Forward a copy of the batch; floats go in as `dtype`. None among outputs is dropped.
 
-        Outputs that the model names as the file does come in the file's order, others in the
-        model's.
+        The outputs come in the model's order.
         """
         tensors = [self._tensor(batch[name]) for name in self._names]
-        found = in_order(self._call(self._model, tensors), self._outputs)
+        found = leaves(self._call(self._model, tensors))
         self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
         self._seen |= {leaf.tensor.device.type for leaf in found}
         return [_to_numpy(leaf.tensor) for leaf in found]
@@ -92,16 +88,6 @@ def call_of(model: nn.Module, binding: Binding) -> Call:
     """How `model` takes the inputs: by the names of the file, else of the samples, else in the
     file's order."""
     return Call(model, *zip(*binding.pairs, strict=True))
-
-
-def in_order(returned: Any, names: Sequence[str]) -> list[Leaf]:
-    """The tensors that the model returned: in the order of `names` where they have just these
-    names, else in the model's own. Raises ModelError."""
-    found = leaves(returned)
-    by_name = {leaf.name: leaf for leaf in found}
-    if len(names) == len(found) and by_name.keys() == set(names):
-        return [by_name[name] for name in names]
-    return found
 
 
 def _to_numpy(output: torch.Tensor) -> Array:

@@ -21,6 +21,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_model_of_more_than_two_gigabytes(folder: Path) -> None:
     answer = subprocess.run(

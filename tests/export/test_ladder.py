@@ -155,9 +155,16 @@ def test_a_loop_on_data_is_kept_by_script_only(tmp_path: Path) -> None:
     )
     assert exported.record.strategy == "scripted"
     traced, direct = exported.record.rungs
+    assert traced.startswith("traced: refused by TRC008 at ")
+    assert direct.startswith("direct: refused by TRC008 at ")
+    assert_passes(verdicted)
+    unsafe, _ = judged(
+        Halving().eval(), {"x": x}, tmp_path, batch_size=1, dynamic_batch=False, lint="off"
+    )
+    assert unsafe.record.strategy == "scripted"
+    traced, direct = unsafe.record.rungs
     assert re.match(r"traced: wrote a file that differs by \S+ from the model in output", traced)
     assert direct.startswith("direct: ")
-    assert_passes(verdicted)
 
 
 def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path: Path) -> None:

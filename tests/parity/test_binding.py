@@ -65,7 +65,3 @@ def test_a_fixed_batch_axis_decides(inputs, size, fixed):
 
 def test_fewer_samples_than_a_batch_are_one_batch():
     assert bind((A,), (A,), count=3, batch_size=32).batch_size == 3
-
-
-def test_the_outputs_of_the_file_are_kept_in_its_order():
-    assert bind((A,), (A,), outputs=(B, A), **ARGUMENTS).outputs == ("b", "a")

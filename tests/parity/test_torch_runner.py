@@ -133,25 +133,3 @@ def test_keys_are_the_names_of_the_outputs(function, keys):
     runner = TorchRunner(model, ONE, device="cpu")
     runner.run({"x": X})
     assert runner.keys == keys
-
-
-@pytest.mark.parametrize(
-    ("names", "order"),
-    [
-        (("diff", "sum"), ("diff", "sum")),
-        (("sum", "diff"), ("sum", "diff")),
-        (("a", "b"), ("sum", "diff")),
-        (("diff", "b"), ("sum", "diff")),
-        (("sum",), ("sum", "diff")),
-        ((), ("sum", "diff")),
-    ],
-)
-def test_outputs_come_in_the_file_s_order_where_the_model_names_them_so(names, order):
-    binding = Binding((("x", "x"),), 4, fixed=False, outputs=names)
-    model = nn.Module()
-    model.forward = lambda x: {"sum": x + 1, "diff": x - 1}
-    runner = TorchRunner(model, binding, device="cpu")
-    outputs = dict(zip(order, runner.run({"x": X}), strict=True))
-    assert runner.keys == order
-    assert (outputs["sum"] == X + 1).all()
-    assert (outputs["diff"] == X - 1).all()

@@ -60,7 +60,6 @@ def locate(  # noqa: PLR0913
         samples.specs,
         count=len(samples),
         batch_size=_FIRST,
-        outputs=subject.outputs,
     )
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit

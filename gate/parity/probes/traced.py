@@ -18,8 +18,9 @@ from gate.parity.probes.watch import Watch
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics import Array
-from gate.parity.torch_runner import call_of, in_order
+from gate.parity.torch_runner import call_of
 from gate.parity.track import describe_failure
+from gate.structure import leaves
 
 _TORCH = Path(torch.__file__).parent
 _TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
@@ -89,10 +90,9 @@ class _Flat(nn.Module):
         super().__init__()
         self.model = model
         self._call = call_of(model, binding)
-        self._outputs = binding.outputs
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = in_order(self._call(self.model, tensors), self._outputs)
+        found = leaves(self._call(self.model, tensors))
         return tuple(leaf.tensor for leaf in found)
 
 
