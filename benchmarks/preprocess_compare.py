@@ -98,7 +98,7 @@ def _row(consumer: ConsumerParity) -> str:
 
 def _cells(consumer: ConsumerParity) -> Iterator[str]:
     if consumer.max_diff is None:
-        yield from ("", "", "", "", "", "", consumer.unavailable or consumer.failure or "")
+        yield from ("", "", "", "", "", "", consumer.not_measured or consumer.failure or "")
         return
     decisions = consumer.decisions
     yield f"{consumer.max_diff:.3g}"

@@ -168,7 +168,8 @@ class PreprocessingPolicy(PolicyRecord):
     training_side: ImplementationName = "pillow"
     """Whom they are compared with."""
     required: Literal["always", "when_present"] = "always"
-    """`when_present`: an implementation that can't run on the measuring machine is waived."""
+    """`when_present`: an implementation that is not installed on the measuring machine is waived;
+    one that can't do the spec anywhere is not."""
     max_diff: Bound = 1.0
     """Of any value, in 1/255 of the value range before normalisation."""
     max_flips: Share | None = None

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from gate.record import Measured, Record, Sha256
+from gate.record import Measured, Record, Sha256, later
 
 ImplementationName = Literal[
     "pillow",
@@ -63,7 +63,7 @@ class Decisions(Record):
 
 
 class ConsumerParity(Record):
-    """One consumer against the reference. Either numbers, or `unavailable`, or `failure`."""
+    """One consumer against the reference. Either numbers, or why there are none."""
 
     consumer: ConsumerName
     images: _Count = 0
@@ -94,9 +94,16 @@ class ConsumerParity(Record):
     decisions: Decisions | None = None
     """None: no model was given."""
     unavailable: str | None = None
-    """Why it can't run on this machine, or can't do the spec."""
+    """What it needs and is not on this machine: on another one it runs."""
     failure: str | None = None
     """What broke while it ran."""
+    incapable: str | None = later(None)
+    """Why it can't do the spec, wherever it runs."""
+
+    @property
+    def not_measured(self) -> str | None:
+        """Why it never ran; None: it did."""
+        return self.incapable or self.unavailable
 
     def within(self, bound: float) -> bool:
         """True only if every picture was compared and no value is more than `bound` steps off."""

@@ -151,10 +151,10 @@ def _compared(question: _Question) -> Outcome:
 
 def _status(parity: PreprocessingParity, bound: float, asked: tuple[str, ...]) -> Status:
     """REJECTED if one differs; else NOT_JUDGED if one that was asked for, or all, could not run."""
-    ran = [consumer for consumer in parity.consumers if consumer.unavailable is None]
+    ran = [consumer for consumer in parity.consumers if consumer.not_measured is None]
     if not all(consumer.within(bound) for consumer in ran):
         return Status.REJECTED
-    missing = [c for c in parity.consumers if c.unavailable is not None and c.consumer in asked]
+    missing = [c for c in parity.consumers if c.not_measured is not None and c.consumer in asked]
     return Status.NOT_JUDGED if missing or not ran else Status.DONE
 
 

@@ -89,9 +89,13 @@ def _drawn(page: Any, pixels: Pixels, spec: PreprocessSpec, plain: dict[str, Any
     return np.ascontiguousarray(values.reshape(shape), dtype=spec.dtype)
 
 
-def _lacking(spec: PreprocessSpec) -> str | None:
+def _incapable(spec: PreprocessSpec) -> str | None:
     if spec.resize is not None and spec.resize.mode == "bicubic":
         return "a canvas has no bicubic filter"
+    return None
+
+
+def _missing() -> str | None:
     if find_spec("playwright") is None:
         return "Playwright is not installed: pip install 'parity-gate[preprocess]'"
     if _browser() is None:
@@ -111,4 +115,4 @@ def _version() -> str:
     return answer.stdout.strip() or "Chromium of unknown version"
 
 
-IMPLEMENTATION = Implementation(_lacking, _opened, _version)
+IMPLEMENTATION = Implementation(_incapable, _opened, _version, _missing)

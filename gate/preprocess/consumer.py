@@ -56,6 +56,7 @@ class Consumer:
         self._spec = spec
         self._make: Callable[[Seen], Tensor] | None = None
         self._unavailable: str | None = None
+        self._incapable: str | None = None
         self._failure: str | None = None
         self._shape: tuple[int, ...] = ()
         self._mismatched: list[str] = []
@@ -69,7 +70,10 @@ class Consumer:
 
     def open(self, implementation: Implementation, stack: ExitStack) -> None:
         """Be this implementation until `stack` closes, or say why not."""
-        self._unavailable = implementation.lacking(self._spec)
+        self._incapable = implementation.incapable(self._spec)
+        if self._incapable is not None:
+            return
+        self._unavailable = implementation.missing()
         if self._unavailable is not None:
             return
         try:
@@ -98,6 +102,7 @@ class Consumer:
             shape=self._shape,
             unavailable=self._unavailable,
             failure=self._failure,
+            incapable=self._incapable,
         )
         difference, exhibit = self._difference, self.exhibit
         if not self._images or exhibit is None:

@@ -17,11 +17,17 @@ Preprocess = Callable[[Pixels], Tensor]
 class Implementation:
     """One way to do what the spec says.
 
-    `lacking` says why it can't run here, or can't do this spec; None: it can. `opened` gives the
-    function, for as long as the context is open (a browser runs meanwhile). `version` is of what
-    it leans on. They may only be called where nothing is lacking.
+    `incapable` says why it can't do this spec on any machine, `missing` what it needs and is not
+    on this one; None: nothing. `opened` gives the function, for as long as the context is open (a
+    browser runs meanwhile). `version` is of what it leans on. The last two may only be called
+    where nothing is lacking.
     """
 
-    lacking: Callable[[PreprocessSpec], str | None]
+    incapable: Callable[[PreprocessSpec], str | None]
     opened: Callable[[PreprocessSpec], AbstractContextManager[Preprocess]]
     version: Callable[[], str]
+    missing: Callable[[], str | None] = lambda: None
+
+    def lacking(self, spec: PreprocessSpec) -> str | None:
+        """Why it can't do the spec, or can't run here; None: it can."""
+        return self.incapable(spec) or self.missing()

@@ -33,7 +33,7 @@ def _opened(spec: PreprocessSpec, *, coordinates: Coordinates) -> Iterator[Prepr
     yield preprocess
 
 
-def _lacking(spec: PreprocessSpec, *, coordinates: Coordinates) -> str | None:
+def _incapable(spec: PreprocessSpec, *, coordinates: Coordinates) -> str | None:
     if coordinates == "asymmetric" and spec.resize is None:
         return "without a resize there are no coordinates"
     return None
@@ -48,12 +48,12 @@ def _version() -> str:
 
 
 IMPLEMENTATION = Implementation(
-    partial(_lacking, coordinates="half_pixel"),
+    partial(_incapable, coordinates="half_pixel"),
     partial(_opened, coordinates="half_pixel"),
     _version,
 )
 ASYMMETRIC = Implementation(
-    partial(_lacking, coordinates="asymmetric"),
+    partial(_incapable, coordinates="asymmetric"),
     partial(_opened, coordinates="asymmetric"),
     _version,
 )

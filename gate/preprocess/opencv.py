@@ -71,11 +71,15 @@ def _opened(spec: PreprocessSpec, *, area: bool) -> Iterator[Preprocess]:
     yield lambda pixels: preprocess(pixels, spec, area=area)
 
 
-def _lacking(spec: PreprocessSpec, *, area: bool = False) -> str | None:
-    if find_spec("cv2") is None:
-        return "OpenCV is not installed: pip install 'parity-gate[preprocess]'"
+def _incapable(spec: PreprocessSpec, *, area: bool) -> str | None:
     if area and spec.resize is not None and not spec.resize.antialias:
         return "INTER_AREA always antialiases, the spec says antialias: false"
+    return None
+
+
+def _missing() -> str | None:
+    if find_spec("cv2") is None:
+        return "OpenCV is not installed: pip install 'parity-gate[preprocess]'"
     return None
 
 
@@ -85,5 +89,9 @@ def _version() -> str:
     return f"opencv {cv2.__version__}"
 
 
-IMPLEMENTATION = Implementation(_lacking, partial(_opened, area=False), _version)
-AREA = Implementation(partial(_lacking, area=True), partial(_opened, area=True), _version)
+IMPLEMENTATION = Implementation(
+    partial(_incapable, area=False), partial(_opened, area=False), _version, _missing
+)
+AREA = Implementation(
+    partial(_incapable, area=True), partial(_opened, area=True), _version, _missing
+)

@@ -88,7 +88,7 @@ def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
     yield lambda pixels: preprocess(pixels, spec)
 
 
-def _lacking(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it needs NumPy only
+def _incapable(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it needs NumPy only
     return None
 
 
@@ -96,4 +96,4 @@ def _version() -> str:
     return "image (Rust) 0.23 and later, its algorithm"
 
 
-IMPLEMENTATION = Implementation(_lacking, _opened, _version)
+IMPLEMENTATION = Implementation(_incapable, _opened, _version)

@@ -61,7 +61,7 @@ def _opened(spec: PreprocessSpec, *, antialias: bool) -> Iterator[Preprocess]:
     yield lambda pixels: preprocess(pixels, spec, antialias=antialias)
 
 
-def _lacking(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it can do every spec
+def _incapable(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it can do every spec
     return None
 
 
@@ -71,5 +71,5 @@ def _version() -> str:
     return f"torchvision {version('torchvision')}"
 
 
-IMPLEMENTATION = Implementation(_lacking, partial(_opened, antialias=True), _version)
-NO_ANTIALIAS = Implementation(_lacking, partial(_opened, antialias=False), _version)
+IMPLEMENTATION = Implementation(_incapable, partial(_opened, antialias=True), _version)
+NO_ANTIALIAS = Implementation(_incapable, partial(_opened, antialias=False), _version)

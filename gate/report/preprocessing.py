@@ -51,7 +51,7 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
                          overflow="fold")  # fmt: skip
     for consumer in parity.consumers:
         good = consumer.within(bound)
-        style = "" if good else "dim" if consumer.unavailable else "red"
+        style = "" if good else "dim" if consumer.not_measured else "red"
         table.add_row(*(Text(cell, style=style) for cell in _cells(consumer, good=good)))
     console.print(table)
     for sentence in sentences(parity):
@@ -114,8 +114,8 @@ def _window(place: int, size: int) -> slice:
 
 def _cells(consumer: ConsumerParity, *, good: bool) -> tuple[str, ...]:
     if consumer.max_diff is None:
-        why = consumer.unavailable or consumer.failure or "another shape or dtype"
-        state = "not measured" if consumer.unavailable else "differs"
+        why = consumer.not_measured or consumer.failure or "another shape or dtype"
+        state = "not measured" if consumer.not_measured else "differs"
         return (consumer.consumer, "", "", "", "", "", "", f"{state}: {printable(why)}")
     decisions = consumer.decisions
     share = 100 * (consumer.over_one_step or 0.0)

@@ -66,6 +66,10 @@ def _consumer(
     asked: PreprocessingPolicy, record: ConsumerParity, seen: PreprocessingParity
 ) -> Iterator[CheckResult]:
     name = record.consumer
+    if record.incapable is not None:
+        told = f"{name} can't do the spec on any machine: {record.incapable}"
+        yield _check(name, verdict=Verdict.ERROR, explanation=told)
+        return
     if record.unavailable is not None:
         measured = record.images or record.max_diff is not None or record.failure
         waived = asked.required == "when_present" and not measured

@@ -125,7 +125,7 @@ def test_a_consumer_that_breaks_ends_no_other(
     broken = {
         "onnx": Implementation(lambda _: None, opened, lambda: "1"),
         "canvas": Implementation(lambda _: None, unopened, lambda: "1"),
-        "opencv": Implementation(lambda _: "not installed", unopened, lambda: "1"),
+        "opencv": Implementation(lambda _: None, unopened, lambda: "1", lambda: "not installed"),
     }
     monkeypatch.setattr(module, "implementation", lambda name: broken.get(name) or real(name))
     line_up = LineUp(("onnx", "canvas", "opencv", "rust-image"))

@@ -16,6 +16,7 @@ from gate.policy import PreprocessingPolicy
 from gate.preprocess.measure import measure_preprocessing
 from gate.preprocess.pictures import Picture
 from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
 from tests import builders
 from tests.preprocess.pictures import SMALL, picture
 from tests.preprocess.test_onnx_graph import classifier
@@ -48,6 +49,22 @@ def test_the_measurement_is_judged(
     decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
     assert decision.verdict is verdict
     assert {c.runtime for c in decision.problems} <= {None}
+
+
+@pytest.mark.parametrize("chromium", [None, "/usr/bin/chromium"])
+def test_who_can_never_do_the_spec_is_not_waived(
+    monkeypatch: pytest.MonkeyPatch, chromium: str | None
+) -> None:
+    monkeypatch.setattr("gate.preprocess.canvas.shutil.which", lambda _: chromium)
+    asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
+    bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
+    seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)
+    assert seen.consumers[0].incapable == "a canvas has no bicubic filter"
+    good = builders.evidence(
+        preprocessing=seen, source=Source(factory="f", preprocess_sha256=bicubic.digest())
+    )
+    decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
+    assert [c.name for c in decision.problems] == ["preprocessing_canvas"]
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -117,6 +117,7 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
         (with_consumer(mismatched=("a: float64",)), "preprocessing_torchvision", FAIL, "a: float64"),
         (with_consumer(failure="crashed"), "preprocessing_torchvision", FAIL, "crashed"),
         (with_consumer(unavailable="no browser"), "preprocessing_torchvision", ERROR, "no browser"),
+        (with_consumer(incapable="no bicubic"), "preprocessing_torchvision", ERROR, "no bicubic"),
         (with_consumer(decisions=None), "preprocessing_flips_torchvision", ERROR, "not compared"),
         (with_consumer(decisions=decisions(images=0)), "preprocessing_flips_torchvision", ERROR,
          "not compared"),
@@ -155,6 +156,9 @@ def test_what_cannot_run_here_is_waived_only_in_words() -> None:
     assert [check.name for check in decision.waived if check.name.startswith("pre")] == [
         "preprocessing_phone"
     ]
+    for fields in ({}, {"unavailable": "no browser"}):
+        unable = ConsumerParity(consumer="phone", incapable="no bicubic", **fields)
+        assert judge(measured(parity(consumers=(consumer(), unable))), lenient).verdict is ERROR
     broken = parity(consumers=(consumer(), consumer("phone", unavailable="no browser")))
     assert judge(measured(broken), lenient).verdict is ERROR
 
