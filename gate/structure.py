@@ -41,7 +41,7 @@ class Leaf:
     name: str
     """By where it stands; white space in keys becomes `_`."""
     stated: bool
-    """True if the model itself names it: by a key or field of what it returns, not of a part."""
+    """True if the model itself names it, by a key or field on the way to it; not by places alone."""
     tensor: torch.Tensor
 
 
@@ -54,19 +54,10 @@ def leaves(returned: Any) -> list[Leaf]:
     if isinstance(returned, torch.Tensor):
         return [Leaf(_WHOLE, False, returned)]
     fields = _fields(returned)
-    if fields is not None:
-        found = [
-            Leaf(name, isinstance(value, torch.Tensor), tensor)
-            for key, value in fields.items()
-            for name, tensor in _named(key, value)
-        ]
-    else:
-        items = _items(returned)
-        found = [
-            Leaf(name, False, tensor)
-            for place, value in enumerate(items)
-            for name, tensor in _named(f"{_WHOLE}_{place}", value)
-        ]
+    stated = fields is not None
+    if fields is None:
+        fields = {f"{_WHOLE}_{place}": item for place, item in enumerate(_items(returned))}
+    found = [leaf for key, value in fields.items() for leaf in _named(key, value, stated=stated)]
     names = [leaf.name for leaf in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -84,15 +75,16 @@ def is_plain(returned: Any) -> bool:
     return isinstance(returned, torch.Tensor)
 
 
-def _named(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _named(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
     if isinstance(value, torch.Tensor):
-        yield _WHITE.sub("_", prefix), value
+        yield Leaf(_WHITE.sub("_", prefix), stated, value)
         return
     fields = _fields(value)
+    stated = stated or fields is not None
     if fields is None:
         fields = {str(place): item for place, item in enumerate(_items(value))}
     for key, item in fields.items():
-        yield from _named(f"{prefix}.{key}", item)
+        yield from _named(f"{prefix}.{key}", item, stated=stated)
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -34,16 +34,16 @@ class Boxes:
         ((T,), ["output_0"], False),
         ([T, T], ["output_0", "output_1"], False),
         ((T, None, T), ["output_0", "output_2"], False),
-        ((T, [T, {"a": T}]), ["output_0", "output_1.0", "output_1.1.a"], False),
+        ((T, [T, T]), ["output_0", "output_1.0", "output_1.1"], False),
         ({"foo": T, "bar": T}, ["foo", "bar"], True),
         (OrderedDict([("1", T), ("0", T)]), ["1", "0"], True),
-        ({"a": {"b": T}, "c": (T, T)}, ["a.b", "c.0", "c.1"], False),
+        ({"a": {"b": T}, "c": (T, T)}, ["a.b", "c.0", "c.1"], True),
         ({"two words": T, 3: T}, ["two_words", "3"], True),
         (Pair(T, T), ["mean", "spread"], True),
         (
             [Pair(T, Boxes(T, T))],
             ["output_0.mean", "output_0.spread.corners", "output_0.spread.scores"],
-            False,
+            True,
         ),
         (Boxes(T), ["corners"], True),
         (torch.return_types.max((T, T)), ["output_0", "output_1"], False),
@@ -55,6 +55,16 @@ def test_outputs_are_named_by_where_they_stand(returned: Any, names: list[str], 
     found = leaves(returned)
     assert [leaf.name for leaf in found] == names
     assert all(leaf.stated == stated for leaf in found)
+
+
+def test_a_key_anywhere_on_the_way_states_a_name_and_places_do_not():
+    found = leaves((T, [T, {"a": (T, T)}]))
+    assert [(leaf.name, leaf.stated) for leaf in found] == [
+        ("output_0", False),
+        ("output_1.0", False),
+        ("output_1.1.a.0", True),
+        ("output_1.1.a.1", True),
+    ]
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "text", object(), {1}, Boxes])

@@ -41,17 +41,24 @@ class Comparison:
         or only some of them.
 
         Some take the outputs of a file by name, some by position: both must get the right ones.
+        Parts (`boxes.0`) may have other names beside a `scores` that kept its own, but not the
+        name of another output.
         """
         pairs = [(key, name) for key, name in zip(keys, self._names, strict=False) if key]
-        kept = any(key in self._names for key, _ in pairs)
         renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
+        taken = any(
+            name in keys and name != key for key, name in zip(keys, self._names, strict=False)
+        )
+        whole = [(key, name) for key, name in pairs if "." not in key]
+        kept = any(key in self._names for key, _ in whole)
+        partly = kept and any(key != name for key, name in whole)
         if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
             raise OutputMismatch(
                 f"{self._runtime} returned the outputs {list(self._names)}, the model returns "
                 f"{list(keys)}: the same names in another order, so whoever takes them by position "
                 "gets others. Export again with export.output_names in the model's order."
             )
-        if kept and renamed:
+        if partly or taken:
             raise OutputMismatch(
                 f"{self._runtime} returned the outputs {list(self._names)}, and the model has "
                 f"names of its own for some of them only: its {', '.join(renamed)}. Export again "

@@ -312,6 +312,31 @@ def test_the_order_of_named_outputs_counts(tmp_path):
     assert runtime.outputs == ()
 
 
+class Pairs(MeanAndSpread):
+    """The same outputs, without keys of their own below a key."""
+
+    def forward(self, input):
+        both = super().forward(input)
+        return {"boxes": (both["mean"], both["spread"])}
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("boxes.1", "boxes.0"), "the same names in another order"),
+        (("boxes.1", "other"), "for some of them only: its 'boxes.0' is 'boxes.1'"),
+        (("boxes.0", "other"), None),
+    ],
+)
+def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
+    candidate = tiny.export(Pairs(), tmp_path / "model.onnx", outputs=names)
+    (runtime,) = measure(
+        Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+    ).runtimes
+    assert (words or "") in (runtime.failure or "")
+    assert (runtime.failure is None) == (words is None)
+
+
 @pytest.mark.parametrize("names", [("mean", "other"), ("other", "spread"), ("spread", "m")])
 def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)

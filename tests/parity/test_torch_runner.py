@@ -122,7 +122,7 @@ def test_a_train_that_forgets_to_return_the_model():
     [
         (lambda x: x, (None,)),
         (lambda x: (x, x), (None, None)),
-        (lambda x: {"b": x, "n": None, "a": (x, {"c": x}), "d": x}, ("b", None, None, "d")),
+        (lambda x: {"b": x, "n": None, "a": (x, {"c": x}), "d": x}, ("b", "a.0", "a.1.c", "d")),
         (lambda x: torch.return_types.max((x, x)), (None, None)),
         (lambda x: Pair(x, x), ("mean", "spread")),
     ],
