@@ -70,7 +70,11 @@ class RungFailed(Exception):
 def private_copy(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU without gradients. Raises ExportError if it can't be copied."""
     try:
-        return copy.deepcopy(model).cpu().requires_grad_(False)
+        with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
+            copied = copy.deepcopy(model).cpu()
+        for parameter in copied.parameters():  # not at once: a ScriptModule refuses that
+            parameter.requires_grad_(False)
+        return copied
     except Exception as error:
         raise ExportError(
             f"the model can't be copied: {brief(error)}. The export works on a copy, so that it "

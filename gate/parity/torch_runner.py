@@ -22,7 +22,8 @@ def private_copy(model: nn.Module, *, device: str) -> nn.Module:
     Raises ModelError if it can't be copied.
     """
     try:
-        duplicate = copy.deepcopy(model)
+        with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
+            duplicate = copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
             f"the reference model can't be copied: {type(error).__name__}: {error}. Build it so "

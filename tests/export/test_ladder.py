@@ -167,6 +167,29 @@ def test_a_loop_on_data_is_kept_by_script_only(tmp_path: Path) -> None:
     assert direct.startswith("direct: ")
 
 
+class Ahead(nn.Module):
+    """Something around a part that may be TorchScript."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(2 * x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("around", [lambda part: part, Ahead], ids=["whole", "part"])
+def test_a_model_that_is_torchscript_already(tmp_path: Path, around: Any) -> None:
+    torch.manual_seed(0)
+    model = around(torch.jit.script(Halving())).eval()
+    x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
+    exported, verdicted = judged(model, {"x": x}, tmp_path, batch_size=1, dynamic_batch=False)
+    assert exported.record.lint_unread
+    assert_passes(verdicted)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path: Path) -> None:
     model = custom_example.build().eval()
     x = 3 * np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
