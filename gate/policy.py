@@ -86,6 +86,11 @@ class Policy(PolicyRecord):
                 f"precision is '{self.precision}' with a twin of precision "
                 f"'{self.twin.precision}'; a twin is quantized, and what it is the twin of is not"
             )
+        if self.twin.preprocessing is not None:
+            raise ValueError("the twin eats what the exact file eats: ask for preprocessing there")
+        own = (self.twin.review, self.twin.max_age_days)
+        if own != ("automatic", 90.0):
+            raise ValueError("review and max_age_days hold for both; set them beside twin")
         if self.twin.task != self.task:
             raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
         return self

@@ -128,3 +128,26 @@ def test_people_are_told_too(place: Path, capsys) -> None:
     out = capsys.readouterr().out
     assert "calibrated on 64 samples" in out
     assert "precision: quantized" in out
+
+
+def test_what_is_deployed_by_hand_may_say_how_pictures_become_its_input(place, capsys) -> None:
+    Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
+    deploy = ("deploy", "small", "--store", "store", "--file", made() / "good.onnx")
+    code, told = said(capsys, *deploy, "--preprocessing", "spec.yaml")
+    assert code == 0
+    spec = told["manifest"]["slots"]["exact"]["preprocessing"]
+    assert spec["resize"]["size"] == [8, 8]
+    code, told = said(capsys, *deploy)
+    assert (code, told["outcome"]) == (0, "deployed")
+    assert "preprocessing" not in told["manifest"]["slots"]["exact"]
+
+
+def test_a_spec_that_the_evidence_names_goes_with_the_file(place: Path, capsys) -> None:
+    Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
+    check = ("check", made() / "good.onnx", "--reference", "small_models:build", "--inputs",
+             made() / "images.npy", "--report", "report")  # fmt: skip
+    assert said(capsys, *check, "--preprocessing", "spec.yaml")[0] == 0
+    promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
+    code, told = said(capsys, *promote)
+    assert code == 2
+    assert "give it with --preprocessing" in told["error"]["message"]

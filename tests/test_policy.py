@@ -1,7 +1,14 @@
 import pytest
 from pydantic import ValidationError
 
-from gate.policy import Bounds, ConfidenceBands, Instruments, Policy, RuntimePolicy
+from gate.policy import (
+    Bounds,
+    ConfidenceBands,
+    Instruments,
+    Policy,
+    PreprocessingPolicy,
+    RuntimePolicy,
+)
 from gate.runtime import RUNTIMES
 from tests import builders
 
@@ -112,6 +119,19 @@ def test_twins_have_no_twins_and_the_same_task():
         builders.policy(
             twin=quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
         )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"review": "required"}, "set them beside twin"),
+        ({"max_age_days": 3.0}, "set them beside twin"),
+        ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "ask for preprocessing"),
+    ],
+)  # fmt: skip
+def test_what_holds_for_both_is_not_said_of_the_twin(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        builders.policy(twin=quantized(**fields))
 
 
 def test_the_twin_is_a_part_of_the_policys_digest():

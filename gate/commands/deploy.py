@@ -24,6 +24,7 @@ class _Request(TypedDict):
     store: Path
     file: Path | None
     golden: Path | None
+    preprocessing: Path | None
     sha256: str | None
     twin: Path | None
     twin_golden: Path | None
@@ -41,6 +42,10 @@ class _Request(TypedDict):
     metavar="FOLDER",
     help="Its golden vectors. Without them the file is only loaded.",
 )
+@click.option(
+    "--preprocessing", type=FILE, metavar="SPEC",
+    help="How pictures become its input, for the manifest.",
+)  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option(
     "--twin", type=FILE, metavar="MODEL.onnx",
@@ -64,9 +69,9 @@ def command(**request: Unpack[_Request]) -> Outcome:
     """
     if request["back"] == (request["file"] is not None):
         raise click.UsageError("say either --file MODEL.onnx or --rollback.")
-    with_file = ("golden", "sha256", "twin", "twin_golden")
+    with_file = ("golden", "preprocessing", "sha256", "twin", "twin_golden")
     if request["back"] and any(request[name] for name in with_file):  # type: ignore[literal-required]
-        raise click.UsageError("--golden, --sha256 and --twin go with --file.")
+        raise click.UsageError("--golden, --preprocessing, --sha256 and --twin go with --file.")
     if request["twin_golden"] and not request["twin"]:
         raise click.UsageError("--twin-golden goes with --twin.")
     return _deploy(request)
@@ -83,7 +88,9 @@ def _deploy(request: _Request) -> Outcome:
     if file is None:
         return _told(store, rollback(store, name))
     digest = given_digest(request["sha256"])
-    source = Source.local(file, golden=request["golden"], sha256=digest)
+    source = Source.local(
+        file, golden=request["golden"], sha256=digest, preprocessing=request["preprocessing"]
+    )
     slots = {EXACT: source}
     if request["twin"] is not None:
         slots[QUANTIZED] = Source.local(request["twin"], golden=request["twin_golden"])

@@ -96,6 +96,11 @@ def _promote(request: _Request) -> Outcome:
     evidence = Evidence.load(request["report"] / "evidence.json")
     decision = Decision.load(request["report"] / "decision.json")
     policy = _policy(request["policy"], decision)
+    if evidence.source.preprocess_sha256 is not None and request["preprocessing"] is None:
+        raise click.UsageError(
+            "the evidence names a preprocessing spec: give it with --preprocessing, so that it "
+            "goes with the file."
+        )
     release = Release(
         model_name=request["name"],
         onnx_path=request["model"],

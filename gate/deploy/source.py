@@ -10,6 +10,8 @@ from gate.digest import Digest
 from gate.errors import StorageError
 from gate.export.onnx_file import read_subject
 from gate.golden.folder import files_of, read_golden
+from gate.preprocess.beside import spec_beside
+from gate.preprocess.spec import PreprocessSpec
 from gate.quota import MAX_BYTES, TooLarge, limited
 
 GOLDEN = "golden"
@@ -41,13 +43,16 @@ class Source:
         *,
         golden: Path | None = None,
         sha256: Digest | None = None,
+        preprocessing: Path | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> Source:
-        """A file of this machine, with the folder of its golden vectors, if it has any.
+        """A file of this machine, with the folder of its golden vectors, if it has any, and its
+        preprocessing spec.
 
         Without `sha256` the bytes are taken as they are now. Raises OnnxFileError,
-        EvidenceError, DigestMismatch.
+        EvidenceError, DigestMismatch, PolicyError for a spec that is none.
         """
+        spec = PreprocessSpec.of_file(preprocessing) if preprocessing is not None else None
         subject = read_subject(path)
         vectors = read_golden(golden) if golden is not None else None
 
@@ -58,6 +63,8 @@ class Source:
             if vectors is not None and golden is not None:
                 for name in files_of(vectors.golden):
                     room -= copy_at_most(room, golden / name, folder / GOLDEN / name)
+            if spec is not None:
+                spec.save(spec_beside(folder / path.name))
             return folder / path.name
 
         return cls(
@@ -66,6 +73,7 @@ class Source:
             golden_sha256=vectors.sha256 if vectors else None,
             golden_required=vectors is not None,
             max_bytes=max_bytes,
+            preprocess_sha256=spec.digest() if spec is not None else None,
         )
 
 

@@ -23,10 +23,8 @@ from gate.digest import Digest
 from gate.errors import ExportError
 from gate.evidence import ExportRecord, Subject
 from gate.export.onnx_file import read_subject
+from gate.export.origin import QUANTIZED_FROM
 from gate.export.quantize_settings import QuantizeSettings
-
-QUANTIZED_FROM = "parity_gate.quantized_from"
-"""Key in the file's metadata: digest of the exact file."""
 
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""
@@ -51,6 +49,8 @@ def quantize(
     nothing can be calibrated or quantized, StorageError; an older `output` stays then.
     """
     subject = read_subject(exact)
+    if _is_quantized(onnx.load(str(exact), load_external_data=False)):
+        raise ExportError(f"{exact} is quantized already. Give the exact file.")
     used = _Used(calibration, settings, subject)
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
@@ -65,13 +65,15 @@ def quantize(
                 "calibration samples fit the file's inputs and are finite."
             ) from error
         proto = onnx.load(str(made))
-    if not any("Quantize" in node.op_type for node in proto.graph.node):
-        raise ExportError(
-            f"nothing in {exact} could be quantized: it has no operator that the quantizer knows "
-            "(Conv, MatMul, Gemm and others). Serve the exact file."
-        )
-    onnx.helper.set_model_props(proto, {**_props(proto), QUANTIZED_FROM: str(subject.sha256)})
-    atomic.write_bytes(output, proto.SerializeToString(deterministic=True))
+        if not _is_quantized(proto):
+            raise ExportError(
+                f"nothing in {exact} could be quantized: it has no operator that the quantizer "
+                "knows (Conv, MatMul, Gemm and others). Serve the exact file."
+            )
+        onnx.helper.set_model_props(proto, {**_props(proto), QUANTIZED_FROM: str(subject.sha256)})
+        made.write_bytes(proto.SerializeToString(deterministic=True))
+        read_subject(made)  # valid, before it takes the place of an older one
+        atomic.write_bytes(output, made.read_bytes())
     told = {
         **settings.to_plain(),
         "format": "QDQ",
@@ -150,6 +152,10 @@ def _quantize(prepared: Path, used: _Used, made: Path, settings: QuantizeSetting
         weight_type=types[settings.weight],
         calibrate_method=methods[settings.method],
     )
+
+
+def _is_quantized(proto: onnx.ModelProto) -> bool:
+    return any("uantizeLinear" in node.op_type for node in proto.graph.node)
 
 
 def _props(proto: onnx.ModelProto) -> dict[str, str]:

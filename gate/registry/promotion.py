@@ -16,7 +16,7 @@ from gate.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
 from gate.registry.desk import Desk
-from gate.registry.examination import since_passed, veto
+from gate.registry.examination import since_passed, veto, vouching
 from gate.registry.ledger import Ledger
 from gate.registry.port import (
     CANDIDATE,
@@ -144,7 +144,11 @@ def _refuse(desk: Desk, release: Release, reason: str, *, version: str | None = 
 def _serves_already(
     desk: Desk, release: Release, champion: str, found: tuple[Version, ...]
 ) -> bool:
-    wanted = {tag: release.draft().tags.get(tag) for tag in (TAG_POLICY, TAG_TWIN)}
+    tags = release.draft().tags
+    known = vouching(desk.history(), champion) is not None
+    # Of a champion that came from elsewhere only its tags say what is beside its file.
+    names = (TAG_POLICY, TAG_TWIN, TAG_PREPROCESS) if known else (*tags, TAG_TWIN, TAG_PREPROCESS)
+    wanted = {tag: tags.get(tag) for tag in names}
     same = [
         v
         for v in found
@@ -157,7 +161,9 @@ def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
     previous = desk.alias(PREVIOUS)
     if _served(desk, champion):
         reason = f"version {champion} serves these bytes already, under the same policy"
-        desk.write("unchanged", reason, version=champion, previous=previous, about=release)
+        # What is beside its file is what was promoted, whatever was handed in now.
+        about = vouching(desk.history(), champion) or release
+        desk.write("unchanged", reason, version=champion, previous=previous, about=about)
     else:
         # A crash between the alias and the ledger's line, or a promotion from elsewhere.
         reason = f"version {champion} was champion already, without a line in this ledger"
@@ -209,8 +215,11 @@ def _whole(desk: Desk, release: Release, version: Version) -> bool:
     """True if a version's bytes are the release's. A violation is written down once."""
     if _violated(desk, version.number):
         return False
-    spec = release.preprocess_sha256 if TAG_PREPROCESS in version.tags else None
-    beside = Beside(version.tags.get(TAG_GOLDEN), release.twin_digests, spec)
+    vouched = vouching(desk.history(), version.number)
+    handed_in = Beside(
+        version.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256
+    )
+    beside = handed_in if vouched is None else Beside.of(vouched)
     try:
         desk.prove(version.number, release.decision.subject_sha256, beside=beside)
     except (DigestMismatch, ArtifactMissing):

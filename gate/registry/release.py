@@ -55,6 +55,7 @@ class Release(Judged):
                 f"the release has {there}, the policy {names} (gate.twin). Give both or neither."
             )
         self.twin.verify(policy.twin)
+        self._verify_origin(self.twin)
         ours, its = (
             (source.factory, source.checkpoint_sha256, source.preprocess_sha256)
             for source in (self.evidence.source, self.twin.evidence.source)
@@ -64,6 +65,22 @@ class Release(Judged):
                 f"the twin was measured against the model {its[0]} with checkpoint {its[1]} and "
                 f"preprocessing {its[2]}, the file against {ours[0]}, {ours[1]}, {ours[2]}. "
                 "Measure both against the same model."
+            )
+
+    def _verify_origin(self, twin: Judged) -> None:
+        """A twin is of these very bytes, as its own metadata says."""
+        from gate.export.origin import quantized_from
+
+        if twin.onnx_path.suffix != ".onnx":
+            raise EvidenceError(
+                f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
+                "judge it again."
+            )
+        origin, exact = quantized_from(twin.onnx_path), str(self.evidence.subject.sha256)
+        if origin != exact:
+            raise EvidenceError(
+                f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "
+                f"exact file is {exact}. Quantize this file (gate quantize), and judge its twin."
             )
 
     @property

@@ -15,10 +15,12 @@ from torch import nn
 
 from gate.check import Reference, Workload, check
 from gate.checks import Verdict
+from gate.digest import Digest
 from gate.errors import ExportError, OnnxFileError
 from gate.evidence import Source
+from gate.export.origin import QUANTIZED_FROM, quantized_from
 from gate.export.quantize_settings import QuantizeSettings
-from gate.export.quantized import QUANTIZED_FROM, quantize
+from gate.export.quantized import quantize
 from gate.parity.samples import Samples
 from gate.policy import Policy
 from tests.registry.releases import onnx_file
@@ -139,6 +141,22 @@ def test_a_file_without_anything_to_quantize_is_refused(tmp_path) -> None:
     exact = nothing_to_quantize(tmp_path)
     with pytest.raises(ExportError, match="nothing in .* could be quantized"):
         quantize(exact, batches(images()), tmp_path / "twin.onnx", settings=SETTINGS)
+
+
+def test_what_is_quantized_already_is_refused_and_the_old_file_stays(twin, tmp_path) -> None:
+    old = tmp_path / "old.onnx"
+    old.write_bytes(b"old")
+    with pytest.raises(ExportError, match="quantized already"):
+        quantize(twin, batches(images()), old, settings=SETTINGS)
+    assert old.read_bytes() == b"old"
+
+
+def test_a_file_says_what_it_was_made_of(exact, twin, tmp_path) -> None:
+    assert quantized_from(twin) == str(Digest.of_file(exact))
+    assert quantized_from(exact) is None
+    (tmp_path / "no.onnx").write_bytes(b"no model")
+    with pytest.raises(OnnxFileError):
+        quantized_from(tmp_path / "no.onnx")
 
 
 def test_what_is_no_model_is_refused(tmp_path) -> None:

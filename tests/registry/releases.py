@@ -10,8 +10,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gate.decision import decide
+from gate.digest import Digest
 from gate.evidence import Evidence
 from gate.export.onnx_file import read_subject
+from gate.export.origin import QUANTIZED_FROM
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.registry.judged import Judged
 from gate.registry.release import Release
@@ -89,6 +91,14 @@ def twin_policy(**overrides: Any) -> Policy:
             **overrides,
         }
     )
+
+
+def twin_file(path: Path, *, of: Path, seed: int) -> Path:
+    """A file that says that it was quantized from `of`."""
+    model = onnx.load(str(onnx_file(path, seed=seed)))
+    helper.set_model_props(model, {QUANTIZED_FROM: str(Digest.of_file(of))})
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
 
 
 def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> Judged:

@@ -64,6 +64,22 @@ def test_a_version_brings_its_vectors(registry, ledger: Ledger, tmp_path: Path, 
     assert again.outcome == "unchanged"
 
 
+def test_new_vectors_of_the_same_bytes_leave_the_old_ones_in_force(tmp_path, ledger) -> None:
+    """They were made anew, by another version of PyTorch: the version has the old ones."""
+    path, registry = onnx_file(tmp_path / "model.onnx"), Simulator()
+    of = with_golden(path, tmp_path / "golden")
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    origin = vectors.origin().model_copy(
+        update={"policy_sha256": POLICY.digest(), "versions": {"torch": "99"}}
+    )
+    vectors.golden_of(tmp_path / "other", path, origin=origin)
+    again = release(path, golden=tmp_path / "other", policy=POLICY)
+    assert promote(registry, again, policy=POLICY, ledger=ledger).outcome == "unchanged"
+    first, second = ledger.entries()
+    assert again.golden_sha256 != first.golden_sha256
+    assert second.golden_sha256 == first.golden_sha256
+
+
 def test_without_vectors_as_before(registry, ledger: Ledger, first: Release) -> None:
     mlflow, run_id = registry
     of = dataclasses.replace(first, run_id=run_id)

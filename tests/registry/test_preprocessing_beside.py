@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import helper
 
 from gate.deploy.manifest import EXACT
 from gate.errors import DigestMismatch, EvidenceError
@@ -25,8 +27,22 @@ POLICY = builders.policy()
 IMAGENET = PreprocessSpec.imagenet()
 
 
+def pictured(path: Path, *sides: int) -> Path:
+    """Let the file take pictures, 224 x 224 unless told: it averages them to its three values."""
+    model = onnx.load(str(path))
+    (matrix,) = model.graph.node
+    matrix.input[0] = "means"
+    mean = helper.make_node("ReduceMean", ["input"], ["means"], axes=[2, 3], keepdims=0)
+    model.graph.node.insert(0, mean)
+    shape = ["batch", 3, *(sides or (224, 224))]
+    given = helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, shape)
+    model.graph.input[0].CopyFrom(given)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
 def made(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Release:
-    path = onnx_file(folder / f"{seed}.onnx", seed=seed)
+    path = pictured(onnx_file(folder / f"{seed}.onnx", seed=seed))
     spec.save(folder / f"{seed}.json")
     source = builders.evidence().source.model_copy(update={"preprocess_sha256": spec.digest()})
     measured = evidence(path, source=source)
@@ -64,6 +80,19 @@ def test_a_spec_that_the_evidence_does_not_know_is_refused(tmp_path: Path, ledge
         promote(Simulator(), other, policy=POLICY, ledger=ledger)
 
 
+@pytest.mark.parametrize("sides", [None, (32, 224)])
+def test_a_spec_that_cannot_make_the_input_is_refused(
+    tmp_path: Path, ledger: Ledger, sides: tuple[int, int] | None
+) -> None:
+    path = onnx_file(tmp_path / "other.onnx")
+    measured = evidence(
+        pictured(path, *sides) if sides else path, source=made(tmp_path).evidence.source
+    )
+    other = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
+    with pytest.raises(EvidenceError, match=r"spec makes float32 \[batch, 3, 224, 224\], the file"):
+        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+
+
 def test_a_spec_that_was_exchanged_is_not_rolled_back_to(tmp_path: Path, ledger: Ledger) -> None:
     registry = Simulator()
     for seed in (1, 2):
@@ -71,6 +100,27 @@ def test_a_spec_that_was_exchanged_is_not_rolled_back_to(tmp_path: Path, ledger:
     registry.versions[0].beside[f"preprocessing/{SPEC}"] = b"{}"
     with pytest.raises(DigestMismatch, match="spec"):
         rollback(registry, NAME, ledger=ledger, reason="slow")
+
+
+def test_another_spec_is_another_version_and_none_is_condemned(tmp_path: Path, ledger) -> None:
+    registry = Simulator()
+    first = made(tmp_path)
+    for of in (first, replace(first, preprocessing=None), first):
+        assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    bgr = IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)})
+    assert promote(registry, made(tmp_path, spec=bgr), policy=POLICY, ledger=ledger).version == "3"
+    assert {entry.action for entry in ledger.entries()} == {"promoted"}
+
+
+def test_a_spec_that_comes_later_takes_nothing_out_of_service(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    place, of = service.place, made(tmp_path)
+    for release_ in (replace(of, preprocessing=None), of):
+        promote(place.registry, release_, policy=place.policy, ledger=place.ledger)
+        assert [outcome for _, outcome, _ in service.look()] == ["deployed"]
+    live = service.store.live(NAME)
+    assert live is not None
+    assert live.slots[EXACT].preprocessing == IMAGENET
 
 
 def test_what_is_deployed_says_how_pictures_become_its_input(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from gate.registry.promotion import Release, promote, rollback
 from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, prove_twin, twin_in
 from tests import builders
 from tests.golden_vectors import vectors
-from tests.registry.releases import NAME, evidence, onnx_file, release, twin_of, twin_policy
+from tests.registry.releases import (
+    NAME,
+    evidence,
+    onnx_file,
+    release,
+    twin_file,
+    twin_of,
+    twin_policy,
+)
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
 
@@ -33,9 +41,12 @@ def failing(path: Path):
 
 
 def made(folder: Path, seed: int = 1, *, twin_seed: int = 100, **overrides: Any) -> Release:
-    small = onnx_file(folder / f"twin-{twin_seed}" / "model.int8.onnx", seed=twin_seed)
+    exact = onnx_file(folder / f"{seed}.onnx", seed=seed)
+    small = twin_file(
+        folder / f"twin-{seed}-{twin_seed}" / "model.int8.onnx", of=exact, seed=twin_seed
+    )
     twin = twin_of(small, policy=TWIN, **overrides)
-    return release(onnx_file(folder / f"{seed}.onnx", seed=seed), policy=POLICY, twin=twin)
+    return release(exact, policy=POLICY, twin=twin)
 
 
 def test_both_become_one_version(tmp_path: Path, ledger: Ledger) -> None:
@@ -91,6 +102,43 @@ def test_a_twin_of_another_model_is_none(tmp_path: Path, ledger: Ledger) -> None
         promote(Simulator(), replace(of, twin=other), policy=POLICY, ledger=ledger)
 
 
+def test_a_twin_of_other_bytes_is_none(tmp_path: Path, ledger: Ledger) -> None:
+    """The same factory, trained anew: the twin is that of the old file."""
+    of, old = made(tmp_path, 1), made(tmp_path, 2)
+    with pytest.raises(EvidenceError, match="was quantized from sha256:"):
+        promote(Simulator(), replace(of, twin=old.twin), policy=POLICY, ledger=ledger)
+    itself = twin_of(of.onnx_path, policy=TWIN)
+    with pytest.raises(EvidenceError, match="from an unknown file"):
+        promote(Simulator(), replace(of, twin=itself), policy=POLICY, ledger=ledger)
+
+
+def test_a_twin_is_called_onnx(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    assert of.twin is not None
+    path = of.twin.onnx_path.rename(of.twin.onnx_path.with_suffix(".int8"))
+    with pytest.raises(EvidenceError, match=r"ends in .onnx"):
+        promote(Simulator(), replace(of, twin=replace(of.twin, onnx_path=path)), policy=POLICY,
+                ledger=ledger)  # fmt: skip
+
+
+def with_vectors(of: Release, folder: Path) -> Release:
+    """The same twin, now with golden vectors."""
+    assert of.twin is not None
+    origin = vectors.origin().model_copy(update={"policy_sha256": TWIN.digest()})
+    vectors.golden_of(folder, of.twin.onnx_path, origin=origin)
+    return replace(of, twin=replace(of.twin, golden=folder))
+
+
+def test_handing_in_more_beside_the_same_bytes_condemns_nothing(tmp_path, ledger) -> None:
+    registry, of = Simulator(), made(tmp_path)
+    promote(registry, of, policy=POLICY, ledger=ledger)
+    again = promote(registry, with_vectors(of, tmp_path / "golden"), policy=POLICY, ledger=ledger)
+    assert (again.outcome, again.version) == ("unchanged", "1")
+    first, second = ledger.entries()
+    assert second.twin == first.twin
+    assert "violation" not in (first.action, second.action)
+
+
 def test_a_quantized_file_is_never_promoted_in_the_place_of_the_exact_one(tmp_path, ledger) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     promotion = promote(Simulator(), release(path, policy=TWIN), policy=TWIN, ledger=ledger)
@@ -130,10 +178,11 @@ def test_a_twin_that_reads_back_otherwise_is_not_promoted(tmp_path: Path, ledger
 def test_through_mlflow_with_its_golden_vectors(tmp_path: Path, ledger: Ledger) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
-    small = onnx_file(tmp_path / "twin" / "model.onnx", seed=3)
+    exact = onnx_file(tmp_path / "0.onnx", seed=1)
+    small = twin_file(tmp_path / "twin" / "model.onnx", of=exact, seed=3)
     origin = vectors.origin().model_copy(update={"policy_sha256": TWIN.digest()})
     vectors.golden_of(tmp_path / "golden", small, origin=origin)
-    of = replace(made(tmp_path, golden=None), run_id=run_id)
+    of = replace(made(tmp_path), run_id=run_id)
     twin = twin_of(small, policy=TWIN, golden=tmp_path / "golden")
     of = replace(of, twin=twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"

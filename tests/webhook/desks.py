@@ -14,7 +14,7 @@ from gate.registry.port import CHAMPION, TAG_REVIEW
 from gate.registry.promotion import Promotion, promote
 from gate.registry.release import Release
 from tests import builders
-from tests.registry.releases import NAME, evidence, onnx_file, release, twin_of
+from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
 from tests.registry.simulator import Simulator
 
 AUTOMATIC = builders.policy()
@@ -41,7 +41,7 @@ class Place:
         made = release(path, evidence=evidence(path, measured_at=at), policy=policy)
         if policy.twin is None:
             return made
-        small = onnx_file(self.folder / f"twin-{seed}" / "model.onnx", seed=seed + 1000)
+        small = twin_file(self.folder / f"twin-{seed}" / "model.onnx", of=path, seed=seed + 1000)
         twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
         return replace(made, twin=twin)
 

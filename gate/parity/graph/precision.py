@@ -25,6 +25,7 @@ _NARROW = {
 }
 _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
 """Operators that compute in, or unpack, integers of 8 bits and fewer."""
+_BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 _MOVES = (
     "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
     "Split", "Concat", "Gather", "Expand",
@@ -60,6 +61,11 @@ def quantized(graph: Graph) -> Iterator[GraphFinding]:
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     if nodes:
         yield _told("quantized", nodes, "compute in or unpack integers")
+    for value, tensor in graph.live_tensors():
+        unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
+        if tensor.data_type in _BYTES and math.prod(tensor.dims) > _AXES and unpacked:
+            detail = "is stored in integers of few bits and cast to floats"
+            yield GraphFinding(code="quantized", place=value.name, detail=detail)
 
 
 def float64(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:

@@ -185,3 +185,17 @@ def test_operators_on_integers_of_few_bits_are_told(tmp_path):
 )  # fmt: skip
 def test_which_operators_compute_in_integers(operator, told):
     assert bool(QUANTIZED.fullmatch(operator)) is told
+
+
+@pytest.mark.parametrize(("count", "told"), [(64, True), (4, False)])
+def test_weights_of_eight_bits_are_told(tmp_path, count, told):
+    """Stored in int8, cast and scaled: as some quantizers write weights."""
+    nodes = [
+        to("w", "f", FLOAT),
+        node("Mul", ["f", "scale"], ["g"], name="scaled"),
+        node("ReduceSum", ["g"], ["s"], name="sum", keepdims=0),
+        node("Add", ["x", "s"], ["y"], name="add"),
+    ]
+    weights = {"w": np.ones(count, np.int8), "scale": np.asarray(0.1, np.float32)}
+    seen = report(model(nodes, weights), tmp_path)
+    assert bool([f for f in seen.findings if f.code == "quantized"]) is told
