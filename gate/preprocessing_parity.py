@@ -8,6 +8,7 @@ A *step* is 1/255 of the value range before normalisation: one grey level of the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -30,6 +31,38 @@ ConsumerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
 """Of an implementation, or the user's own name for a consumer whose tensors are given."""
 
 _Count = Annotated[int, Field(ge=0)]
+
+
+class PictureTensor(Record):
+    """What a spec makes of one picture."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    """Without the batch axis; None: it follows the picture's size."""
+
+    def fits(self, dtype: str, shape: Sequence[int | str]) -> bool:
+        """True if an input of this dtype and shape takes it, with a batch axis in front.
+
+        A text is a dynamic axis, as in a `TensorSpec`.
+        """
+        axes = (None, *self.shape)
+        return (
+            dtype == self.dtype
+            and len(shape) == len(axes)
+            and all(
+                want is None or not isinstance(seen, int) or seen == want
+                for seen, want in zip(shape, axes, strict=True)
+            )
+        )
+
+    def misfit(self, inputs: Iterable[tuple[str, Sequence[int | str]]]) -> str | None:
+        """Why none of a file's inputs, each of dtype and shape, takes it; None: one does."""
+        seen = tuple(inputs)
+        if any(self.fits(dtype, shape) for dtype, shape in seen):
+            return None
+        taken = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in seen) or "nothing"
+        made = _axes(("batch", *("any" if axis is None else axis for axis in self.shape)))
+        return f"the spec makes {self.dtype} {made}, the file takes {taken}"
 
 
 class ChannelDifference(Record):
@@ -122,6 +155,8 @@ class PreprocessingParity(Record):
     images: _Count
     images_sha256: Sha256
     """Of names and decoded pixels."""
+    tensor: PictureTensor | None = later(None)
+    """What the spec makes, which the file must take."""
     model_sha256: Sha256 | None = None
     """The model of `decisions`."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -130,3 +165,7 @@ class PreprocessingParity(Record):
     def consumer(self, name: str) -> ConsumerParity | None:
         """What was measured of one consumer, or None."""
         return next((parity for parity in self.consumers if parity.consumer == name), None)
+
+
+def _axes(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(str(axis) for axis in shape)}]"

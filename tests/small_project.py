@@ -27,11 +27,15 @@ import torch
 from torch import nn
 
 
-def build():
+def build(channels=1):
     """Five classes of 8x8 images."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
                          nn.Linear(4 * 36, 5))
+
+
+def coloured():
+    return build(3)
 
 
 class Field(nn.Module):
@@ -95,8 +99,16 @@ def _fill(folder: Path) -> None:
     _export(model, {"input": images[:4]}, folder / "good.onnx", ("logits",))
     change_one_weight(folder / "good.onnx", folder / "bad.onnx")
     save_checkpoint(model, folder / "weights.safetensors")
+    _coloured(folder)
     _two_inputs(folder, images)
     _bad_inputs(folder, images)
+
+
+def _coloured(folder: Path) -> None:
+    images = np.random.default_rng(2).normal(size=(SAMPLES, 3, 8, 8)).astype(np.float32)
+    np.save(folder / "coloured.npy", images)
+    model = build_model("small_models:coloured").eval()
+    _export(model, {"input": images[:4]}, folder / "coloured.onnx", ("logits",))
 
 
 def _two_inputs(folder: Path, images: np.ndarray) -> None:

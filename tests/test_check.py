@@ -192,14 +192,27 @@ def test_parity_of_preprocessing_where_the_policy_demands_it(
     spec.write_text("resize: {size: [8, 8]}\n")
     found = pictures(tmp_path) if given else ()
     verdicted = check(
-        project / "good.onnx",
-        reference=Reference.load("small_models:build", preprocessing=spec),
-        workload=replace(Workload.open(project / "images.npy"), pictures=found),
+        project / "coloured.onnx",
+        reference=Reference.load("small_models:coloured", preprocessing=spec),
+        workload=replace(Workload.open(project / "coloured.npy"), pictures=found),
         policy=with_consumers(consumer),
     )
     assert verdicted.decision.verdict is verdict
     source = verdicted.evidence.source
     assert source.preprocess_sha256 == PreprocessSpec.of_file(spec).digest()
+
+
+def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("resize: {size: [8, 8]}\n")
+    verdicted = check(
+        project / "good.onnx",
+        reference=Reference.load("small_models:build", preprocessing=spec),
+        workload=replace(Workload.open(project / "images.npy"), pictures=pictures(tmp_path)),
+        policy=with_consumers("torchvision"),
+    )
+    assert verdicted.decision.verdict is Verdict.ERROR
+    assert "the file takes float32 [batch, 1, 8, 8]" in verdicted.decision.problems[0].explanation
 
 
 def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, capsys) -> None:
@@ -209,7 +222,7 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
         "preprocessing: {consumers: [torchvision], min_images: 3}\n"
     )
     (folder,) = pictures(tmp_path)
-    command = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy",
+    command = ["check", "coloured.onnx", "--reference", "small_models:coloured", "--inputs", "coloured.npy",
                "--policy", str(tmp_path / "policy.yaml"), "--preprocessing",
                str(tmp_path / "spec.yaml")]  # fmt: skip
     assert cli.main(command) == 2

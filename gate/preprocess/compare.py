@@ -104,6 +104,7 @@ def compare(
         reference_values=values.compute(),
         images=len(pictures),
         images_sha256=Digest.of_json(digests),
+        tensor=spec.tensor,
         model_sha256=Digest.of_file(model) if model is not None else None,
         versions={reference: implementation(reference).version()}
         | {c.name: c.version for c in consumers if c.version is not None},

@@ -187,16 +187,14 @@ def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str
             "Prepare the others by hand."
         )
     tensor = inputs[0].type.tensor_type
-    seen = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
-    want = [None, *spec.shape]
-    fits = len(seen) == 4 and all(
-        a is None or b is None or a == b for a, b in zip(seen, want, strict=True)
-    )
-    if not fits or tensor.elem_type != _DTYPES[spec.dtype]:
-        got = TensorProto.DataType.Name(tensor.elem_type).lower()
+    seen = [axis.dim_value if axis.HasField("dim_value") else "any" for axis in tensor.shape.dim]
+    known = {number: name for name, number in _DTYPES.items()}
+    got = known.get(tensor.elem_type, TensorProto.DataType.Name(tensor.elem_type).lower())
+    misfit = spec.tensor.misfit([(got, seen)])
+    if misfit is not None:
         raise InputMismatch(
-            f"{path} takes {got} {seen} as '{inputs[0].name}', the spec makes {spec.dtype} "
-            f"{want} (None: any). Give the spec that the model was trained with."
+            f"{misfit} as '{inputs[0].name}' ({path}). Give the spec that the model was trained "
+            "with."
         )
     return str(inputs[0].name)
 

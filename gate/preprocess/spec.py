@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from gate.preprocessing_parity import PictureTensor
 from gate.record import Record
 from gate.settings import has_section, load_section
 
@@ -120,6 +121,11 @@ class PreprocessSpec(_SpecRecord):
         """Shape of one picture's tensor; None: it follows the picture's."""
         height, width = self.size or (None, None)
         return (3, height, width) if self.layout == "nchw" else (height, width, 3)
+
+    @property
+    def tensor(self) -> PictureTensor:
+        """What it makes of one picture."""
+        return PictureTensor(dtype=self.dtype, shape=self.shape)
 
     @classmethod
     def of_file(cls, path: Path) -> Self:

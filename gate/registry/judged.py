@@ -83,7 +83,14 @@ class Judged:
                 f"{self.preprocessing} goes with the file, the evidence names no preprocessing. "
                 "Measure with it (gate check --preprocessing), or leave it out."
             )
-        prove_spec(self.preprocessing, expected, what=str(self.preprocessing))
+        spec = prove_spec(self.preprocessing, expected, what=str(self.preprocessing))
+        inputs = self.evidence.subject.inputs
+        misfit = spec.tensor.misfit((taken.dtype, taken.shape) for taken in inputs)
+        if misfit is not None:
+            raise EvidenceError(
+                f"{self.preprocessing} is not the preprocessing of {self.onnx_path}: {misfit}. "
+                "Give the spec that the model was trained with."
+            )
 
     def _verify_description(self) -> None:
         """What is uploaded follows the subject (its external data): it must be the file's own."""

@@ -48,6 +48,12 @@ def _measured(
             problems.append("another spec was measured than the model has")
         if seen.reference != asked.training_side:
             problems.append(f"{seen.reference} was the reference, not {asked.training_side}")
+        inputs = ((spec.dtype, spec.shape) for spec in evidence.subject.inputs)
+        misfit = (
+            seen.tensor.misfit(inputs) if seen.tensor else "what the spec makes is not recorded"
+        )
+        if misfit is not None:
+            problems.append(misfit)
         if asked.max_flips is not None and seen.model_sha256 != evidence.subject.sha256:
             problems.append("the answers are of another file than the one that is judged")
         if seen.images < asked.min_images:

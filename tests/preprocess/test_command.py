@@ -126,7 +126,7 @@ def test_prepend_writes_one_file(capsys) -> None:
     assert "written: whole.onnx (sha256:" in out
     code, _, err = run(capsys, "prepend", "model.onnx", "--output", "imagenet.onnx")
     assert code == 2
-    assert "the spec makes float32 [None, 3, 224, 224]" in err
+    assert "the spec makes float32 [batch, 3, 224, 224]" in err
 
 
 @pytest.mark.parametrize("command", ["compare", "prepend"])

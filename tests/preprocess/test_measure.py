@@ -9,9 +9,9 @@ import pytest
 
 from gate.checks import Verdict
 from gate.decision import decide
-from gate.digest import Digest
 from gate.errors import DataError, EvidenceError
 from gate.evidence import Source
+from gate.export.onnx_file import read_subject
 from gate.policy import PreprocessingPolicy
 from gate.preprocess.measure import measure_preprocessing
 from gate.preprocess.pictures import Picture
@@ -44,7 +44,7 @@ def test_the_measurement_is_judged(
     good = builders.evidence(
         preprocessing=seen,
         source=Source(factory="f", preprocess_sha256=SMALL.digest()),
-        subject=builders.evidence().subject.model_copy(update={"sha256": Digest.of_file(model)}),
+        subject=read_subject(model),
     )
     decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
     assert decision.verdict is verdict
@@ -53,7 +53,7 @@ def test_the_measurement_is_judged(
 
 @pytest.mark.parametrize("chromium", [None, "/usr/bin/chromium"])
 def test_who_can_never_do_the_spec_is_not_waived(
-    monkeypatch: pytest.MonkeyPatch, chromium: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
     monkeypatch.setattr("gate.preprocess.canvas.shutil.which", lambda _: chromium)
     asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
@@ -61,7 +61,9 @@ def test_who_can_never_do_the_spec_is_not_waived(
     seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)
     assert seen.consumers[0].incapable == "a canvas has no bicubic filter"
     good = builders.evidence(
-        preprocessing=seen, source=Source(factory="f", preprocess_sha256=bicubic.digest())
+        preprocessing=seen,
+        source=Source(factory="f", preprocess_sha256=bicubic.digest()),
+        subject=read_subject(classifier(tmp_path / "model.onnx")),
     )
     decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
     assert [c.name for c in decision.problems] == ["preprocessing_canvas"]

@@ -12,9 +12,15 @@ from pydantic import ValidationError
 
 from gate.checks import Verdict
 from gate.decision import Decision, decide
-from gate.evidence import Evidence, Source
+from gate.evidence import Evidence, Source, TensorSpec
 from gate.policy import PreprocessingPolicy
-from gate.preprocessing_parity import ConsumerParity, Decisions, PreprocessingParity, Values
+from gate.preprocessing_parity import (
+    ConsumerParity,
+    Decisions,
+    PictureTensor,
+    PreprocessingParity,
+    Values,
+)
 from tests import builders
 
 NAN, INF = math.nan, math.inf
@@ -54,9 +60,15 @@ def parity(**fields: Any) -> PreprocessingParity:
         "images": 60,
         "images_sha256": builders.digest("pictures"),
         "model_sha256": builders.digest("model.onnx"),
+        "tensor": tensor(),
         "consumers": (consumer(), consumer("phone")),
     }
     return PreprocessingParity(**good | fields)
+
+
+def tensor(*shape: int | None, dtype: str = "float32") -> PictureTensor:
+    """What the builders' file takes, or another shape."""
+    return PictureTensor(dtype=dtype, shape=shape or (3, 64, 64))
 
 
 def measured(seen: PreprocessingParity | None, **source: Any) -> Evidence:
@@ -99,6 +111,12 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
         (parity(reference="torchvision"), "preprocessing", ERROR, "not pillow"),
         (parity(model_sha256=None), "preprocessing", ERROR, "another file"),
         (parity(model_sha256=SPEC), "preprocessing", ERROR, "another file"),
+        (parity(tensor=None), "preprocessing", ERROR, "not recorded"),
+        (parity(tensor=tensor(3, 64, 224)), "preprocessing", ERROR,
+         "spec makes float32 [batch, 3, 64, 224], the file takes float32 [batch, 3, 64, 64]"),
+        (parity(tensor=tensor(64, 64, 3)), "preprocessing", ERROR, "spec makes float32 [batch, 64"),
+        (parity(tensor=tensor(12)), "preprocessing", ERROR, "spec makes float32 [batch, 12]"),
+        (parity(tensor=tensor(dtype="uint8")), "preprocessing", ERROR, "spec makes uint8"),
         (parity(images=0, consumers=()), "preprocessing", FAIL, "0 pictures, at least 50"),
         (parity(images=49), "preprocessing", FAIL, "49 pictures, at least 50"),
         (parity(consumers=(consumer(),)), "preprocessing_phone", ERROR, "recorded 0 times"),
@@ -161,6 +179,32 @@ def test_what_cannot_run_here_is_waived_only_in_words() -> None:
         assert judge(measured(parity(consumers=(consumer(), unable))), lenient).verdict is ERROR
     broken = parity(consumers=(consumer(), consumer("phone", unavailable="no browser")))
     assert judge(measured(broken), lenient).verdict is ERROR
+
+
+@pytest.mark.parametrize(
+    ("inputs", "verdict"),
+    [
+        ([("batch", 3, "h", "w")], PASS),
+        ([(1, 3, 64, 64)], PASS),
+        ([("batch", 7), ("batch", 3, 64, 64)], PASS),
+        ([("batch", 12)], ERROR),
+        ([(3, 64, 64)], ERROR),
+        ([], ERROR),
+    ],
+)
+def test_one_input_of_the_file_takes_what_the_spec_makes(
+    inputs: list[tuple[int | str, ...]], verdict: Verdict
+) -> None:
+    evidence = measured(parity())
+    specs = tuple(TensorSpec(name="x", dtype="float32", shape=shape) for shape in inputs)
+    subject = evidence.subject.model_copy(update={"inputs": specs})
+    decision = judge(evidence.model_copy(update={"subject": subject}))
+    found = {check.name: check for check in decision.checks}["preprocessing"]
+    assert found.verdict is verdict
+
+
+def test_a_side_that_follows_the_picture_fits_a_fixed_one() -> None:
+    assert judge(measured(parity(tensor=tensor(3, None, None)))).verdict is PASS
 
 
 def test_without_a_bound_on_flips_no_model_is_needed() -> None:
