@@ -25,6 +25,7 @@ _NARROW = {
 }
 _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
 """Operators that compute in, or unpack, integers of 8 bits and fewer."""
+_OWN_BYTES = (torch.int8, torch.uint8)
 _BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 _MOVES = (
     "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
@@ -52,18 +53,21 @@ def float16(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="float16", place=value.name, detail=detail)
 
 
-def quantized(graph: Graph) -> Iterator[GraphFinding]:
+def quantized(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
     """Where floats are rounded to integers of few bits, or were when the weights were written.
 
     No model that was traced in float32 has such operators; one that was quantized in PyTorch has
-    them rightly, and is no exact one either.
+    them rightly, and is no exact one either. Integers that the model itself holds, such as masks,
+    are its own.
     """
+    own = {tensor.numel() for _, tensor in witness.tensors() if tensor.dtype in _OWN_BYTES}
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     if nodes:
         yield _told("quantized", nodes, "compute in or unpack integers")
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
-        if tensor.data_type in _BYTES and math.prod(tensor.dims) > _AXES and unpacked:
+        elements = math.prod(tensor.dims)
+        if tensor.data_type in _BYTES and elements > _AXES and elements not in own and unpacked:
             detail = "is stored in integers of few bits and cast to floats"
             yield GraphFinding(code="quantized", place=value.name, detail=detail)
 

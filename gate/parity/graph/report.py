@@ -50,7 +50,7 @@ def read_graph(candidate: Candidate, witness: Witness) -> GraphReport:
         nonfinite_initializer(graph, ledger, witness),
         float64(graph, witness),
         float16(graph, witness),
-        quantized(graph),
+        quantized(graph, witness),
         about_files,
         unused_output(graph, subject),
         domain(graph),

@@ -199,3 +199,25 @@ def test_weights_of_eight_bits_are_told(tmp_path, count, told):
     weights = {"w": np.ones(count, np.int8), "scale": np.asarray(0.1, np.float32)}
     seen = report(model(nodes, weights), tmp_path)
     assert bool([f for f in seen.findings if f.code == "quantized"]) is told
+
+
+class Masked(nn.Module):
+    """Holds a mask of bytes itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(64, dtype=torch.uint8))
+
+    def forward(self, x):
+        return x + 0.1 * self.mask.float().sum()
+
+
+def test_bytes_that_the_model_holds_itself_are_its_own(tmp_path):
+    nodes = [
+        to("w", "f", FLOAT),
+        node("ReduceSum", ["f"], ["s"], name="sum", keepdims=0),
+        node("Add", ["x", "s"], ["y"], name="add"),
+    ]
+    weights = {"w": np.ones(64, np.uint8)}
+    assert found(report(model(nodes, weights), tmp_path, Masked()), "quantized") == []
+    assert found(report(model(nodes, weights), tmp_path), "quantized") != []
