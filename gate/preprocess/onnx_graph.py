@@ -150,6 +150,9 @@ def _crop(graph: _Graph, crop: tuple[int, int]) -> None:
     start = graph.node("Cast", [half], to=TensorProto.INT64)
     end = graph.node("Add", [start, sides])
     graph.then("Slice", start, end, graph.constant([2, 3], np.int64))
+    # A picture smaller than the crop starts before 0, which Slice counts from the end: what it
+    # gives then is too small for this, so the runtime fails. 0 keeps the axis of the batch.
+    graph.then("Reshape", graph.constant([0, 3, *crop], np.int64))
 
 
 def _values(graph: _Graph, spec: PreprocessSpec) -> None:

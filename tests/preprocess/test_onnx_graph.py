@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from gate.errors import InputMismatch, OnnxFileError
 from gate.preprocess.implementations import implementation
@@ -19,6 +20,8 @@ from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 
 SQUARE = PreprocessSpec(resize=Resize(size=(32, 36), antialias=False), channels="bgr")
+
+CROPPED = PreprocessSpec(crop=(32, 36))
 
 
 def classifier(
@@ -89,6 +92,17 @@ def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: 
     with pytest.raises(InputMismatch, match=says):
         prepend(SMALL, model, tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx").exists()
+
+
+@pytest.mark.parametrize("size", [(31, 40), (40, 35), (20, 20), (16, 72), (1, 1)])
+def test_a_picture_smaller_than_the_crop_fails_loudly(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    prepend(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
+    fine = run(tmp_path / "whole.onnx", pictures=picture(32, 36)[None])
+    assert np.isfinite(fine).all()
+    with pytest.raises(Fail, match="Reshape"):
+        run(tmp_path / "whole.onnx", pictures=picture(*size)[None])
 
 
 def torn(path: Path) -> None:
