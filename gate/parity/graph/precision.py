@@ -25,7 +25,6 @@ _NARROW = {
 }
 _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
 """Operators that compute in, or unpack, integers of 8 bits and fewer."""
-_OWN_BYTES = (torch.int8, torch.uint8)
 _BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 _MOVES = (
     "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
@@ -60,7 +59,7 @@ def quantized(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
     them rightly, and is no exact one either. Integers that the model itself holds, such as masks,
     are its own.
     """
-    own = {tensor.numel() for _, tensor in witness.tensors() if tensor.dtype in _OWN_BYTES}
+    own = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     if nodes:
         yield _told("quantized", nodes, "compute in or unpack integers")

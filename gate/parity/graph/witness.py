@@ -45,6 +45,14 @@ class Witness:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and value of all parameters, buffers and plain attributes that hold floats."""
+        return ((name, value) for name, value in self._held() if value.is_floating_point())
+
+    def bytes_held(self) -> set[int]:
+        """Numbers of elements of what the model holds in integers of eight bits."""
+        few = (torch.int8, torch.uint8)
+        return {value.numel() for _, value in self._held() if value.dtype in few}
+
+    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
         for path, module in self.model.named_modules():
             own = {
                 **vars(module),
@@ -52,7 +60,7 @@ class Witness:
                 **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
             }
             for name, value in own.items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                if isinstance(value, torch.Tensor):
                     yield f"{path}.{name}" if path else name, value
 
     @cached_property
