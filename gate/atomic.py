@@ -15,8 +15,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes the place of `path`.
 
     A failure or a crash leaves the old file as it was. Left-overs of crashed writers of the same
-    file are removed first. Raises StorageError where the disk is full or not writable.
+    file are removed first. Raises StorageError where the disk is full or not writable, and where
+    `path` is a folder.
     """
+    if not path.name or (path.is_dir() and not path.is_symlink()):
+        raise StorageError(
+            f"cannot write {path}: it is a folder. Name a file in it: {path / 'model.onnx'}."
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for stale in path.parent.glob(f".{path.name}.*.tmp"):

@@ -33,6 +33,13 @@ def load_section(model: type[Model], path: Path, section: str | None) -> Model:
         raise PolicyError("\n".join(lines)) from error
 
 
+def first_problem(error: ValidationError) -> str:
+    """The first wrong field of settings that came from no file: what was expected and seen."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the settings"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')} (seen: {first['input']!r})."
+
+
 def has_section(path: Path, section: str) -> bool:
     """True if the YAML file has this top-level key. Raises PolicyError if it is no such file."""
     return section in _parse(path)

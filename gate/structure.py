@@ -41,7 +41,7 @@ class Leaf:
     name: str
     """By where it stands; white space in keys becomes `_`."""
     stated: bool
-    """True if the model itself names it, by a key or field on the way to it; not by places alone."""
+    """True if the model itself names it: by a key or field on the way, not by places alone."""
     tensor: torch.Tensor
 
 

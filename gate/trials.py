@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from gate.check import Reference, Workload
 from gate.checks import Verdict
@@ -31,6 +32,7 @@ from gate.parity.measure import measure
 from gate.parity.samples import Samples
 from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES
+from gate.settings import first_problem
 from gate.trial import Trial, TrialParity, Trials, TrialVerdict
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -261,5 +263,7 @@ def _largest(numbers: list[float]) -> float | None:
 
 def _brief(error: Exception) -> str:
     """The first line that says something."""
+    if isinstance(error, ValidationError):
+        return first_problem(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0]

@@ -49,6 +49,15 @@ def test_a_really_full_device_is_a_clear_error(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", [".", "..", "/", "here", "here/."])
+def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(StorageError, match=r"it is a folder. Name a file in it"):
+        atomic.write_text(Path(name), "text")
+    assert os.listdir(tmp_path) == ["here"]
+
+
 def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path; from gate import atomic\n"

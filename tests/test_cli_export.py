@@ -161,6 +161,17 @@ def test_what_cannot_be_exported_is_2_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("output", [".", "out"])
+def test_a_folder_as_output_is_2(capsys, tmp_path: Path, output: str) -> None:
+    (tmp_path / "out").mkdir()
+    code, out, err = _run(capsys, *BUILD, "--output", str(tmp_path / output))
+    assert (code, out) == (2, "")
+    assert "it is a folder" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert cli.main(["export", *BUILD, "--output", "."]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
 UNSUPPORTED = """
 import torch
 from torch import nn

@@ -55,6 +55,15 @@ def judge(capsys, file: Path, policy: str, report: str) -> tuple[int, dict[str, 
     )  # fmt: skip
 
 
+def test_a_folder_is_no_place_for_a_twin(place: Path, capsys) -> None:
+    code, plain = said(
+        capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",
+        "--output", ".",
+    )  # fmt: skip
+    assert code == 2
+    assert "it is a folder" in plain["error"]["message"]
+
+
 def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
     return said(
         capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",

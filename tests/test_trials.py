@@ -109,6 +109,8 @@ def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
     for trial in found.trials:
         assert (trial.failure is None) == (trial.verdict == "PASS")
         assert "\n" not in (trial.failure or "")
+    impossible = by_title(found)["direct, opset 99, not folded"]
+    assert impossible.failure == "opset: expected auto, or a number from 9 to 23 (seen: 99)."
 
 
 def test_where_nothing_is_exported_it_is_an_error() -> None:

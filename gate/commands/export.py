@@ -177,7 +177,7 @@ def _settings(question: _Question) -> ExportSettings:
 
     from gate.errors import PolicyError
     from gate.export.settings import ExportSettings
-    from gate.settings import load_section
+    from gate.settings import first_problem, load_section
 
     path = question["settings"]
     base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
@@ -199,10 +199,7 @@ def _settings(question: _Question) -> ExportSettings:
     try:
         return ExportSettings(**{**dict(base), **changes})
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the export's settings"
-        said = first["msg"].removeprefix("Value error, ")
-        raise PolicyError(f"{place}: {said} (seen: {first['input']!r}).") from error
+        raise PolicyError(first_problem(error)) from error
 
 
 def _axis(text: str) -> tuple[str, int, str]:

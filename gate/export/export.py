@@ -83,8 +83,8 @@ def staged(
     """
     bound = Example.bind(example, settings.input_names)
     copied = private_copy(model)
-    log_path = output.with_name(f"{output.name}.export.log")
     with atomic.replacing(output) as temporary, scratch(output) as room:
+        log_path = output.with_name(f"{output.name}.export.log")
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
                 request = Request.of(copied, bound, settings)
