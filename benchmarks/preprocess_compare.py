@@ -17,6 +17,8 @@ from pathlib import Path
 
 from benchmarks.natural_images import write_images
 from gate import atomic
+from gate.digest import Digest
+from gate.preprocess.answers import ModelFile
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
@@ -47,7 +49,8 @@ def main() -> None:
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pictures = pictures_in(write_images(Path(folder) / "pictures", asked.images))
-        model = _resnet18(Path(folder) / "resnet18.onnx")
+        path = _resnet18(Path(folder) / "resnet18.onnx")
+        model = ModelFile(path, Digest.of_file(path))
         sections = []
         for title, spec in SPECS.items():
             asks = model if spec.size == (224, 224) else None

@@ -23,6 +23,7 @@ from gate.errors import GateError, ModelError
 from gate.evidence import Evidence, ExportRecord, Source, Subject
 from gate.explanation import Case, explain
 from gate.export.loading import build_model, load_checkpoint
+from gate.export.note import ExportNote
 from gate.export.onnx_file import read_subject
 from gate.localisation import Explanation
 from gate.parity.binding import bind
@@ -48,22 +49,31 @@ class Reference:
     """How the file was asked for, where that is known."""
     spec: PreprocessSpec | None = None
     """How the samples were made of pictures, where that is known."""
+    note: ExportNote | None = None
+    """The same as `export`, bound to the file: goes before it."""
 
     @classmethod
     def load(
-        cls, factory: str, *, checkpoint: Path | None = None, preprocessing: Path | None = None
+        cls,
+        factory: str,
+        *,
+        checkpoint: Path | None = None,
+        preprocessing: Path | None = None,
+        export_record: Path | None = None,
     ) -> Reference:
         """Call `package.module:factory` and load a checkpoint into its model.
 
         `preprocessing`: the spec by which the samples were made, whose digest goes into the
-        evidence. Raises ModelError, CheckpointError and PolicyError.
+        evidence. `export_record`: what gate export wrote beside the file. Raises ModelError,
+        CheckpointError, PolicyError and EvidenceError.
         """
+        note = ExportNote.load(export_record) if export_record else None
         model = build_model(factory)
         sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
         spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
         digest = spec.digest() if spec else None
         source = Source(factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest)
-        return cls(model, source, spec=spec)
+        return cls(model, source, spec=spec, note=note)
 
 
 @dataclass(frozen=True)
@@ -111,9 +121,11 @@ def check(
 
     Without a policy the built-in one applies, for the task of `default_task`. The model is not
     changed. Raises GateError where nothing can be measured, DigestMismatch if the file changed
-    meanwhile; a bad file is a returned decision.
+    meanwhile, or the record of the export is about another; a bad file is a returned decision.
     """
     subject = read_subject(onnx)
+    if reference.note is not None:
+        reference.note.verify(subject, path=onnx)
     if policy is None:
         policy = Policy.default(task=default_task(subject, reference, workload))
     candidate = Candidate(onnx, subject)
@@ -127,7 +139,8 @@ def check(
         progress=progress,
     )
     source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
-    evidence = measurement.evidence(subject, source=source, export=reference.export)
+    export = reference.note.record if reference.note else reference.export
+    evidence = measurement.evidence(subject, source=source, export=export)
     seen = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": seen})
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -144,10 +157,13 @@ def _preprocessing(
     asked, spec = policy.preprocessing, reference.spec
     if asked is None or spec is None or not workload.pictures:
         return None
+    from gate.preprocess.answers import ModelFile
     from gate.preprocess.measure import measure_preprocessing
     from gate.preprocess.pictures import pictures_in
 
-    return measure_preprocessing(spec, pictures_in(workload.pictures), policy=asked, model=onnx)
+    answers = asked.max_flips is not None
+    model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None  # as it is now
+    return measure_preprocessing(spec, pictures_in(workload.pictures), policy=asked, model=model)
 
 
 def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:

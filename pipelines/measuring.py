@@ -15,6 +15,7 @@ from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
+from gate.preprocess.answers import ModelFile
 from gate.preprocess.measure import measure_preprocessing
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
@@ -73,14 +74,16 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
     None where it asks for none, and where it can't be measured, which is said aloud: the decision
     takes what is lacking for an ERROR.
     """
-    if policy.preprocessing is None:
+    asked = policy.preprocessing
+    if asked is None:
         return None
     try:
+        answers = asked.max_flips is not None
         return measure_preprocessing(
             PreprocessSpec.load(paths.PREPROCESSING),
             pictures_in([paths.PICTURES]),
-            policy=policy.preprocessing,
-            model=onnx,
+            policy=asked,
+            model=ModelFile(onnx, read_subject(onnx).sha256) if answers else None,
         )
     except GateError as error:
         print(f"parity of preprocessing was not measured: {error}")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -200,6 +201,23 @@ def test_parity_of_preprocessing_where_the_policy_demands_it(
     assert verdicted.decision.verdict is verdict
     source = verdicted.evidence.source
     assert source.preprocess_sha256 == PreprocessSpec.of_file(spec).digest()
+
+
+def test_the_answers_of_a_file_with_external_data_are_its_own(
+    project: Path, tmp_path: Path
+) -> None:
+    path, spec = tmp_path / "large.onnx", tmp_path / "spec.yaml"
+    model = onnx.load(project / "coloured.onnx")
+    onnx.save_model(model, path, save_as_external_data=True, size_threshold=0, location="data")
+    spec.write_text("resize: {size: [8, 8]}\n")
+    asked = PreprocessingPolicy(consumers=("torchvision",), min_images=3, max_flips=1.0)
+    verdicted = check(
+        path,
+        reference=Reference.load("small_models:coloured", preprocessing=spec),
+        workload=replace(Workload.open(project / "coloured.npy"), pictures=pictures(tmp_path)),
+        policy=Policy.default().model_copy(update={"preprocessing": asked}),
+    )
+    assert verdicted.decision.verdict is Verdict.PASS
 
 
 def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_path: Path) -> None:

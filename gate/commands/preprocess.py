@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
+    from gate.preprocess.answers import ModelFile
     from gate.preprocess.compare import LineUp
     from gate.preprocess.spec import PreprocessSpec
     from gate.preprocessing_parity import PreprocessingParity
@@ -132,7 +133,7 @@ def _compared(question: _Question) -> Outcome:
             spec,
             pictures_in(question["images"]),
             line_up=line_up,
-            model=question["model"],
+            model=_model(question["model"]),
             advance=advance,
         )
     parity, bound, report = found.parity, question["bound"], question["report"]
@@ -147,6 +148,13 @@ def _compared(question: _Question) -> Outcome:
         "comparison": parity.to_plain(),
     }
     return Outcome(status, plain, lambda console: _show(parity, bound, report, console))
+
+
+def _model(path: Path | None) -> ModelFile | None:
+    from gate.export.onnx_file import read_subject
+    from gate.preprocess.answers import ModelFile
+
+    return None if path is None else ModelFile(path, read_subject(path).sha256)
 
 
 def _status(parity: PreprocessingParity, bound: float, asked: tuple[str, ...]) -> Status:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.digest import Digest
 from gate.errors import EvidenceError, InputMismatch, OnnxFileError
 from gate.preprocess.tensor import Tensor
 from gate.preprocessing_parity import Decisions
@@ -16,6 +18,14 @@ _SHOWN = 100
 _FATAL_ONLY = 4
 
 Probabilities = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An ONNX classifier, and its digest as evidence counts it: with its external data."""
+
+    path: Path
+    sha256: Digest
 
 
 class Classifier:

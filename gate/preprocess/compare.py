@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from gate.digest import Digest
 from gate.errors import DataError, EvidenceError
-from gate.preprocess.answers import Classifier
+from gate.preprocess.answers import Classifier, ModelFile
 from gate.preprocess.consumer import Consumer, Exhibit, Seen
 from gate.preprocess.difference import Range
 from gate.preprocess.implementations import WHERE, implementation
@@ -67,7 +66,7 @@ def compare(
     pictures: Sequence[Picture],
     *,
     line_up: LineUp,
-    model: Path | None = None,
+    model: ModelFile | None = None,
     advance: Advance | None = None,
 ) -> Comparison:
     """Compare each consumer's tensors of the pictures with the reference's.
@@ -80,7 +79,7 @@ def compare(
     if not pictures:
         raise EvidenceError("no picture was given, so nothing was compared. Give some.")
     reference = _reference(spec, line_up)
-    classifier = Classifier(model) if model is not None else None
+    classifier = Classifier(model.path) if model is not None else None
     values, digests = Range(), {}
     with ExitStack() as stack:
         make = stack.enter_context(implementation(reference).opened(spec))
@@ -105,7 +104,7 @@ def compare(
         images=len(pictures),
         images_sha256=Digest.of_json(digests),
         tensor=spec.tensor,
-        model_sha256=Digest.of_file(model) if model is not None else None,
+        model_sha256=model.sha256 if model is not None else None,
         versions={reference: implementation(reference).version()}
         | {c.name: c.version for c in consumers if c.version is not None},
         consumers=tuple(consumer.compute() for consumer in consumers),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from gate.errors import EvidenceError
 from gate.policy import PreprocessingPolicy
+from gate.preprocess.answers import ModelFile
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec
@@ -21,7 +21,7 @@ def measure_preprocessing(
     pictures: Sequence[Picture],
     *,
     policy: PreprocessingPolicy,
-    model: Path | None = None,
+    model: ModelFile | None = None,
     dumped: Mapping[str, NDArray[Any]] | None = None,
 ) -> PreprocessingParity:
     """Compare the policy's consumers with the training side on the pictures.

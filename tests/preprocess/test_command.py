@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
 from gate import cli
+from gate.export.onnx_file import read_subject
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec
@@ -57,6 +59,15 @@ def test_the_same_is_done_and_another_is_rejected(capsys) -> None:
     assert opencv.causes == ("no antialias",)
     assert opencv.decisions is not None
     assert opencv.decisions.images == 3
+
+
+def test_the_model_is_named_as_evidence_names_it(capsys) -> None:
+    model = onnx.load("model.onnx")
+    onnx.save_model(model, "model.onnx", save_as_external_data=True, size_threshold=0)
+    subject = read_subject(Path("model.onnx"))
+    assert subject.external_data
+    _, plain = compare(capsys, "--implementations", "torchvision", "--model", "model.onnx")
+    assert plain["comparison"]["model_sha256"] == str(subject.sha256)
 
 
 def test_a_wider_bound_allows_more(capsys) -> None:
@@ -107,7 +118,7 @@ def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) 
         (("photos", "--tensors", "phone"), "expected NAME=FILE.npy"),
         (("photos", "--tensors", "phone=none.npy"), "cannot read none.npy"),
         (("photos", "--spec", "none.yaml"), "cannot read none.yaml"),
-        (("photos", "--spec", "spec.json", "--model", "none.onnx"), "can't open none.onnx"),
+        (("photos", "--spec", "spec.json", "--model", "none.onnx"), "none.onnx is missing"),
     ],
 )
 def test_what_cannot_be_compared_says_why(capsys, arguments: tuple[str, ...], says: str) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
 from gate.preprocess import compare as module
+from gate.preprocess.answers import ModelFile
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.difference import Difference
 from gate.preprocess.implementation import Implementation
@@ -24,6 +25,7 @@ from gate.preprocess.pictures import Picture, pictures_in, read_picture
 from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocessing_parity import ConsumerParity, PreprocessingParity
+from tests import builders
 from tests.preprocess.pictures import SMALL, picture
 from tests.preprocess.test_onnx_graph import classifier
 
@@ -39,6 +41,10 @@ def photos(tmp_path: Path) -> tuple[Picture, ...]:
 
 def tensors(photos: tuple[Picture, ...], spec: PreprocessSpec = SMALL) -> Any:
     return np.stack([preprocess(photo.read(), spec) for photo in photos])
+
+
+def file(path: Path) -> ModelFile:
+    return ModelFile(path, builders.digest("model"))
 
 
 def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
@@ -100,10 +106,10 @@ def test_another_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]
 
 def test_answers_flip_and_move(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     model = classifier(tmp_path / "model.onnx")
-    same = of_own(photos, tensors(photos), model=model).decisions
+    same = of_own(photos, tensors(photos), model=file(model)).decisions
     assert same is not None
     assert (same.images, same.flips, same.confidence_diff_max) == (3, 0, 0.0)
-    other = of_own(photos, -3 * tensors(photos), model=model).decisions
+    other = of_own(photos, -3 * tensors(photos), model=file(model)).decisions
     assert other is not None
     assert other.flips == len(other.flipped) > 0
     assert 0.0 < other.confidence_diff_mean <= other.confidence_diff_max
@@ -173,10 +179,10 @@ def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path:
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
         of_own(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):
-        of_own(photos, tensors(photos), model=tmp_path / "missing.onnx")
+        of_own(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
     model = classifier(tmp_path / "m.onnx", shape=(2, 3, 32, 36))
     with pytest.raises(InputMismatch, match="does not take"):
-        of_own(photos, tensors(photos), model=model)
+        of_own(photos, tensors(photos), model=file(model))
 
 
 def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:

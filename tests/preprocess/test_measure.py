@@ -13,6 +13,7 @@ from gate.errors import DataError, EvidenceError
 from gate.evidence import Source
 from gate.export.onnx_file import read_subject
 from gate.policy import PreprocessingPolicy
+from gate.preprocess.answers import ModelFile
 from gate.preprocess.measure import measure_preprocessing
 from gate.preprocess.pictures import Picture
 from gate.preprocess.pillow import preprocess
@@ -38,9 +39,10 @@ def test_the_measurement_is_judged(
     tmp_path: Path, consumers: tuple[str, ...], verdict: Verdict
 ) -> None:
     model = classifier(tmp_path / "model.onnx")
+    file = ModelFile(model, read_subject(model).sha256)
     asked = PreprocessingPolicy(consumers=consumers, min_images=4, max_flips=0.5)
     own = {"own": np.stack([preprocess(photo.read(), SMALL) for photo in PHOTOS])}
-    seen = measure_preprocessing(SMALL, PHOTOS, policy=asked, model=model, dumped=own)
+    seen = measure_preprocessing(SMALL, PHOTOS, policy=asked, model=file, dumped=own)
     good = builders.evidence(
         preprocessing=seen,
         source=Source(factory="f", preprocess_sha256=SMALL.digest()),
