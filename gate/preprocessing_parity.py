@@ -27,7 +27,8 @@ ImplementationName = Literal[
     "rust-image",
 ]
 IMPLEMENTATIONS: tuple[ImplementationName, ...] = get_args(ImplementationName)
-ConsumerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+CONSUMER_NAME = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+ConsumerName = Annotated[str, Field(pattern=CONSUMER_NAME)]
 """Of an implementation, or the user's own name for a consumer whose tensors are given."""
 
 _Count = Annotated[int, Field(ge=0)]

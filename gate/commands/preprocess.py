@@ -11,7 +11,6 @@ from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, Status, machine_options
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from rich.console import Console
 
     from gate.preprocess.answers import ModelFile
@@ -174,9 +173,10 @@ def _spec(path: Path | None) -> PreprocessSpec:
 
 def _line_up(question: _Question) -> LineUp:
     from gate.preprocess.compare import LineUp
+    from gate.preprocess.dumped import read_dumped
     from gate.preprocessing_parity import IMPLEMENTATIONS
 
-    dumped = dict(_dumped(text) for text in question["tensors"])
+    dumped = read_dumped(question["tensors"])
     named = question["implementations"]
     if named is not None:
         chosen = tuple(name.strip() for name in named.split(",") if name.strip())
@@ -184,22 +184,6 @@ def _line_up(question: _Question) -> LineUp:
         chosen = () if dumped else tuple(IMPLEMENTATIONS)
     own = tuple(name for name in dumped if name not in chosen)
     return LineUp((*dict.fromkeys(chosen), *own), dumped, question["reference"])
-
-
-def _dumped(text: str) -> tuple[str, NDArray[Any]]:
-    import numpy as np
-
-    from gate.errors import DataError
-
-    name, _, file = text.partition("=")
-    if not name or not file:
-        raise DataError(f"--tensors {text}: expected NAME=FILE.npy.")
-    try:
-        return name, np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"cannot read {file}: {error}. Expected an .npy file with one tensor for each picture."
-        ) from error
 
 
 def _write(report: Path, spec: PreprocessSpec, parity: PreprocessingParity, exhibits: Any) -> None:

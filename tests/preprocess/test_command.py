@@ -117,14 +117,30 @@ def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) 
         (("photos", "--implementations", "pilow"), "there is no implementation pilow"),
         (("photos", "--tensors", "phone"), "expected NAME=FILE.npy"),
         (("photos", "--tensors", "phone=none.npy"), "cannot read none.npy"),
+        (("photos", "--tensors", "phone=."), "cannot read ."),
+        (("photos", "--tensors", "phone=model.onnx"), "cannot read model.onnx"),
+        (("photos", "--tensors", "phone=torn.npz"), "cannot read torn.npz"),
+        (("photos", "--tensors", "My_Phone=good.npy"), "a consumer's name has small letters"),
+        (("photos", "--tensors", f"{'a' * 65}=good.npy"), "a consumer's name"),
+        (("photos", "--tensors", "a=good.npy", "--tensors", "a=good.npy"), "a is given twice"),
+        (("photos", "--tensors", "a=scalar.npy"), "holds float32 of shape []"),
+        (("photos", "--tensors", "a=text.npy"), "holds <U1 of shape [3]"),
+        (("photos", "--tensors", "a=several.npz"), "Expected an .npy file"),
+        (("photos", "--tensors", "onnx=good.npy"), "is an implementation of the gate"),
         (("photos", "--spec", "none.yaml"), "cannot read none.yaml"),
         (("photos", "--spec", "spec.json", "--model", "none.onnx"), "none.onnx is missing"),
     ],
 )
 def test_what_cannot_be_compared_says_why(capsys, arguments: tuple[str, ...], says: str) -> None:
+    np.save("good.npy", np.zeros((3, 3, 32, 36), np.float32))
+    np.save("scalar.npy", np.float32(1.0))
+    np.save("text.npy", np.array(["a", "b", "c"]))
+    np.savez("several.npz", a=np.zeros(3))
+    Path("torn.npz").write_bytes(Path("several.npz").read_bytes()[:-30])
     code, _, err = run(capsys, "compare", *arguments)
     assert code == 2
     assert says in err
+    assert "unexpected" not in err
 
 
 def test_prepend_writes_one_file(capsys) -> None:
