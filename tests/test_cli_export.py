@@ -52,17 +52,75 @@ def test_says_what_was_exported_and_what_comes_next(capsys) -> None:
         "input       input float32 (batch, 1, 8, 8)",
         "output      output float32 (batch, 5)",
         "self-check  max_abs_diff_export_batch",
-        "next        gate check out/new.onnx --reference small_models:build --inputs images.npy",
+        "next        gate check out/new.onnx --reference small_models:build --inputs images.npy "
+        "--export-record out/new.onnx.export.json",
         str(Digest.of_file(Path("out/new.onnx"))),
     ):
         assert words in out
-    assert [path.name for path in Path("out").iterdir()] == ["new.onnx"]
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "new.onnx", "new.onnx.export.json"
+    ]  # fmt: skip
 
 
 def test_what_it_exports_passes_the_check(capsys) -> None:
     assert _run(capsys, *BUILD, "--output", "checked.onnx")[0] == 0
     arguments = ["checked.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
     assert cli.main(["check", *arguments]) == 0
+
+
+WARNED = """
+import torch
+from torch import nn
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.flatten(1) if x.shape[2] > 4 else -x.flatten(1)
+"""
+POLICY = """
+task: tensors
+export_findings: {lint: refuse_warnings, record: required}
+runtimes:
+  ort-cpu: {required: always, bounds: {noise_ratio: 1.5}}
+"""
+
+
+def test_what_the_export_told_is_judged_with_its_record_only(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "warned_rows.py").write_text(WARNED)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    monkeypatch.syspath_prepend(tmp_path)
+    output, record = tmp_path / "x.onnx", tmp_path / "x.onnx.export.json"
+    code, plain = _json(capsys, "warned_rows:Rows", *EXAMPLE, "--output", str(output))
+    assert (code, plain["record"]) == (0, str(record))
+    assert json.loads(record.read_text()) == {
+        "subject_sha256": plain["subject"]["sha256"],
+        "record": plain["export"],
+    }
+
+    def check(*more: str) -> tuple[int, dict[str, Any]]:
+        arguments = ("--reference", "warned_rows:Rows", "--inputs", "images.npy", "--policy",
+                     str(tmp_path / "policy.yaml"))  # fmt: skip
+        code = cli.main(["check", str(output), *arguments, *more, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, plain = check()
+    assert (code, plain["verdict"]) == (2, "ERROR")
+    code, plain = check("--export-record", str(record))
+    assert (code, plain["verdict"]) == (1, "FAIL")
+    problems = [one for one in plain["decision"]["checks"] if one["verdict"] != "PASS"]
+    assert ["TRC016" in one["explanation"] for one in problems] == [True], problems
+    assert plain["evidence"]["export"] == json.loads(record.read_text())["record"]
+    note = json.loads(record.read_text())
+    record.write_text(json.dumps({**note, "subject_sha256": "sha256:" + 64 * "0"}))
+    code, plain = check("--export-record", str(record))
+    assert code == 2
+    assert "the record of the export is about sha256:000" in plain["error"]["message"]
+    record.write_text("{}")
+    code, plain = check("--export-record", str(record))
+    assert code == 2
+    assert "not a whole ExportNote record" in plain["error"]["message"]
 
 
 def test_json_has_the_record_and_the_file_says_the_same(capsys) -> None:

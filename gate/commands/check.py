@@ -31,6 +31,7 @@ class _Question(TypedDict):
     batch_size: int
     preprocessing: Path | None
     pictures: tuple[Path, ...]
+    export_record: Path | None
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -65,6 +66,11 @@ class _Question(TypedDict):
     "--pictures", type=FILE, multiple=True,
     help="Files or folders for the parity of preprocessing, if the policy demands it. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--export-record", type=FILE, metavar="MODEL.onnx.export.json",
+    help="What gate export wrote beside the file: what the lint found then, and the exporter's "
+    "warnings, for export_findings of the policy.",
+)  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
@@ -96,6 +102,7 @@ def _judge(question: _Question) -> Outcome:
         question["reference"],
         checkpoint=question["checkpoint"],
         preprocessing=question["preprocessing"],
+        export_record=question["export_record"],
     )
     with bar("measuring") as progress:
         verdicted = check(

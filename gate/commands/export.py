@@ -103,7 +103,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
     Of a ladder, the first strategy carries whose file is valid and computes what the model
     computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
-    the file's metadata. Whether the file is exact, gate check judges.
+    the file's metadata. MODEL.onnx.export.json holds all that is known of the export, for
+    gate check --export-record. Whether the file is exact, gate check judges.
 
     Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
     printed is then in MODEL.onnx.export.log.
@@ -140,6 +141,7 @@ def _export(question: _Question) -> Outcome:
 
     from gate.check import Reference
     from gate.export.export import staged
+    from gate.export.note import ExportNote, note_path
     from gate.export.self_check import self_check
     from gate.parity.samples import Samples
 
@@ -161,8 +163,11 @@ def _export(question: _Question) -> Outcome:
             source=reference.source,
         ) as exported:
             checked = self_check(reference.model, exported, example)
+    note = note_path(question["output"])
+    ExportNote.of(exported.subject, exported.record).save(note)
     plain = {
         "file": str(question["output"]),
+        "record": str(note),
         "subject": exported.subject.to_plain(),
         "export": exported.record.to_plain(),
         "source": reference.source.to_plain(),
@@ -214,6 +219,7 @@ def _axis(text: str) -> tuple[str, int, str]:
 def _show(
     question: _Question, exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
+    from gate.export.note import note_path
     from gate.report.wording import printable
 
     subject, record, output = exported.subject, exported.record, question["output"]
@@ -221,6 +227,7 @@ def _show(
     rows = [
         ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
         *(("data", str(output.with_name(name))) for name in subject.external_data),
+        ("record", str(note_path(output))),
         ("strategy", f"{record.strategy}, opset {subject.opset}"),
         *(("  not by", line) for line in record.rungs),
         *(("input", _spec(spec)) for spec in subject.inputs),
@@ -230,7 +237,7 @@ def _show(
           for f in record.lint if not f.suppressed),
         *(("look at", line) for line in (*record.tracer_warnings, *record.hazards)),
         ("next", f"gate check {output} --reference {question['factory']}{weights} "
-                 f"--inputs {question['example_input']}"),
+                 f"--inputs {question['example_input']} --export-record {note_path(output)}"),
     ]  # fmt: skip
     for label, text in rows:
         console.print(f"{label:<12}{printable(text)}")
