@@ -175,6 +175,7 @@ class PreprocessingPolicy(PolicyRecord):
     max_flips: Share | None = None
     """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
     min_images: Annotated[int, Field(ge=1)] = 50
+    """Copies of a picture, pixel by pixel, count once."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:

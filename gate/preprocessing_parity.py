@@ -158,6 +158,8 @@ class PreprocessingParity(Record):
     """Of names and decoded pixels."""
     tensor: PictureTensor | None = later(None)
     """What the spec makes, which the file must take."""
+    distinct: _Count = later(0)
+    """How many there are if copies, pixel by pixel, count once."""
     model_sha256: Sha256 | None = None
     """The model of `decisions`."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -104,6 +104,7 @@ def compare(
         images=len(pictures),
         images_sha256=Digest.of_json(digests),
         tensor=spec.tensor,
+        distinct=len(set(digests.values())),
         model_sha256=model.sha256 if model is not None else None,
         versions={reference: implementation(reference).version()}
         | {c.name: c.version for c in consumers if c.version is not None},

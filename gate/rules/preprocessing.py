@@ -56,10 +56,13 @@ def _measured(
             problems.append(misfit)
         if asked.max_flips is not None and seen.model_sha256 != evidence.subject.sha256:
             problems.append("the answers are of another file than the one that is judged")
-        if seen.images < asked.min_images:
+        distinct = min(seen.distinct, seen.images)
+        if distinct < asked.min_images:
             verdict = verdict if problems else Verdict.FAIL
-            problems.append(f"{seen.images} pictures, at least {asked.min_images} are asked for")
-    fine = f"Measured for the model's spec on {seen.images} pictures." if seen else ""
+            problems.append(
+                f"{distinct} distinct pictures, at least {asked.min_images} are asked for"
+            )
+    fine = f"Measured for the model's spec on {seen.distinct} distinct pictures." if seen else ""
     return CheckResult(
         name="preprocessing",
         verdict=verdict if problems else Verdict.PASS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,12 @@ def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture,
     assert found.reference == "torchvision"
     with pytest.raises(EvidenceError, match="no reference can do the spec"):
         compare(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
+
+
+def test_copies_of_a_picture_count_once(photos: tuple[Picture, ...]) -> None:
+    copies = tuple(replace(photos[0], name=f"copy {place}") for place in range(4))
+    parity = compare(SMALL, (*photos, *copies), line_up=LineUp(("rust-image",))).parity
+    assert (parity.images, parity.distinct) == (7, 3)
 
 
 def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Picture, ...]) -> None:

@@ -61,6 +61,7 @@ def parity(**fields: Any) -> PreprocessingParity:
         "images_sha256": builders.digest("pictures"),
         "model_sha256": builders.digest("model.onnx"),
         "tensor": tensor(),
+        "distinct": fields.get("images", 60),
         "consumers": (consumer(), consumer("phone")),
     }
     return PreprocessingParity(**good | fields)
@@ -117,8 +118,11 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
         (parity(tensor=tensor(64, 64, 3)), "preprocessing", ERROR, "spec makes float32 [batch, 64"),
         (parity(tensor=tensor(12)), "preprocessing", ERROR, "spec makes float32 [batch, 12]"),
         (parity(tensor=tensor(dtype="uint8")), "preprocessing", ERROR, "spec makes uint8"),
-        (parity(images=0, consumers=()), "preprocessing", FAIL, "0 pictures, at least 50"),
-        (parity(images=49), "preprocessing", FAIL, "49 pictures, at least 50"),
+        (parity(images=0, consumers=()), "preprocessing", FAIL, "0 distinct pictures, at least 50"),
+        (parity(images=49), "preprocessing", FAIL, "49 distinct pictures, at least"),
+        (parity(distinct=49), "preprocessing", FAIL, "49 distinct pictures, at least 50"),
+        (parity(distinct=0), "preprocessing", FAIL, "0 distinct pictures"),
+        (parity(images=49, distinct=60), "preprocessing", FAIL, "49 distinct pictures"),
         (parity(consumers=(consumer(),)), "preprocessing_phone", ERROR, "recorded 0 times"),
         (parity(consumers=(consumer(), consumer(), consumer("phone"))),
          "preprocessing_torchvision", ERROR, "recorded 2 times"),
