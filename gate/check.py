@@ -8,10 +8,11 @@ assert verdicted.decision.passed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,8 @@ class Workload:
     batch_size: int = 32
     pictures: tuple[Path, ...] = ()
     """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
+    dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
 
     @classmethod
     def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
@@ -163,7 +166,13 @@ def _preprocessing(
 
     answers = asked.max_flips is not None
     model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None  # as it is now
-    return measure_preprocessing(spec, pictures_in(workload.pictures), policy=asked, model=model)
+    return measure_preprocessing(
+        spec,
+        pictures_in(workload.pictures),
+        policy=asked,
+        model=model,
+        dumped=workload.dumped,
+    )
 
 
 def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:

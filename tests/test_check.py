@@ -19,7 +19,9 @@ from gate.evidence import Source
 from gate.export.onnx_file import read_subject
 from gate.parity.samples import Samples
 from gate.policy import Policy, PreprocessingPolicy
-from gate.preprocess.spec import PreprocessSpec
+from gate.preprocess.pictures import pictures_in
+from gate.preprocess.pillow import preprocess
+from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.small_project import SAMPLES, made
 
 SOURCE = Source(factory="tests:built")
@@ -246,3 +248,36 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
     assert cli.main(command) == 2
     assert cli.main([*command, "--pictures", str(folder)]) == 0
     assert "torchvision" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tensors", "code", "says"),
+    [
+        (["phone=good.npy"], 0, "preprocessing_phone"),
+        (["phone=bad.npy"], 1, "the largest difference is"),
+        (["phone=short.npy"], 2, "2 tensors for 3 pictures"),
+        (["phone=good.npy", "laptop=good.npy"], 2, "the policy asks for phone"),
+        (["phone=none.npy"], 2, "none.npy: [Errno 2]"),
+        ([], 2, "there is no implementation phone"),
+    ],
+)
+def test_the_command_judges_a_consumer_of_ones_own(
+    project: Path, tmp_path: Path, capsys, tensors: list[str], code: int, says: str
+) -> None:
+    (folder,) = pictures(tmp_path)
+    spec = PreprocessSpec(resize=Resize(size=(8, 8)))
+    spec.save(tmp_path / "spec.json")
+    (tmp_path / "policy.yaml").write_text(
+        "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
+        "preprocessing: {consumers: [phone], min_images: 3, max_flips: 1.0}\n"
+    )
+    made = np.stack([preprocess(one.read(), spec) for one in pictures_in([folder])])
+    for name, values in (("good", made), ("bad", made[:, ::-1]), ("short", made[:2])):
+        np.save(tmp_path / f"{name}.npy", values)
+    given = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
+    command = ["check", "coloured.onnx", "--reference", "small_models:coloured",
+               "--inputs", "coloured.npy", "--policy", str(tmp_path / "policy.yaml"),
+               "--preprocessing", str(tmp_path / "spec.json"), "--pictures", str(folder), *given]  # fmt: skip
+    assert cli.main(command) == code
+    seen = capsys.readouterr()
+    assert says in " ".join((seen.out + seen.err).split())

@@ -31,6 +31,7 @@ class _Question(TypedDict):
     batch_size: int
     preprocessing: Path | None
     pictures: tuple[Path, ...]
+    tensors: tuple[str, ...]
     export_record: Path | None
 
 
@@ -67,6 +68,11 @@ class _Question(TypedDict):
     help="Files or folders for the parity of preprocessing, if the policy demands it. Repeatable.",
 )  # fmt: skip
 @click.option(
+    "--tensors", multiple=True, metavar="NAME=FILE.npy",
+    help="What a consumer of your own in that policy made of the pictures, on axis 0, in their "
+    "order (folders: by name). Repeatable.",
+)  # fmt: skip
+@click.option(
     "--export-record", type=FILE, metavar="MODEL.onnx.export.json",
     help="What gate export wrote beside the file: what the lint found then, and the exporter's "
     "warnings, for export_findings of the policy.",
@@ -90,6 +96,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
 def _judge(question: _Question) -> Outcome:
     from gate.check import Reference, Workload, check
     from gate.policy import Policy
+    from gate.preprocess.dumped import read_dumped
     from gate.report import folder
 
     path, labels = question["policy"], question["labels"]
@@ -97,6 +104,7 @@ def _judge(question: _Question) -> Outcome:
     workload = replace(
         Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
         pictures=question["pictures"],
+        dumped=read_dumped(question["tensors"]),
     )
     reference = Reference.load(
         question["reference"],

@@ -32,7 +32,7 @@ PHOTOS = tuple(
     ("consumers", "verdict"),
     [
         (("torchvision", "onnx", "own"), Verdict.PASS),
-        (("torchvision", "opencv"), Verdict.FAIL),
+        (("torchvision", "opencv", "own"), Verdict.FAIL),
     ],
 )
 def test_the_measurement_is_judged(
@@ -78,3 +78,10 @@ def test_what_cannot_be_measured_is_refused() -> None:
         )
     with pytest.raises(DataError, match="no implementation phone"):
         measure_preprocessing(SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("phone",)))
+    with pytest.raises(DataError, match="tensors of phone are given, the policy asks for onnx"):
+        measure_preprocessing(
+            SMALL,
+            PHOTOS,
+            policy=PreprocessingPolicy(consumers=("onnx",)),
+            dumped={"phone": np.zeros((4, 3, 32, 36), np.float32)},
+        )
