@@ -39,7 +39,7 @@ def _bool(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     # The condition that it stands in tells of it, where it matters.
     value = arguments.positional[0] if arguments.positional else python()
     if value.tensor:
-        return tensor(mask=True) if not value.constant else python()
+        return tensor(mask=True, truth=True) if not value.constant else python()
     return Value(value.kind, flag=value.flag)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gate.export.lint.scope import Scope
-from gate.export.lint.value import NOTHING, Kind, Value
+from gate.export.lint.value import NOTHING, Kind, Rank, Value
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
 _CHANGES = (ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Yield)
@@ -52,6 +52,21 @@ def condition(
             scope.tell("TRC008", node)
     elif value.kind in (Kind.SIZE, Kind.SHAPE) and changes and not guard:
         scope.tell("TRC016", node)
+
+
+def chosen(node: ast.BoolOp, parts: Sequence[Value], scope: Scope) -> None:
+    """Tell of `and`, `or` that choose a value by a tensor. Where all are truths, nothing is chosen:
+    the condition that they stand in later tells of them."""
+    asked = any(part.tensor and not part.constant for part in parts[:-1])
+    if asked and any(map(_no_truth, parts)):
+        scope.tell("TRC008", node)
+
+
+def _no_truth(value: Value) -> bool:
+    if value.tensor:
+        return not value.mask and value.rank not in (None, Rank(0, 0))
+    number = isinstance(value.known, int | float | str) and not isinstance(value.known, bool)
+    return number or value.kind is Kind.TENSORS
 
 
 def only_guards(body: Sequence[ast.stmt]) -> bool:

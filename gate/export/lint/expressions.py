@@ -10,7 +10,7 @@ from torch import nn
 
 from gate.export.lint import attributes, calls, indexing
 from gate.export.lint.arithmetic import combine, compared
-from gate.export.lint.conditions import condition, decided
+from gate.export.lint.conditions import chosen, condition, decided
 from gate.export.lint.items import item
 from gate.export.lint.scope import Arguments, Local, Scope
 from gate.export.lint.value import (
@@ -35,6 +35,13 @@ def evaluate(node: ast.expr, scope: Scope) -> Value:
         if isinstance(child, ast.expr):
             evaluate(child, scope)
     return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
+
+
+def asked(node: ast.expr, scope: Scope) -> Value:
+    """The value of an expression of which only the truth is asked: whoever asks tells of it."""
+    if isinstance(node, ast.BoolOp):
+        return _all_or_any(node, _parts(node, scope, asked))
+    return evaluate(node, scope)
 
 
 def assign(target: ast.expr, value: Value, scope: Scope) -> None:
@@ -90,6 +97,10 @@ def _subscript(node: ast.Subscript, scope: Scope) -> Value:
     if isinstance(node.slice, ast.Slice):
         return _sliced(owner, node.slice, scope)
     key = evaluate(node.slice, scope)
+    listed = isinstance(owner.known, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
+    if key.tensor and not key.constant and (listed or owner.items or owner.kind is Kind.TENSORS):
+        scope.tell("TRC001", node.slice, message="Python takes the item that the example asks for",
+                   rewrite="stack the items and index the tensor, or use torch.where")  # fmt: skip
     if isinstance(owner.known, dict | nn.ModuleDict) and isinstance(key.known, str):
         return of_object(owner.known[key.known]) if key.known in owner.known else unknown()
     return item(owner, key.known if isinstance(key.known, int) else None)
@@ -130,7 +141,12 @@ def _dict(node: ast.Dict, scope: Scope) -> Value:
 
 
 def _binary(node: ast.BinOp, scope: Scope) -> Value:
-    return combine(node.op, evaluate(node.left, scope), evaluate(node.right, scope))
+    sides = [evaluate(part, scope) for part in (node.left, node.right)]
+    for part, value in zip((node.left, node.right), sides, strict=True):
+        if value.truth:
+            scope.tell("TRC008", part, message="Python's True or False of the example is computed "
+                       "with", rewrite="use the mask itself, torch.logical_not, &, |")  # fmt: skip
+    return combine(node.op, *sides)
 
 
 def _compare(node: ast.Compare, scope: Scope) -> Value:
@@ -146,16 +162,27 @@ def _compare(node: ast.Compare, scope: Scope) -> Value:
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Value:
-    found: list[Value] = []
-    stops = isinstance(node.op, ast.Or)
+    parts = _parts(node, scope, evaluate)
+    chosen(node, parts, scope)
+    return _all_or_any(node, parts)
+
+
+def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Value]) -> list[Value]:
+    """The parts up to the one that decides."""
+    parts: list[Value] = []
     for part in node.values:
-        value = evaluate(part, scope)
-        truth = decided(value)
-        if truth is stops:
-            return of_object(truth) if not found else _all_of([*found, value])
-        if truth is None:
-            found.append(value)
-    return _all_of(found) if found else of_object(not stops)
+        parts.append(read(part, scope))
+        if decided(parts[-1]) is isinstance(node.op, ast.Or):
+            break
+    return parts
+
+
+def _all_or_any(node: ast.BoolOp, parts: list[Value]) -> Value:
+    stops = isinstance(node.op, ast.Or)
+    found = [part for part in parts if decided(part) is None]
+    if found and decided(parts[-1]) is stops:
+        found.append(parts[-1])
+    return _all_of(found) if found else of_object(decided(parts[-1]))
 
 
 def _all_of(values: list[Value]) -> Value:
@@ -171,12 +198,13 @@ def _all_of(values: list[Value]) -> Value:
 
 
 def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
-    value = evaluate(node.operand, scope)
     if isinstance(node.op, ast.Not):
+        value = asked(node.operand, scope)
         truth = decided(value)
         if truth is not None:
             return of_object(not truth)
-        return tensor(value.rank, mask=True) if value.tensor else value
+        return tensor(mask=True, truth=not value.constant) if value.tensor else value
+    value = evaluate(node.operand, scope)
     if isinstance(node.op, ast.USub) and isinstance(value.known, int | float):
         return of_object(-value.known)
     minus = isinstance(node.op, ast.USub)
@@ -189,7 +217,7 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
 
 
 def _choice(node: ast.IfExp, scope: Scope) -> Value:
-    test = evaluate(node.test, scope)
+    test = asked(node.test, scope)
     truth = decided(test)
     if truth is not None:
         return evaluate(node.body if truth else node.orelse, scope)
@@ -233,7 +261,7 @@ def _comprehension(
     for part in node.generators:
         assign(part.target, iterate(part.iter, inner), inner)
         for test in part.ifs:
-            condition(evaluate(test, inner), test, inner)
+            condition(asked(test, inner), test, inner)
     if isinstance(node, ast.DictComp):
         evaluate(node.key, inner)
         evaluate(node.value, inner)

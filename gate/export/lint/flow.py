@@ -10,7 +10,7 @@ from typing import Any
 
 from gate.export.lint.arithmetic import combine
 from gate.export.lint.conditions import condition, decided, only_guards
-from gate.export.lint.expressions import assign, evaluate, iterate
+from gate.export.lint.expressions import asked, assign, evaluate, iterate
 from gate.export.lint.scope import Local, Scope
 from gate.export.lint.value import Kind, Value, join, of_object, ranks_differ, unknown
 
@@ -65,7 +65,7 @@ def _shared(size: Value, target: ast.expr, scope: Scope) -> bool:
 
 
 def _if(node: ast.If, scope: Scope) -> bool:
-    test = evaluate(node.test, scope)
+    test = asked(node.test, scope)
     truth = decided(test)
     if truth is not None:
         return run(node.body if truth else node.orelse, scope)
@@ -117,7 +117,7 @@ def _for(node: ast.For, scope: Scope) -> bool:
 
 def _while(node: ast.While, scope: Scope) -> bool:
     def test() -> None:
-        value = evaluate(node.test, scope)
+        value = asked(node.test, scope)
         if decided(value) is None:
             condition(value, node.test, scope)
 
@@ -196,7 +196,7 @@ def _ends(node: ast.stmt, scope: Scope) -> bool:
 
 
 def _assert(node: ast.Assert, scope: Scope) -> bool:
-    value = evaluate(node.test, scope)
+    value = asked(node.test, scope)
     condition(value, node.test, scope, guard=True)
     return False
 

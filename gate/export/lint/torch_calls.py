@@ -22,6 +22,7 @@ _READS = {
     "__array__": "TRC001",
     "__float__": "TRC001",
     "__int__": "TRC001",
+    "__index__": "TRC001",
     "__bool__": "TRC008",
     "__len__": "TRC005",
 }
@@ -126,7 +127,7 @@ def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
 
 def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Scope) -> Value:
     """What a method of a shape, or of one of its numbers, returns."""
-    if method.name in ("numel", "item", "__int__", "__float__"):
+    if method.name in ("numel", "item", "__int__", "__float__", "__index__"):
         tell_size(node, [method.shape], scope)
         return python()
     return unknown()

@@ -72,6 +72,8 @@ class Value:
     """A tensor from which something was subtracted: it may be negative."""
     mask: bool = False
     """A tensor of bools."""
+    truth: bool = False
+    """What Python made of a tensor, by `not`, `and`, `or`, `bool`: no tensor, but True or False."""
     read: bool = False
     """A Python value that was read from a tensor."""
     flag: str | None = None
