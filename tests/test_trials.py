@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
+from gate import trials
 from gate.check import Reference
 from gate.errors import ExportError, ModelError
 from gate.evidence import Source
+from gate.export.onnx_file import read_subject
 from gate.export.settings import ExportSettings
 from gate.trial import Trial
 from gate.trials import Plan, compare
@@ -48,8 +54,8 @@ def example(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
 
 
-def by_title(trials) -> dict[str, Trial]:
-    return {trial.title: trial for trial in trials.trials}
+def by_title(found) -> dict[str, Trial]:
+    return {trial.title: trial for trial in found.trials}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,27 @@ def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
         "TracerWarning" in w or "len" in w for w in found["traced, opset 13, folded"].warnings
     )
     assert found["scripted, opset 13, folded"].verdict == "PASS"
+
+
+def test_bits_that_an_exporter_loses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight off by a thousandth: no answer changes, and the rounding error does."""
+    export = trials.export_model
+
+    def losing(*arguments: Any, output: Path, **keywords: Any) -> Any:
+        exported = export(*arguments, output=output, **keywords)
+        proto = onnx.load(str(output))
+        weight = next(t for t in proto.graph.initializer if len(t.dims) == 2)
+        values = numpy_helper.to_array(weight).copy()
+        values.flat[0] *= 1.001
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        output.write_bytes(proto.SerializeToString())
+        return dataclasses.replace(exported, subject=read_subject(output))
+
+    monkeypatch.setattr(trials, "export_model", losing)
+    plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
+    (trial,) = compare(reference(Plain()), example(), plan=plan).trials
+    assert trial.verdict == "FAIL"
+    assert all(parity.top1_agreement == 1.0 for parity in trial.parities)
 
 
 class Unscriptable(Plain):

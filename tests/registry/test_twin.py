@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
+from gate.policy import Bounds, ConfidenceBands, RuntimePolicy
+from gate.registry.judged import Judged
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_TWIN
@@ -110,6 +113,37 @@ def test_a_twin_of_other_bytes_is_none(tmp_path: Path, ledger: Ledger) -> None:
     itself = twin_of(of.onnx_path, policy=TWIN)
     with pytest.raises(EvidenceError, match="from an unknown file"):
         promote(Simulator(), replace(of, twin=itself), policy=POLICY, ledger=ledger)
+
+
+def loose_of(twin: Judged) -> Judged:
+    """Judged by a policy that lets everything pass."""
+    bounds = Bounds(top1_agreement=0.0, confidence_bands=ConfidenceBands(
+        over_1_percent=1.0, over_5_percent=1.0, over_10_percent=1.0))  # fmt: skip
+    loose = twin_policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
+    return twin_of(twin.onnx_path, policy=loose)
+
+
+def edited(twin: Judged) -> Judged:
+    """Evidence that was made better after the decision on it."""
+    return replace(twin, evidence=twin.evidence.model_copy(update={"measured_at": "2027-01-01"}))
+
+
+def changed(twin: Judged) -> Judged:
+    """Another file with the same name and origin."""
+    proto = onnx.load(str(twin.onnx_path))
+    proto.producer_name = "somebody"
+    twin.onnx_path.write_bytes(proto.SerializeToString())
+    return twin
+
+
+@pytest.mark.parametrize("spoilt", [loose_of, edited, changed])
+def test_a_twin_that_is_not_what_was_judged_is_refused(tmp_path, ledger, spoilt) -> None:
+    of, registry = made(tmp_path), Simulator()
+    assert of.twin is not None
+    with pytest.raises((DigestMismatch, EvidenceError)):
+        promote(registry, replace(of, twin=spoilt(of.twin)), policy=POLICY, ledger=ledger)
+    assert registry.versions == []
+    assert [entry.action for entry in ledger.entries()] == ["refused"]
 
 
 def test_a_twin_is_called_onnx(tmp_path: Path, ledger: Ledger) -> None:
