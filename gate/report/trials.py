@@ -24,6 +24,8 @@ _COLORS = {"ort-cpu": BLUE, "ort-cpu-optimized": GREEN, "ort-cuda": ORANGE,
            "ort-cuda-optimized": RED}  # fmt: skip
 _LEAST, _MOST = 1e-3, 1e12
 """Ends of the chart's axis; zero is drawn at the lower, NaN and infinity at the upper end."""
+_FROM = 0.1
+"""Where the axis begins, unless something is smaller."""
 
 
 def print_trials(found: Trials, console: Console) -> None:
@@ -86,6 +88,9 @@ def chart(found: Trials) -> bytes:
         rows = [row - 0.4 + height * (place + 0.5) for row in range(len(exported))]
         axes.barh(rows, [_height(v) for v in values], height, color=_COLORS[runtime], label=runtime)
     axes.set_xscale("log")
+    # Not from the smallest value on, which would make a tenth look like a multiple.
+    seen = [_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
+    axes.set_xlim(min([_FROM, *seen]), 2.0 * max([found.bound, *seen]))
     axes.axvline(found.bound, color="black", linewidth=0.8, linestyle=":", label="bound")
     axes.set_xlabel("error / rounding error of PyTorch (noise_ratio)")
     axes.set_title(f"Exports of {printable(found.factory)}, n = {found.samples}")
