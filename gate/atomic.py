@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for stale in path.parent.glob(f".{path.name}.*.tmp"):
-            if not _writer_lives(stale):
+            if not writer_lives(stale):
                 stale.unlink(missing_ok=True)
     except OSError as error:
         raise _storage_error(path, error) from error
@@ -61,7 +61,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _writer_lives(temporary: Path) -> bool:
+def writer_lives(temporary: Path) -> bool:
+    """Whether the process lives whose id stands before the last dot of the name."""
     pid = temporary.name.split(".")[-2]
     try:
         os.kill(int(pid), 0)

@@ -8,7 +8,7 @@ assert verdicted.decision.passed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ from gate.parity.determinism import deterministic
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.parity.torch_runner import TorchRunner, private_copy
-from gate.policy import DeterminismPolicy, Policy, Task
+from gate.policy import DeterminismPolicy, Policy, PreprocessingPolicy, Task
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocessing_parity import PreprocessingParity
 
@@ -160,18 +160,29 @@ def _preprocessing(
     asked, spec = policy.preprocessing, reference.spec
     if asked is None or spec is None or not workload.pictures:
         return None
+    return parity_of_preprocessing(
+        onnx, spec, workload.pictures, policy=asked, dumped=workload.dumped
+    )
+
+
+def parity_of_preprocessing(
+    onnx: Path,
+    spec: PreprocessSpec,
+    pictures: Sequence[Path],
+    *,
+    policy: PreprocessingPolicy,
+    dumped: Mapping[str, NDArray[Any]] | None = None,
+) -> PreprocessingParity:
+    """As `measure_preprocessing`, on the pictures in files and folders, and where answers are
+    bounded with those of the file `onnx` as it is now. Raises GateError."""
     from gate.preprocess.answers import ModelFile
     from gate.preprocess.measure import measure_preprocessing
     from gate.preprocess.pictures import pictures_in
 
-    answers = asked.max_flips is not None
-    model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None  # as it is now
+    answers = policy.max_flips is not None
+    model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None
     return measure_preprocessing(
-        spec,
-        pictures_in(workload.pictures),
-        policy=asked,
-        model=model,
-        dumped=workload.dumped,
+        spec, pictures_in(pictures), policy=policy, model=model, dumped=dumped
     )
 
 

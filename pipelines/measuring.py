@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gate import atomic
+from gate.check import parity_of_preprocessing
 from gate.errors import EvidenceError, GateError
 from gate.evidence import Evidence, ExportRecord, Source
 from gate.explanation import Case
@@ -15,9 +16,6 @@ from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
 from gate.policy import Policy
-from gate.preprocess.answers import ModelFile
-from gate.preprocess.measure import measure_preprocessing
-from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocessing_parity import PreprocessingParity
 from pipelines import paths
@@ -78,13 +76,8 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
     if asked is None:
         return None
     try:
-        answers = asked.max_flips is not None
-        return measure_preprocessing(
-            PreprocessSpec.load(paths.PREPROCESSING),
-            pictures_in([paths.PICTURES]),
-            policy=asked,
-            model=ModelFile(onnx, read_subject(onnx).sha256) if answers else None,
-        )
+        spec = PreprocessSpec.load(paths.PREPROCESSING)
+        return parity_of_preprocessing(onnx, spec, [paths.PICTURES], policy=asked)
     except GateError as error:
         print(f"parity of preprocessing was not measured: {error}")
         return None

@@ -38,7 +38,9 @@ def _make(policy: Policy, folder: Path) -> None:
     from pipelines.export_report import ExportReport
     from pipelines.measuring import measured, write_golden
 
-    made = quantize(paths.ONNX, _calibration(), folder / NAME, settings=load_quantize())
+    settings = load_quantize()
+    calibration = _calibration(settings.batch_size)
+    made = quantize(paths.ONNX, calibration, folder / NAME, settings=settings)
     report = ExportReport.load(paths.EXPORT_REPORT)
     evidence, case = measured(
         folder / NAME, policy, source=report.source, export=made.record, title="twin"
@@ -51,7 +53,7 @@ def _make(policy: Policy, folder: Path) -> None:
     )
 
 
-def _calibration() -> Iterator[dict[str, Any]]:
+def _calibration(batch_size: int) -> Iterator[dict[str, Any]]:
     """Training images: those that it is judged on must not set its ranges."""
     from gate.export.onnx_file import read_subject
     from gate.parity.binding import bind
@@ -59,10 +61,10 @@ def _calibration() -> Iterator[dict[str, Any]]:
 
     samples = Samples.open(paths.TRAIN_IMAGES)
     subject = read_subject(paths.ONNX)
-    size = min(load_quantize().batch_size, ParityParams.load().batch_size, len(samples))
+    size = min(batch_size, ParityParams.load().batch_size)
     binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=size)
     for batch in samples.batches(binding.batch_size):
-        yield {name: batch[sample] for name, sample in binding.pairs}
+        yield binding.by_input(batch)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _quantize(request: _Request) -> Outcome:
         def batches() -> Batches:
             done = 0
             for batch in samples.batches(binding.batch_size):
-                yield {name: batch[sample] for name, sample in binding.pairs}
+                yield binding.by_input(batch)
                 done += binding.batch_size
                 if progress is not None:
                     progress(done, min(settings.samples, len(samples)))

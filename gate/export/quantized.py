@@ -71,9 +71,10 @@ def quantize(
                 "knows (Conv, MatMul, Gemm and others). Serve the exact file."
             )
         onnx.helper.set_model_props(proto, {**_props(proto), QUANTIZED_FROM: str(subject.sha256)})
-        made.write_bytes(proto.SerializeToString(deterministic=True))
-        read_subject(made)  # valid, before it takes the place of an older one
-        atomic.write_bytes(output, made.read_bytes())
+        data = proto.SerializeToString(deterministic=True)
+        made.write_bytes(data)
+        twin = read_subject(made)  # valid, before it takes the place of an older one
+        atomic.write_bytes(output, data)
     told = {
         **settings.to_plain(),
         "format": "QDQ",
@@ -81,9 +82,7 @@ def quantize(
         "calibration_sha256": str(used.digest()),
         "of_sha256": str(subject.sha256),
     }
-    return Quantized(
-        output, read_subject(output), ExportRecord(strategy="quantized", settings=told)
-    )
+    return Quantized(output, twin, ExportRecord(strategy="quantized", settings=told))
 
 
 class _Used:

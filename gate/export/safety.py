@@ -28,9 +28,7 @@ class Safety:
 
     def objection(self, strategy: Strategy) -> str | None:
         """Why the settings forbid this strategy, in one line; None: they don't."""
-        if self._settings.lint == "off":
-            return None
-        bad = self.report(strategy).refused(self._settings.lint)
+        bad = self._forbidden(strategy)
         if not bad:
             return None
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -38,9 +36,7 @@ class Safety:
 
     def refusal(self) -> ExportRefused:
         """The error for a model that no strategy may export; at most ten lines."""
-        strategy = self._settings.rungs[0]
-        level = self._settings.lint if self._settings.lint != "off" else "error"
-        bad = self.report(strategy).refused(level)
+        bad = self._forbidden(self._settings.rungs[0])
         tried = ", ".join(self._settings.rungs)
         lines = [f"the model's source can't be exported faithfully ({tried}):"]
         lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_SHOWN]]
@@ -51,6 +47,10 @@ class Safety:
             "line, or say lint: off."
         )
         return ExportRefused("\n".join(lines))
+
+    def _forbidden(self, strategy: Strategy) -> tuple[LintFinding, ...]:
+        level = self._settings.lint
+        return () if level == "off" else self.report(strategy).refused(level)
 
 
 def _line(finding: LintFinding) -> str:

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from gate.atomic import writer_lives
+
 
 @contextlib.contextmanager
 def scratch(output: Path) -> Iterator[Path]:
@@ -16,7 +18,7 @@ def scratch(output: Path) -> Iterator[Path]:
     It is removed at the end, and so are those that killed processes left. Raises OSError.
     """
     for stale in output.parent.glob(f".{output.name}.*.scratch"):
-        if not _lives(stale.name.split(".")[-2]):
+        if not writer_lives(stale):
             shutil.rmtree(stale, ignore_errors=True)
     room = output.with_name(f".{output.name}.{os.getpid()}.scratch")
     shutil.rmtree(room, ignore_errors=True)
@@ -25,13 +27,3 @@ def scratch(output: Path) -> Iterator[Path]:
         yield room
     finally:
         shutil.rmtree(room, ignore_errors=True)
-
-
-def _lives(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True

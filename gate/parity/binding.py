@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from gate.errors import InputMismatch
 from gate.evidence import TensorSpec
+from gate.parity.runner import Batch
+from gate.parity.statistics import Array
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,10 @@ class Binding:
     batch_size: int
     fixed: bool
     """True if the file has a fixed batch axis."""
+
+    def by_input(self, batch: Batch) -> dict[str, Array]:
+        """A batch of the samples, by the names of the file's inputs."""
+        return {name: batch[sample] for name, sample in self.pairs}
 
 
 def bind(

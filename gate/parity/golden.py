@@ -80,7 +80,7 @@ def write_golden_of(
             file=candidate.path.name,
             external_data=subject.external_data,
         ),
-        inputs={name: batch[sample] for name, sample in binding.pairs},
+        inputs=binding.by_input(batch),
         outputs=expected,
         origin=Origin(
             policy_sha256=policy.digest(),

@@ -12,7 +12,7 @@ from gate.preprocess.beside import prove_spec, spec_beside
 from gate.registry.judged import digest_of_model
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import GOLDEN
-from gate.registry.twin import QUANTIZED, TwinDigests, prove_twin
+from gate.registry.twin import QUANTIZED, TwinDigests, twin_file
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ def prove(path: Path, expected: Digest, beside: Beside | None, *, what: str) -> 
         prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
     if beside is not None and beside.preprocessing is not None:
         prove_spec(spec_beside(path), beside.preprocessing, what=what)
+
+
+def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
+    """The same for the twin in `folder`, beside its exact file."""
+    try:
+        path = twin_file(folder)
+    except EvidenceError as error:
+        raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
+    prove(path, expected.sha256, Beside(expected.golden), what=f"the twin of {what}")
 
 
 def _digest(path: Path, expected: Digest, *, what: str) -> Digest:

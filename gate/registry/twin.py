@@ -10,11 +10,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gate.digest import Digest
-from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, StorageError
-from gate.golden.folder import GOLDEN_JSON, read_golden
+from gate.errors import EvidenceError, StorageError
+from gate.golden.folder import GOLDEN_JSON
 from gate.record import Record, Sha256
-from gate.registry.judged import Judged, digest_of_model
+from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
 
@@ -29,6 +28,11 @@ class TwinDigests(Record):
     """As evidence counts it: of the file; with external data, of the manifest of all files."""
     evidence_sha256: Sha256
     golden_sha256: Sha256 | None = None
+
+    @property
+    def golden(self) -> str | None:
+        """The digest of the golden vectors in hexadecimal."""
+        return None if self.golden_sha256 is None else self.golden_sha256.hex
 
     @classmethod
     def of(cls, twin: Judged) -> TwinDigests:
@@ -80,22 +84,3 @@ def twin_file(folder: Path) -> Path:
             "Make it with gate quantize, judge it with gate check --report, and put both there."
         )
     return found[0]
-
-
-def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
-    """Hash a twin that was downloaded beside its exact file. Raises DigestMismatch."""
-    try:
-        path = twin_file(folder)
-        expected.sha256.verify(_digest(path, expected.sha256), what=f"the twin of {what}")
-        if expected.golden_sha256 is not None:
-            seen = read_golden(folder / GOLDEN).sha256
-            expected.golden_sha256.verify(seen, what=f"the golden vectors of the twin of {what}")
-    except EvidenceError as error:
-        raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
-
-
-def _digest(path: Path, expected: Digest) -> Digest:
-    try:
-        return digest_of_model(path, expected=expected)
-    except (OnnxFileError, StorageError, ValueError) as error:
-        raise DigestMismatch(f"{path} can't be read as a model: {error}") from error

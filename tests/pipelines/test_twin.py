@@ -13,7 +13,8 @@ from gate.errors import EvidenceError
 from gate.evidence import Evidence
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
-from gate.registry.twin import QUANTIZED, prove_twin
+from gate.registry.proof import prove_twin
+from gate.registry.twin import QUANTIZED
 from pipelines import paths, promote, twin
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri

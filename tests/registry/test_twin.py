@@ -17,7 +17,8 @@ from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_TWIN
 from gate.registry.promotion import Release, promote, rollback
-from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, prove_twin, twin_in
+from gate.registry.proof import prove_twin
+from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, twin_in
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import (
