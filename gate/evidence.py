@@ -161,6 +161,8 @@ class ClassParity(Record):
     l2_probabilities_max: Measured
     confidence: Confidence
     accuracy: Accuracy | None = None
+    nan_rows: Count = later(0)
+    """Samples with NaN on both sides in the same places: in none of the numbers above."""
 
 
 class OutputParity(Record):
@@ -173,7 +175,13 @@ class OutputParity(Record):
     nonfinite_reference: Count
     """Elements of r that are NaN or infinite."""
     nonfinite_mismatched: Count
-    """Elements that are NaN on any side, or infinite on one side only, or with other sign."""
+    """Elements that are NaN on one side only, or infinite on one side only, or with other sign.
+    Records without `nonfinite_same` count NaN on both sides here."""
+    nonfinite_same: Count = later(0)
+    """Elements that are NaN on both sides; their difference counts as 0. Whether that is parity,
+    the policy says."""
+    unequal: Count | None = later(None)
+    """Elements of integers and bools that differ. None: floats, or of before it was counted."""
     reference_constant: bool
     """True if all samples have the same reference output."""
     reference_abs_max: Measured

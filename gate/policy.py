@@ -58,6 +58,8 @@ class Policy(PolicyRecord):
     min_samples: Annotated[int, Field(ge=2)] = 2
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
+    nonfinite: Literal["refuse", "same_places"] = later("refuse")
+    """NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
     determinism: DeterminismPolicy = DeterminismPolicy()
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     instruments: Instruments = later(Instruments())

@@ -157,6 +157,8 @@ def test_every_bounded_metric_is_in_the_table_above():
         (with_runtime(outputs=(output_parity(), output_parity(name="more"))), "outputs", Verdict.ERROR),
         (with_output(classification=None), "outputs", Verdict.ERROR),
         (with_output(nonfinite_mismatched=1), "finite", Verdict.FAIL),
+        (with_output(nonfinite_same=1), "finite", Verdict.FAIL),
+        (with_classes(nan_rows=1), "finite", Verdict.FAIL),
         (with_output(nonfinite_reference=4000), "reference", Verdict.ERROR),
         (with_output(reference_constant=True), "reference", Verdict.ERROR),
         (with_output(reference_abs_max=0.0), "reference", Verdict.ERROR),
@@ -230,6 +232,28 @@ def test_logits_can_be_named():
     assert judge(evidence).verdict is Verdict.FAIL
     assert judge(evidence, logits=("logits",)).verdict is Verdict.PASS
     assert judge(evidence, logits=("logits", "more")).verdict is Verdict.ERROR
+
+
+def test_nan_in_the_same_places_is_parity_where_the_policy_says_so():
+    gaps = with_output(nonfinite_same=7, nonfinite_reference=7)
+    assert judge(gaps).verdict is Verdict.FAIL
+    assert judge(gaps, nonfinite="same_places").verdict is Verdict.PASS
+    one_side = with_output(nonfinite_same=7, nonfinite_reference=7, nonfinite_mismatched=1)
+    assert judge(one_side, nonfinite="same_places").verdict is Verdict.FAIL
+    nothing_else = with_output(nonfinite_same=4000, nonfinite_reference=4000)
+    assert judge(nothing_else, nonfinite="same_places").verdict is Verdict.ERROR
+
+
+def test_rows_of_nan_are_no_samples_of_agreement():
+    """One disagreement among two rows that have an answer, and 398 that have none."""
+    classes = class_parity(nan_rows=398, top1_disagreements=1, top1_agreement=0.5)
+    decision = judge(with_output(nonfinite_same=3980, classification=classes),
+                     nonfinite="same_places")  # fmt: skip
+    seen = {c.name: c for c in decision.problems}
+    assert seen["top1_agreement"].observed == 0.5
+    none = class_parity(nan_rows=400, top1_agreement=NAN)
+    decision = judge(with_output(nonfinite_same=4000, classification=none), nonfinite="same_places")
+    assert {"top1_agreement", "top1_lower_bound"} <= {c.name for c in decision.problems}
 
 
 def test_an_output_without_any_bound_never_passes():

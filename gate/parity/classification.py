@@ -29,12 +29,14 @@ class ClassStatistics:
     float64 sums.
 
     A tie goes to the lowest index on each side, so a tie that is broken otherwise counts as a
-    disagreement with margin 0. A sample with NaN on any side agrees in nothing.
+    disagreement with margin 0. A sample with NaN on one side agrees in nothing; one with NaN on
+    both sides in the same places has no answer to compare, and is only counted.
     """
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.samples = 0
+        self._nan_rows = 0
         self._disagreements = 0
         self._top5_agreements = 0
         self._listed: list[Disagreement] = []
@@ -53,11 +55,19 @@ class ClassStatistics:
         self, r: Floats, c: Floats, *, start: int, labels: NDArray[np.int64] | None = None
     ) -> None:
         """Add a batch whose first row is sample `start`; labels have shape (batch,)."""
+        places = np.arange(start, start + len(r))
+        alike = _nan_alike(r, c)
+        if alike.any():
+            self._nan_rows += int(alike.sum())
+            r, c, places = r[~alike], c[~alike], places[~alike]
+            labels = None if labels is None else labels[~alike]
+        if not len(r):
+            return
         self.samples += len(r)
         with np.errstate(all="ignore"):
             known = ~(np.isnan(r).any(axis=1) | np.isnan(c).any(axis=1))
             top_r, top_c = r.argmax(axis=1), c.argmax(axis=1)
-            self._update_agreement(r, (top_r, top_c), agree=known & (top_r == top_c), start=start)
+            self._update_agreement(r, (top_r, top_c), agree=known & (top_r == top_c), places=places)
             self._top5_agreements += int((known & _same_top(r, c, min(5, self.classes))).sum())
             self._update_probabilities(r, c, top_r)
         if labels is not None:
@@ -68,8 +78,8 @@ class ClassStatistics:
     def merge(self, other: ClassStatistics) -> ClassStatistics:
         """Statistics of both streams; both have the same number of classes."""
         merged = ClassStatistics(self.classes)
-        for field in ("samples", "_disagreements", "_top5_agreements", "_l2_sum", "_bands",
-                      "_class_samples", "_class_sum", "_labelled", "_right_reference",
+        for field in ("samples", "_nan_rows", "_disagreements", "_top5_agreements", "_l2_sum",
+                      "_bands", "_class_samples", "_class_sum", "_labelled", "_right_reference",
                       "_right_candidate"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
         merged._listed = _first(self._listed + other._listed)
@@ -92,6 +102,7 @@ class ClassStatistics:
             l2_probabilities_max=self._l2_max if self.samples else math.nan,
             confidence=self._confidence(n),
             accuracy=self._accuracy(),
+            nan_rows=self._nan_rows,
         )
 
     def _confidence(self, n: float) -> Confidence:
@@ -128,7 +139,7 @@ class ClassStatistics:
         tops: tuple[NDArray[np.intp], NDArray[np.intp]],
         *,
         agree: Bools,
-        start: int,
+        places: NDArray[np.intp],
     ) -> None:
         rows = np.flatnonzero(~agree)
         self._disagreements += len(rows)
@@ -139,7 +150,7 @@ class ClassStatistics:
         margins = best[:, 1] - best[:, 0]
         new = [
             Disagreement(
-                sample=start + int(row),
+                sample=int(places[row]),
                 reference=int(tops[0][row]),
                 candidate=int(tops[1][row]),
                 margin=float(margin),
@@ -162,6 +173,13 @@ class ClassStatistics:
         self._class_samples += np.bincount(label, minlength=self.classes)
         self._class_sum += np.bincount(label, weights=moved, minlength=self.classes)
         np.maximum.at(self._class_max, label, moved)
+
+
+def _nan_alike(r: Floats, c: Floats) -> Bools:
+    """Rows with NaN, and in the same places on both sides; shape (batch,)."""
+    nan_r, nan_c = np.isnan(r), np.isnan(c)
+    alike: Bools = nan_r.any(axis=1) & (nan_r == nan_c).all(axis=1)
+    return alike
 
 
 def _softmax(logits: Floats) -> Floats:

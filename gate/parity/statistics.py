@@ -47,6 +47,8 @@ class OutputStatistics:
         self._elements = 0
         self._nonfinite_reference = 0
         self._nonfinite_mismatched = 0
+        self._nonfinite_same = 0
+        self._unequal = 0
         self._variation = _Variation()
         self._finite = Moments()
         self._abs_max = 0.0
@@ -73,6 +75,7 @@ class OutputStatistics:
             diff = self._differences(r, c)
             if reference.dtype.kind in "biu":
                 unequal = (reference != candidate).reshape(rows, -1)
+                self._unequal += int(unequal.sum())
                 diff = np.where(unequal, np.maximum(diff, 1.0), diff)
             self._update_differences(diff, span)
         if self._variation.same:
@@ -86,7 +89,7 @@ class OutputStatistics:
         """Statistics of both streams; `other` is about other samples of the same output."""
         merged = OutputStatistics(self.name, self.dtype)
         for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
-                      "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
+                      "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
         for field in ("_variation", "_finite", "_worst"):
             setattr(merged, field, getattr(self, field).merge(getattr(other, field)))
@@ -112,6 +115,8 @@ class OutputStatistics:
             elements=self._elements,
             nonfinite_reference=self._nonfinite_reference,
             nonfinite_mismatched=self._nonfinite_mismatched,
+            nonfinite_same=self._nonfinite_same,
+            unequal=self._unequal if np.dtype(self.dtype).kind in "biu" else None,
             reference_constant=self._variation.constant(self._samples),
             reference_abs_max=self._abs_max if self._finite.count else math.nan,
             reference_std=std,
@@ -136,13 +141,16 @@ class OutputStatistics:
             self._abs_max = max(self._abs_max, float(np.abs(values).max()))
 
     def _differences(self, r: Floats, c: Floats) -> Floats:
-        """abs(c - r); 0 for equal infinities, NaN where either is NaN or one is infinite."""
+        """abs(c - r); 0 for equal infinities and for NaN on both sides, NaN where one side alone is
+        NaN or infinite."""
         diff = np.abs(c - r)
         both_finite = np.isfinite(r) & np.isfinite(c)
         if not both_finite.all():
-            equal = r == c
+            both_nan = np.isnan(r) & np.isnan(c)
+            equal = (r == c) | both_nan
             mismatched = ~both_finite & ~equal
             diff[equal] = 0.0
+            self._nonfinite_same += int(both_nan.sum())
             diff[mismatched] = np.nan
             self._nonfinite_mismatched += int(mismatched.sum())
         return diff

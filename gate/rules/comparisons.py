@@ -49,8 +49,8 @@ def numeric(bounds: Bounds, output: OutputParity) -> list[Comparison]:
 def classification(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
 ) -> list[Comparison]:
-    """The metrics of logits."""
-    n = output.samples
+    """The metrics of logits, over the samples that have an answer."""
+    n = max(output.samples - logits.nan_rows, 0)
     lower = top1_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
     # A count and a share that contradict each other must not pass by the better of the two.
     agreement = min(logits.top1_agreement, 1.0 - logits.top1_disagreements / n if n else 0.0)

@@ -211,7 +211,16 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
     """No NaN, and no infinity on one side only; no number of the record is NaN, bounded or not."""
     problems = []
     if output.nonfinite_mismatched:
-        problems.append(f"{output.nonfinite_mismatched} elements are NaN, or infinite on one side")
+        problems.append(
+            f"{output.nonfinite_mismatched} elements are NaN or infinite on one side only"
+        )
+    rows = output.classification.nan_rows if output.classification else 0
+    same = max(output.nonfinite_same, rows)
+    if same and policy.nonfinite != "same_places":
+        problems.append(
+            f"{same} elements are NaN on both sides, which proves nothing unless "
+            "the policy says nonfinite: same_places"
+        )
     judged = output
     if policy.task != "classification" or logits_of(policy, output) is None:
         judged = output.model_copy(update={"classification": None})
@@ -224,7 +233,9 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
         "finite",
         problems=problems,
         place=(runtime.runtime, output.name),
-        fine="No NaN, and no infinity on one side only.",
+        fine=f"NaN in the same {same} places on both sides."
+        if same
+        else "No NaN, and no infinity on one side only.",
     )
 
 

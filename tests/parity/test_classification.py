@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -81,13 +82,13 @@ def test_equal_ties_agree():
 @pytest.mark.parametrize(
     ("r", "c"),
     [
-        ([[1, NAN, 3]], [[1, NAN, 3]]),
         ([[1, 2, 3]], [[1, NAN, 3]]),
         ([[1, NAN, 3]], [[1, 2, 3]]),
-        ([[NAN] * 3], [[NAN] * 3]),
+        ([[1, NAN, 3]], [[1, NAN, NAN]]),
+        ([[NAN] * 3], [[1, 2, 3]]),
     ],
 )
-def test_nan_agrees_in_nothing(r, c):
+def test_nan_on_one_side_agrees_in_nothing(r, c):
     result = measured([*r, [3, 2, 1]], [*c, [3, 2, 1]], labels=np.array([2, 0]))
     assert result.top1_disagreements == 1
     assert result.top1_agreement == result.top5_agreement == 0.5
@@ -103,9 +104,33 @@ def test_nan_agrees_in_nothing(r, c):
 
 
 def test_nan_predicts_no_label():
-    r, c = [[NAN, 2, 3]], [[NAN, 2, 3]]
+    r, c = [[NAN, 2, 3]], [[NAN, NAN, 3]]
     accuracy = measured(r, c, labels=np.array([0])).accuracy
     assert (accuracy.reference, accuracy.candidate) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
+    r = np.array([[1, 2, 3], [1, NAN, 3], [3, 2, 1]])
+    c = np.array([[1, 2, 3], [1, NAN, 9], [3, 2, 9]])
+    labels = np.array([2, 0, 0])
+    rows = range(0, 3, batch)
+    parts = [ClassStatistics(3) for _ in rows]
+    for part, start in zip(parts, rows, strict=True):
+        stop = start + batch
+        part.update(r[start:stop], c[start:stop], start=start, labels=labels[start:stop])
+    result = functools.reduce(ClassStatistics.merge, parts).result()
+    assert result.nan_rows == 1
+    assert (result.top1_agreement, result.top1_disagreements) == (0.5, 1)
+    assert [one.sample for one in result.disagreeing] == [2]
+    assert (result.accuracy.reference, result.accuracy.candidate) == (1.0, 0.5)
+    assert math.isfinite(result.confidence.max)
+
+
+def test_rows_of_nan_alone_prove_nothing():
+    result = measured([[NAN] * 3], [[NAN] * 3])
+    assert (result.nan_rows, result.predicted_classes) == (1, 0)
+    assert math.isnan(result.top1_agreement)
 
 
 def test_infinite_confidence_is_never_small():

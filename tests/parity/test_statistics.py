@@ -58,7 +58,7 @@ def test_numbers_match_a_plain_computation():
 
 @pytest.mark.parametrize(
     ("r", "c"),
-    [(NAN, 1.0), (1.0, NAN), (NAN, NAN), (INF, 1.0), (1.0, INF), (1.0, -INF), (INF, -INF),
+    [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, INF), (1.0, -INF), (INF, -INF),
      (INF, NAN), (NAN, -INF)],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -72,6 +72,25 @@ def test_nan_and_one_sided_infinity_are_counted_and_never_hidden(r, c, batch):
     for number in (result.max_abs_diff, result.mean_abs_diff, result.scaled_diff, result.l2_max,
                    result.l2_mean):  # fmt: skip
         assert math.isnan(number)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_nan_on_both_sides_is_counted_apart_and_differs_by_nothing(batch):
+    left = floats([[1, 2], [3, 4], [5, NAN], [7, 8]])
+    right = floats([[1, 2], [3, 4.5], [5, NAN], [7, 8]])
+    result = measured(left, right, batch=batch)
+    assert (result.nonfinite_same, result.nonfinite_mismatched) == (1, 0)
+    assert result.nonfinite_reference == 1
+    assert (result.max_abs_diff, result.max_abs_diff_sample) == (0.5, 1)
+    assert result.mean_abs_diff == 0.5 / 8
+    assert result.classification.nan_rows == 1
+
+
+def test_unequal_integers_are_counted():
+    left, right = np.arange(8).reshape(4, 2), np.array([[0, 1], [2, 9], [9, 5], [6, 7]])
+    assert measured(left, right).unequal == measured(left, right, batch=1).unequal == 2
+    assert measured(left > 3, right > 3).unequal == 1
+    assert measured(floats(left), floats(right)).unequal is None
 
 
 @pytest.mark.parametrize("value", [INF, -INF])
