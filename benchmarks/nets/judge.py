@@ -1,0 +1,137 @@
+"""One seed: draw, export, prove plainly, ask the gate."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus.exporters import ExportRefused
+from benchmarks.nets.faults import Fault, draw_fault
+from benchmarks.nets.net import Drawn, draw
+from benchmarks.nets.pair import run, run_file, write
+from benchmarks.nets.proof import prove
+from gate.check import Reference, Workload, check
+from gate.checks import CheckResult
+from gate.errors import GateError
+from gate.evidence import Source
+from gate.parity.samples import Samples
+from gate.policy import Policy
+
+Gate = Callable[[Drawn, Path], "Ruling"]
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What the gate said of a file."""
+
+    passed: bool
+    reasons: tuple[str, ...] = ()
+    """`check runtime output: observed / bound`, one for each that is FAIL or ERROR."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed, judged."""
+
+    seed: int
+    story: str
+    fault: str = ""
+    inapplicable: str = ""
+    """Why nothing was judged: no export, a wrong one, or a fault that shows nowhere."""
+    shaky: str = ""
+    """Where float32 itself gives no answer, so that nothing can be said of the file."""
+    ruling: Ruling | None = None
+    seconds: float = 0.0
+
+    @property
+    def blocked(self) -> bool:
+        """A correct file was refused."""
+        return not self.fault and self.ruling is not None and not self.ruling.passed
+
+    @property
+    def escaped(self) -> bool:
+        """A faulty one passed."""
+        return bool(self.fault) and self.ruling is not None and self.ruling.passed
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def parity_gate(drawn: Drawn, path: Path) -> Ruling:
+    """Our gate with the policy of the seed. An error is no pass."""
+    policy = None
+    if drawn.task != "default":
+        policy = Policy.default(task=drawn.task)
+    if policy is not None and drawn.logits is not None:
+        policy = policy.model_copy(update={"logits": (drawn.logits,)})
+    reference = Reference(copy.deepcopy(drawn.model), Source(factory="benchmarks.nets"))
+    workload = Workload(Samples.of(drawn.samples), batch_size=drawn.batch_size)
+    try:
+        verdicted = check(path, reference=reference, workload=workload, policy=policy)
+    except GateError as error:
+        return Ruling(False, (f"{type(error).__name__}: {str(error)[:200]}",))
+    return Ruling(
+        verdicted.decision.passed, tuple(_reason(one) for one in verdicted.decision.problems)
+    )
+
+
+def judge(seed: int, *, faulty: bool = False, gate: Gate = parity_gate) -> Outcome:
+    """Everything of one seed. Nothing is kept."""
+    start = time.perf_counter()
+    drawn = draw(seed)
+    fault = draw_fault(drawn) if faulty else None
+    if fault is not None:
+        drawn = fault.drawn
+    outcome = Outcome(seed, drawn.story, fault=fault.name if fault else "")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        try:
+            shaky = _make(drawn, fault, path)
+        except Inapplicable as reason:
+            return replace(outcome, inapplicable=str(reason))
+        ruling = gate(drawn, path)
+    return replace(outcome, shaky=shaky, ruling=ruling, seconds=time.perf_counter() - start)
+
+
+class Inapplicable(Exception):
+    """There is nothing to judge."""
+
+
+def _make(drawn: Drawn, fault: Fault | None, path: Path) -> str:
+    """Write the file; returns where float32 itself gives no answer. Raises Inapplicable."""
+    size = drawn.batch_size
+    try:
+        write(drawn, drawn.model, path)
+        c = run_file(path, drawn.samples, size)
+    except ExportRefused as refused:
+        raise Inapplicable(f"not exported: {refused}") from refused
+    except Exception as error:
+        # An exporter that is wrong may write what no runtime takes.
+        raise Inapplicable(f"{type(error).__name__}: {str(error)[:200]}") from error
+    r32 = run(drawn.model, drawn.samples, size)
+    r64 = run(drawn.model, drawn.samples, size, double=True)
+    proof = prove(r32, c, r64)
+    if proof.wrong:
+        raise Inapplicable(f"the exporter is wrong: {proof.wrong}")
+    if fault is not None:
+        hidden = fault.hidden(r32, c, r64)
+        if hidden:
+            raise Inapplicable(hidden)
+        try:
+            write(drawn, fault.model, path)
+        except ExportRefused as refused:
+            raise Inapplicable(f"not exported: {refused}") from refused
+    return proof.shaky
+
+
+def _reason(one: CheckResult) -> str:
+    place = " ".join(filter(None, (one.runtime, one.output)))
+    if one.observed is None:
+        return f"{one.name} {place}: {one.verdict.value} {one.explanation[:160]}"
+    return f"{one.name} {place}: {one.observed:.3g} / {one.bound:.3g}"
