@@ -20,19 +20,15 @@ from torch import nn
 
 from gate.decision import Decision, decide
 from gate.digest import Digest
-from gate.errors import GateError, ModelError
-from gate.evidence import Evidence, ExportRecord, Source, Subject
+from gate.evidence import Evidence, ExportRecord, Source
 from gate.explanation import Case, explain
 from gate.export.loading import build_model, load_checkpoint
 from gate.export.note import ExportNote
 from gate.export.onnx_file import read_subject
 from gate.localisation import Explanation
-from gate.parity.binding import bind
-from gate.parity.determinism import deterministic
 from gate.parity.measure import Candidate, measure
 from gate.parity.samples import Samples, open_labels
-from gate.parity.torch_runner import TorchRunner, private_copy
-from gate.policy import DeterminismPolicy, Policy, PreprocessingPolicy, Task
+from gate.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocessing_parity import PreprocessingParity
 
@@ -122,15 +118,16 @@ def check(
 ) -> Verdicted:
     """Measure the file `onnx` against the reference and decide.
 
-    Without a policy the built-in one applies, for the task of `default_task`. The model is not
-    changed. Raises GateError where nothing can be measured, DigestMismatch if the file changed
-    meanwhile, or the record of the export is about another; a bad file is a returned decision.
+    Without a policy the built-in one applies: each output is judged as what it is seen to be. The
+    model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
+    changed meanwhile, or the record of the export is about another; a bad file is a returned
+    decision.
     """
     subject = read_subject(onnx)
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
     if policy is None:
-        policy = Policy.default(task=default_task(subject, reference, workload))
+        policy = Policy.default()
     candidate = Candidate(onnx, subject)
     measurement = measure(
         reference.model,
@@ -183,40 +180,4 @@ def parity_of_preprocessing(
     model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None
     return measure_preprocessing(
         spec, pictures_in(pictures), policy=policy, model=model, dumped=dumped
-    )
-
-
-def default_task(subject: Subject, reference: Reference, workload: Workload) -> Task:
-    """`classification` if the reference returns floats of shape (batch, classes >= 2).
-
-    Judged by the model's own outputs on the first batch, not by what the file says of itself: a
-    file can't choose the milder task. Raises InputMismatch, DataError, and ModelError if the
-    model can't compute the batch.
-    """
-    samples = workload.samples
-    binding = bind(
-        subject.inputs, samples.specs, count=len(samples), batch_size=workload.batch_size
-    )
-    batch = next(samples.batches(binding.batch_size))
-    size = len(next(iter(batch.values())))
-    runner = TorchRunner(private_copy(reference.model, device="cpu"), binding, device="cpu")
-    try:
-        with deterministic(DeterminismPolicy()):
-            outputs = runner.run(batch)
-    except GateError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the reference model can't compute the first {size} samples: "
-            f"{type(error).__name__}: {error}. Check --inputs and the factory."
-        ) from error
-    return "classification" if any(_are_logits(o, size) for o in outputs) else "tensors"
-
-
-def _are_logits(output: NDArray[np.generic], batch: int) -> bool:
-    return (
-        output.dtype.kind == "f"
-        and output.ndim == 2
-        and output.shape[0] == batch
-        and output.shape[1] >= 2
     )

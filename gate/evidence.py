@@ -165,6 +165,22 @@ class ClassParity(Record):
     """Samples with NaN on both sides in the same places: in none of the numbers above."""
 
 
+class RowParity(Record):
+    """Each sample's row of floats as one vector, and as probabilities as they are, without a
+    softmax. The worst over the samples; rows with NaN in the same places on both sides left out."""
+
+    cosine_distance: Measured
+    """1 - cos(r, c)."""
+    confidence_diff: Measured
+    """abs(max(c) - max(r))."""
+    bands: tuple[Measured, Measured, Measured, Measured]
+    """Shares of samples by that, as in `Confidence`."""
+    sum_diff: Measured
+    """abs(sum(c) - sum(r))."""
+    sum_error: Measured
+    """abs(sum(r) - 1)."""
+
+
 class OutputParity(Record):
     """Parity of one output between the reference and one runtime, over `samples` samples."""
 
@@ -197,6 +213,8 @@ class OutputParity(Record):
     l2_mean: Measured
     l2_max: Measured
     classification: ClassParity | None = None
+    rows: RowParity | None = later(None)
+    """None: no floats of 2 to 65 536 elements a sample, or of before it was measured."""
     noise: NoiseParity | None = later(None)
     """None: not measured, for the reason `Evidence.noise_unmeasured`, or no floats."""
     stability: StabilityParity | None = later(None)

@@ -6,11 +6,14 @@ without a runtime and a runtime without a bound are all refused.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from gate.errors import PolicyError
 from gate.policy_sections import (
     Bounds,
     ConfidenceBands,
@@ -20,11 +23,12 @@ from gate.policy_sections import (
     Instruments,
     PolicyRecord,
     PreprocessingPolicy,
+    Role,
     RuntimePolicy,
 )
 from gate.record import later
 from gate.runtime import RUNTIMES, RuntimeName
-from gate.settings import has_section, load_section
+from gate.settings import first_problem, has_section, load_section
 
 __all__ = [
     "Bounds",
@@ -35,11 +39,16 @@ __all__ = [
     "Instruments",
     "Policy",
     "PreprocessingPolicy",
+    "Role",
     "RuntimePolicy",
     "Task",
 ]
 
-Task = Literal["classification", "tensors"]
+Task = Literal["auto", "classification", "tensors"]
+
+_CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
+            "top1_lower_bound", "top5_agreement", "accuracy_drop")  # fmt: skip
+"""Bounds on answers of classes."""
 
 _EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits",
           "noise_ratio", "noise_peak", "noise_diff")  # fmt: skip
@@ -51,13 +60,16 @@ class Policy(PolicyRecord):
     schema_version: Literal[1] = 1
     task: Task = "classification"
     """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
-    exist. `tensors`: any outputs, only numeric bounds."""
+    exist. `tensors`: any outputs, only numeric bounds. `auto`: agreement is claimed of such an
+    output where the samples can prove it, and nowhere demanded."""
     precision: Literal["exact", "reduced", "quantized"] = "exact"
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of `top1_lower_bound` (one-sided Clopper-Pearson)."""
     min_samples: Annotated[int, Field(ge=2)] = 2
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
+    outputs: dict[str, Role] = later({})
+    """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
     nonfinite: Literal["refuse", "same_places"] = later("refuse")
     """NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
     determinism: DeterminismPolicy = DeterminismPolicy()
@@ -93,8 +105,20 @@ class Policy(PolicyRecord):
         own = (self.twin.review, self.twin.max_age_days)
         if own != ("automatic", 90.0):
             raise ValueError("review and max_age_days hold for both; set them beside twin")
-        if self.twin.task != self.task:
+        if self.task not in ("auto", self.twin.task):
             raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
+        return self
+
+    @model_validator(mode="after")
+    def _roles_agree(self) -> Self:
+        for name, role in self.outputs.items():
+            if name in self.logits and role != "logits":
+                raise ValueError(f"'{name}' is in logits and its role is '{role}'; say one of them")
+            if self.task == "tensors" and role in ("logits", "probabilities"):
+                raise ValueError(
+                    f"the role of '{name}' is '{role}', and task 'tensors' has no classes; set "
+                    "task: auto, or task: classification"
+                )
         return self
 
     @model_validator(mode="after")
@@ -139,17 +163,25 @@ class Policy(PolicyRecord):
                 f"{name}: a bound on repeatability or batch invariance needs "
                 "instruments.stability_samples above 1"
             )
-        if self.task == "classification" and bounds.top1_agreement is None:
-            raise ValueError(f"{name}: task 'classification' needs a bound top1_agreement")
-        logit_bounds = {
-            field
-            for field in ("l2_probabilities", "confidence_diff", "confidence_bands",
-                          "top1_agreement", "top1_lower_bound", "top5_agreement", "accuracy_drop")
-            if getattr(bounds, field) is not None
-        }  # fmt: skip
-        if self.task == "tensors" and logit_bounds:
+        self._check_classes(name, bounds)
+
+    def _check_classes(self, name: str, bounds: Bounds) -> None:
+        asked = [field for field in _CLASSES if getattr(bounds, field) is not None]
+        stated = self.logits or {"logits", "probabilities"} & set(self.outputs.values())
+        if "top1_agreement" not in asked and (
+            self.task == "classification" or (self.task == "auto" and stated)
+        ):
+            why = "task 'classification'" if self.task == "classification" else "the role of logits"
+            raise ValueError(f"{name}: {why} needs a bound top1_agreement")
+        if self.task == "tensors" and asked:
             raise ValueError(
-                f"{name}: {', '.join(sorted(logit_bounds))} need logits; set task: classification"
+                f"{name}: {', '.join(sorted(asked))} need logits; set task: classification"
+            )
+        beyond = sorted(set(asked) - {"top1_agreement"})
+        if self.task == "auto" and beyond and not stated:
+            raise ValueError(
+                f"{name}: {', '.join(beyond)} need logits, and a guess is not enough for them; "
+                "name the output (outputs: {NAME: logits}), or set task: classification"
             )
 
     def _check_quantized(self, name: str, bounds: Bounds) -> None:
@@ -175,13 +207,35 @@ class Policy(PolicyRecord):
         """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
         return cls.load(path, section="gate" if has_section(path, "gate") else None)
 
+    def role_of(self, name: str) -> Role | None:
+        """What the policy says that the output of this name is; None: nothing."""
+        return self.outputs.get(name) or ("logits" if name in self.logits else None)
+
+    def counts_classes(self, name: str) -> bool:
+        """Whether an output of this name is one of classes if its shape is (batch, classes >= 2),
+        by the policy's word or by a guess."""
+        role = self.role_of(name)
+        if role is not None:
+            return role in ("logits", "probabilities")
+        return self.task != "tensors" and not self.logits
+
+    def with_answers(self, *, outputs: Mapping[str, Role], task: Task | None = None) -> Self:
+        """The same policy with these roles and this task. Raises PolicyError."""
+        given = {"outputs": {**self.outputs, **outputs}} | ({"task": task} if task else {})
+        try:
+            return type(self).model_validate_json(json.dumps(self.to_plain() | given))
+        except ValidationError as error:
+            raise PolicyError(
+                f"the policy with the roles and the task beside it: {first_problem(error)}"
+            ) from error
+
     @classmethod
-    def default(cls, *, task: Task = "classification") -> Self:
+    def default(cls, *, task: Task = "auto") -> Self:
         """The built-in policy: exact float32, CPU always, CUDA when present, every instrument on.
 
         All bounds are free of the model's scale. Where they come from: docs/adr/0008.
         """
-        agreement = 1.0 if task == "classification" else None
+        agreement = None if task == "tensors" else 1.0
         cpu = Bounds(
             scaled_diff=2e-2,
             top1_agreement=agreement,

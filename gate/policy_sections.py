@@ -13,6 +13,10 @@ from gate.record import Record, later
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Required = Literal["always", "when_present", "never"]
+Role = Literal[
+    "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
+]
+"""What an output is, and so how it is judged: docs/roles.md."""
 
 
 class PolicyRecord(Record):
@@ -50,6 +54,12 @@ class Bounds(PolicyRecord):
     repeatability_ratio: Bound | None = later(None)
     batch_invariance: Bound | None = later(None)
     batch_invariance_ratio: Bound | None = later(None)
+    cosine_distance: Bound | None = later(None)
+    """Of the role `embedding`; None: 1e-4."""
+    row_sum_diff: Bound | None = later(None)
+    """Of the role `probabilities`; None: 1e-3."""
+    unequal_share: Share | None = later(None)
+    """Of the role `indices`; None: 0."""
 
     @property
     def empty(self) -> bool:

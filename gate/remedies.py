@@ -17,6 +17,17 @@ REMEDIES: dict[str, str] = {
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
     "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
     "TRC013), and state that forward changes itself.",
+    "role": "Say what the output is: outputs: {NAME: ROLE} in the policy, or --role NAME=ROLE; the "
+    "roles and their checks are in docs/roles.md.",
+    "agreement": "Give samples of several classes; name the output (--role NAME=logits) if it is a "
+    "classifier.",
+    "mask_diff": "A mask must be equal: look at the comparison or the padding that makes it.",
+    "unequal_share": "Indices differ: look at argmax, top-k and rounding in the model, and at the "
+    "numbers that they are made of.",
+    "cosine_distance": "The direction of an embedding moved: check precision (TF32, fp16, int8), "
+    "eval mode, and the normalisation of its length.",
+    "row_sum_diff": "Probabilities do not sum to what the model's do: look at the axis of the "
+    "softmax, and whether it is in the file at all.",
     "reference": "Evaluate on real, varied samples with trained weights: inputs that all give the "
     "same answer prove nothing.",
     "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "

@@ -37,7 +37,7 @@ def measured(
     samples = Samples.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples))
-        if policy.task == "classification"
+        if policy.task != "tensors"
         else None
     )
     candidate = Candidate(onnx, subject)

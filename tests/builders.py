@@ -17,6 +17,7 @@ from gate.evidence import (
     ExportRecord,
     Latency,
     OutputParity,
+    RowParity,
     RuntimeEvidence,
     Source,
     Subject,
@@ -133,6 +134,18 @@ def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeParity:
         "relative_diff": 3e-7,
     }
     return ProbeParity(**fields | overrides)
+
+
+def row_parity(**overrides: Any) -> RowParity:
+    """Rows of probabilities that hardly moved."""
+    fields: dict[str, Any] = {
+        "cosine_distance": 1e-12,
+        "confidence_diff": 1e-7,
+        "bands": (1.0, 0.0, 0.0, 0.0),
+        "sum_diff": 1e-7,
+        "sum_error": 1e-7,
+    }
+    return RowParity(**fields | overrides)
 
 
 def output_parity(**overrides: Any) -> OutputParity:

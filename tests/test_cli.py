@@ -296,7 +296,7 @@ class TestCheck:
         assert cli.main(["check", *GOOD]) == 0
         text = capsys.readouterr().out
         assert "PASS" in text
-        assert "built in for classification" in text
+        assert "built in; task auto" in text
         assert "waived" in text
         assert "at least 0.954" in text
         assert "\x1b" not in text
@@ -308,7 +308,7 @@ class TestCheck:
         assert set(told) == {
             "verdict", "exit_code", "task", "decision", "evidence", "explanation",
         }  # fmt: skip
-        assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "classification")
+        assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "auto")
         decision = Decision.from_json(json.dumps(told["decision"]))
         assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
         assert "a library that prints" in seen.err
@@ -349,7 +349,34 @@ class TestCheck:
     def test_several_inputs_and_no_classes(self, project: Path, capsys) -> None:
         arguments = ["check", "field.onnx", "--reference", "small_models:field"]
         assert cli.main([*arguments, "--inputs", "field.npz", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["task"] == "tensors"
+        assert json.loads(capsys.readouterr().out)["task"] == "auto"
+
+    @pytest.mark.parametrize(
+        ("options", "code", "says"),
+        [
+            (["--role", "logits=logits"], 0, "logits is logits"),
+            (["--role", "logits=embedding", "--task", "tensors"], 0, "cosine_distance"),
+            (["--task", "classification"], 0, "task classification"),
+            (["--role", "logits=indices"], 2, "for integers, and it is float32"),
+            (["--role", "other=tensor"], 2, "the file has the outputs ['logits']"),
+            (["--role", "logits=lottery"], 2, "expected NAME=ROLE"),
+            (["--role", "logits"], 2, "expected NAME=ROLE"),
+            (["--role", "logits=logits", "--task", "tensors"], 2, "'tensors' has no classes"),
+        ],
+    )
+    def test_roles_and_the_task_as_options(self, project: Path, capsys, options, code, says):
+        assert cli.main(["check", *GOOD, *options]) == code
+        seen = capsys.readouterr()
+        assert says in " ".join((seen.out + seen.err).split())
+
+    def test_a_role_beside_a_policy_file(self, project: Path, tmp_path: Path, capsys) -> None:
+        policy = tmp_path / "policy.yaml"
+        bounds = "{noise_ratio: 1.5, top1_agreement: 1.0}"
+        policy.write_text(f"runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}")
+        arguments = _replaced(("--policy", str(policy)))
+        assert cli.main([*arguments, "--role", "logits=scores", "--task", "auto"]) == 0
+        assert "task auto, precision exact, logits is scores" in capsys.readouterr().out
+        assert cli.main([*arguments, "--role", "logits=scores"]) == 2
 
     @pytest.mark.parametrize("section", ["gate:\n  ", ""])
     def test_a_policy_file_with_and_without_section(

@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from gate.errors import PolicyError
 from gate.policy import (
     Bounds,
     ConfidenceBands,
@@ -60,11 +61,67 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
             r"noise_ratio \(not waived\)",
         ),
         ({"waive": ("max_abs_diff",)}, "noise_ratio"),
+        ({"outputs": {"logits": "lottery"}}, "outputs.logits"),
+        ({"outputs": {"y": "tensor"}, "logits": ("y",)}, "say one of them"),
+        (
+            {
+                "task": "tensors",
+                "outputs": {"y": "probabilities"},
+                "runtimes": {"ort-cpu": runtime(max_abs_diff=1.0)},
+            },
+            "task 'tensors' has no classes",
+        ),
+        ({"task": "auto"}, "a guess is not enough for them"),
+        (
+            {
+                "task": "auto",
+                "outputs": {"y": "logits"},
+                "runtimes": {"ort-cpu": runtime(noise_ratio=1.5)},
+            },
+            "the role of logits needs a bound top1_agreement",
+        ),
+        ({"nonfinite": "anything"}, "nonfinite"),
     ],
 )  # fmt: skip
 def test_a_policy_that_could_not_refuse_is_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(**fields)
+
+
+def test_roles_and_task_can_be_stated_beside_the_policy():
+    policy = Policy.default()
+    assert policy.task == "auto"
+    stated = policy.with_answers(outputs={"y": "logits"}, task="classification")
+    assert (stated.task, stated.outputs) == ("classification", {"y": "logits"})
+    assert stated.digest() != policy.digest()
+    assert stated.with_answers(outputs={"y": "tensor"}).outputs == {"y": "tensor"}
+    assert policy.with_answers(outputs={}) == policy
+    with pytest.raises(PolicyError, match="'tensors' has no classes"):
+        policy.with_answers(outputs={"y": "logits"}, task="tensors")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "role", "counts"),
+    [
+        ({}, "y", None, True),
+        ({"task": "auto", "logits": ("y",)}, "y", "logits", True),
+        ({"logits": ("y",)}, "x", None, False),
+        ({"outputs": {"y": "probabilities"}}, "y", "probabilities", True),
+        ({"outputs": {"y": "embedding"}}, "y", "embedding", False),
+        ({"outputs": {"y": "embedding"}}, "x", None, True),
+    ],
+)
+def test_what_counts_as_classes(fields, name, role, counts):
+    policy = builders.policy(**fields)
+    assert (policy.role_of(name), policy.counts_classes(name)) == (role, counts)
+    assert not Policy.default(task="tensors").counts_classes(name)
+
+
+def test_what_came_later_leaves_old_digests_as_they_were():
+    plain = builders.policy().to_plain()
+    assert not {"outputs", "nonfinite"} & set(plain)
+    assert "cosine_distance" not in plain["runtimes"]["ort-cpu"]["bounds"]
+    assert plain["task"] == "classification"
 
 
 def test_a_reduced_policy_may_lean_on_agreement():

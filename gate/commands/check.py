@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.check import Reference, Verdicted, Workload
+    from gate.policy import Policy, Role, Task
+
+_TASKS = ("auto", "classification", "tensors")
+_ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
 class _Question(TypedDict):
@@ -27,6 +31,8 @@ class _Question(TypedDict):
     inputs: Path
     labels: Path | None
     policy: Path | None
+    task: Task | None
+    roles: tuple[str, ...]
     report: Path | None
     batch_size: int
     preprocessing: Path | None
@@ -57,6 +63,16 @@ class _Question(TypedDict):
     help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU always, "
     "CUDA when present.",
 )
+@click.option(
+    "--task", type=click.Choice(_TASKS),
+    help="classification: an output of classes must be there, and is judged as one; tensors: "
+    "numbers only; auto: agreement where the samples prove it. Default: the policy's, or auto.",
+)  # fmt: skip
+@click.option(
+    "--role", "roles", multiple=True, metavar="NAME=ROLE",
+    help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the policy's "
+    "outputs:. Repeatable.",
+)  # fmt: skip
 @click.option("--report", type=FILE, metavar="DIR", help="Write records, page and figures here.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option(
@@ -88,6 +104,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
+      gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
+          --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     return _judge(question)
@@ -95,12 +113,10 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 def _judge(question: _Question) -> Outcome:
     from gate.check import Reference, Workload, check
-    from gate.policy import Policy
     from gate.preprocess.dumped import read_dumped
     from gate.report import folder
 
-    path, labels = question["policy"], question["labels"]
-    policy = Policy.of_file(path) if path else None
+    policy, labels = _policy(question), question["labels"]
     workload = replace(
         Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
         pictures=question["pictures"],
@@ -137,6 +153,26 @@ def _judge(question: _Question) -> Outcome:
     )
 
 
+def _policy(question: _Question) -> Policy:
+    """The policy of the file or the built-in one, with the roles and the task of the options."""
+    from gate.policy import Policy
+
+    path, task = question["policy"], question["task"]
+    policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
+    stated = dict(map(_role, question["roles"]))
+    return policy.with_answers(outputs=stated, task=task) if stated or task else policy
+
+
+def _role(text: str) -> tuple[str, Role]:
+    name, _, role = text.rpartition("=")
+    if not name or role not in _ROLES:
+        raise click.BadParameter(
+            f"{text!r}: expected NAME=ROLE, with one of {', '.join(_ROLES)}.",
+            param_hint="'--role'",
+        )
+    return name, role  # type: ignore[return-value]
+
+
 def _write_golden(
     folder: Path,
     reference: Reference,
@@ -171,12 +207,14 @@ def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
 
     policy = verdicted.policy
     given = question["policy"]
-    origin = f"of {given}" if given else f"built in for {policy.task}, by the reference's outputs"
+    origin = f"of {given}" if given else "built in"
     subject = verdicted.evidence.subject
     console.print(
         f"file    {printable(str(question['model']))}  {subject.sha256}  opset {subject.opset}"
     )
-    console.print(f"policy  {origin}; task {policy.task}, precision {policy.precision}")
+    stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
+    told = f"policy  {origin}; task {policy.task}, precision {policy.precision}{stated}"
+    console.print(printable(told))
     print_decision(
         verdicted.decision,
         verdicted.evidence,

@@ -147,7 +147,7 @@ def _policy(path: Path | None, decision: Decision) -> Policy:
 
     if path is not None:
         return Policy.of_file(path)
-    built_in = [Policy.default(task="classification"), Policy.default(task="tensors")]
+    built_in = [Policy.default(task=task) for task in ("auto", "classification", "tensors")]
     fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
     if not fitting:
         raise PolicyError(

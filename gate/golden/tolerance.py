@@ -12,6 +12,7 @@ from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
 from gate.instruments import EPSILON
 from gate.policy import Bounds, Policy
+from gate.roles import classes_of
 from gate.runtime import RUNTIMES, RuntimeName
 
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
@@ -43,12 +44,15 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     only max_abs_diff and scaled_diff, else they must be equal. Where nothing was measured the
     rounding stands for every floor, so that an unmeasured output gets a small tolerance.
 
-    Top-1 agreement as the policy bounds it, for the outputs that evidence counts as logits.
+    Top-1 agreement as the policy bounds it, for the outputs that it judges as classes.
     """
     runtime = _served(evidence)
     bounds = policy.runtimes[runtime.runtime].bounds if runtime else _bounds(policy)
     seen = {output.name: output for output in runtime.outputs} if runtime else {}
-    return {spec.name: _tolerance(bounds, seen.get(spec.name)) for spec in evidence.subject.outputs}
+    return {
+        spec.name: _tolerance(policy, bounds, seen.get(spec.name))
+        for spec in evidence.subject.outputs
+    }
 
 
 def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> Golden:
@@ -100,8 +104,8 @@ def _bounds(policy: Policy) -> Bounds:
     return asked[0]
 
 
-def _tolerance(bounds: Bounds, output: OutputParity | None) -> Tolerance:
-    agreement = bounds.top1_agreement if output and output.classification else None
+def _tolerance(policy: Policy, bounds: Bounds, output: OutputParity | None) -> Tolerance:
+    agreement = bounds.top1_agreement if output and classes_of(policy, output) else None
     return Tolerance(_known(_max_abs_diff(bounds, output)), agreement)
 
 

@@ -21,6 +21,7 @@ class Comparison:
     def __init__(self, runtime: str, names: Sequence[str]) -> None:
         self._runtime = runtime
         self._names = tuple(names)
+        self._example: tuple[tuple[int, ...], ...] | None = None
         self._outputs: list[OutputStatistics] = []
         self._noise: dict[str, NoiseStatistics] = {}
         self._rounding: dict[str, NoiseStatistics] = {}
@@ -65,6 +66,11 @@ class Comparison:
                 "with export.output_names: null, or with other names for all."
             )
 
+    def note_example(self, reference: Sequence[Array]) -> None:
+        """Remember the shapes of a batch of another size: an axis 1 that grows with the batch, as
+        that of CLIP's matrices of similarity, is not one of classes."""
+        self._example = tuple(output.shape for output in reference)
+
     def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
         """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
         self.check(reference, candidate)
@@ -73,8 +79,16 @@ class Comparison:
                 OutputStatistics(name, r.dtype.name)
                 for name, r in zip(self._names, reference, strict=True)
             ]
+            self._drop_matrices(reference)
         for statistics, r, c in zip(self._outputs, reference, candidate, strict=True):
             statistics.update(r, c, span)
+
+    def _drop_matrices(self, reference: Sequence[Array]) -> None:
+        for statistics, r, shape in zip(
+            self._outputs, reference, self._example or (), strict=False
+        ):
+            if r.ndim == len(shape) == 2 and r.shape[1] != shape[1]:
+                statistics.never_logits()
 
     def update_noise(
         self,

@@ -227,9 +227,7 @@ def _check_classes(outputs: list[Array], names: list[str], span: Span, *, policy
     widths = [
         output.shape[1]
         for name, output in zip(names, outputs, strict=False)
-        if output.ndim == 2
-        and output.dtype.kind == "f"
-        and (not policy.logits or name in policy.logits)
+        if output.ndim == 2 and output.dtype.kind == "f" and policy.counts_classes(name)
     ]
     largest = int(span.labels.max())
     if widths and largest >= max(widths):

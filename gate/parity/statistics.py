@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gate.evidence import OutputParity
 from gate.parity.classification import ClassStatistics
 from gate.parity.moments import Moments
+from gate.parity.rows import LARGEST, RowStatistics
 from gate.parity.worst import Worst, worse
 
 Floats = NDArray[np.float64]
@@ -57,8 +58,13 @@ class OutputStatistics:
         self._rows = 0
         self._l2_sum = 0.0
         self._l2_max = 0.0
+        self._vectors = RowStatistics()
         self._logits: ClassStatistics | None = None
         self._not_logits = False
+
+    def never_logits(self) -> None:
+        """Take the output for no logits, whatever its shape in the batches."""
+        self._not_logits = True
 
     def update(self, reference: Array, candidate: Array, span: Span) -> None:
         """Add one batch of two arrays of equal shape and dtype (bool, int or float)."""
@@ -80,7 +86,10 @@ class OutputStatistics:
             self._update_differences(diff, span)
         if self._variation.same:
             self._variation = self._variation.merge(_Variation.of(reference.reshape(rows, -1)))
-        if batched and reference.ndim == 2 and reference.dtype.kind == "f" and r.shape[1] >= 2:
+        vectors = batched and reference.dtype.kind == "f" and r.shape[1] >= 2
+        if vectors and r.shape[1] <= LARGEST:
+            self._vectors.update(r, c)
+        if vectors and reference.ndim == 2:
             self._update_logits(r, c, span)
         else:
             self._not_logits = True
@@ -91,7 +100,7 @@ class OutputStatistics:
         for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
                       "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
-        for field in ("_variation", "_finite", "_worst"):
+        for field in ("_variation", "_finite", "_worst", "_vectors"):
             setattr(merged, field, getattr(self, field).merge(getattr(other, field)))
         merged._abs_max = max(self._abs_max, other._abs_max)
         merged._l2_max = worse(self._l2_max, other._l2_max)
@@ -129,6 +138,7 @@ class OutputStatistics:
             classification=None
             if self._logits is None or self._not_logits
             else self._logits.result(),
+            rows=self._vectors.result(),
         )
 
     def _update_reference(self, r: Floats) -> None:

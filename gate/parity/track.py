@@ -65,6 +65,7 @@ class Track:
         if self.runner is None:
             return
         try:
+            self._comparison.note_example(reference)
             self._comparison.check_keys(keys)
             self.compute(batch, reference)
         except Exception as error:

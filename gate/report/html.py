@@ -42,7 +42,7 @@ def page(
         "<ul>",
         *(
             f"<li>{_text(sentence)}"
-            for sentence in wording.agreement_sentences(evidence, confidence=0.95)
+            for sentence in wording.agreement_sentences(decision, evidence, confidence=0.95)
         ),
         "</ul>",
         *_figures(plots),

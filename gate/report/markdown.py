@@ -36,7 +36,8 @@ def describe(
     lines += [*told, ""] if told else []
     lines += [*_HEADER, *_rows(decision), ""]
     lines += [
-        f"- {_escape(text)}" for text in wording.agreement_sentences(evidence, confidence=0.95)
+        f"- {_escape(text)}"
+        for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
     ]
     lines += ["", *_bound_to(decision, evidence), ""]
     lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
@@ -49,7 +50,8 @@ def describe_twin(decision: Decision, evidence: Evidence) -> str:
     lines = ["", f"**Quantized twin.** {_plain(wording.verdict_sentence(decision, evidence))}", ""]
     lines += _problems(decision)
     lines += [
-        f"- {_escape(text)}" for text in wording.agreement_sentences(evidence, confidence=0.95)
+        f"- {_escape(text)}"
+        for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
     ]
     lines += [f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes"]
     lines += [f"- policy: `{decision.policy_sha256}`, evidence: `{decision.evidence_sha256}`"]

@@ -33,7 +33,7 @@ def print_decision(
     """Print the table, what top-1 proves at `confidence`, the waived checks, the problems, the
     first diverging layer, and the verdict last, where a terminal shows it."""
     console.print(_table(decision))
-    for sentence in wording.agreement_sentences(evidence, confidence=confidence):
+    for sentence in wording.agreement_sentences(decision, evidence, confidence=confidence):
         _say(console, sentence, "dim")
     for reason, titles in wording.waivers(decision).items():
         _say(console, f"waived  {', '.join(titles)}: {reason}", _STYLES[Verdict.WAIVED])

@@ -127,21 +127,33 @@ def verdict_sentence(decision: Decision, evidence: Evidence) -> str:
     return f"Could not judge: what was measured on {samples} proves nothing; the first: {first}"
 
 
-def agreement_sentences(evidence: Evidence, *, confidence: float) -> Iterator[str]:
-    """What the top-1 agreement of each runtime proves, with the number of samples."""
+def agreement_sentences(
+    decision: Decision, evidence: Evidence, *, confidence: float
+) -> Iterator[str]:
+    """What the top-1 agreement of each runtime proves, with the number of samples, where it was
+    judged; once an output, that none is claimed where a guess would have to."""
+    judged = {
+        (c.runtime, c.output)
+        for c in decision.checks
+        if c.name in ("top1_agreement", "top1_lower_bound")
+    }
     for runtime in evidence.runtimes:
         for output in runtime.outputs:
             parity = output.classification
-            if parity is None or not output.samples:
+            if parity is None or (runtime.runtime, output.name) not in judged:
                 continue
-            lower = top1_lower_bound(
-                parity.top1_disagreements, output.samples, confidence=confidence
-            )
+            n = output.samples - parity.nan_rows
+            if n <= 0:
+                continue
+            lower = top1_lower_bound(parity.top1_disagreements, n, confidence=confidence)
             yield (
                 f"{runtime.runtime} / {printable(output.name)}: top-1 agrees on "
-                f"{output.samples - parity.top1_disagreements} of {output.samples} samples; "
+                f"{n - parity.top1_disagreements} of {n} samples; "
                 f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
             )
+    notices = {c.output: c.explanation for c in decision.checks if c.name == "agreement"}
+    for name, explanation in notices.items():
+        yield f"{printable(name or '')}: {printable(explanation)}"
 
 
 def _first_problem(decision: Decision) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence
 from gate.policy import Policy, RuntimePolicy
-from gate.rules import comparisons, devices, export, instruments, preprocessing, statements
+from gate.roles import all_nonfinite
+from gate.rules import (
+    comparisons,
+    devices,
+    export,
+    instruments,
+    preprocessing,
+    roles,
+    statements,
+)
 from gate.runtime import RUNTIMES, RuntimeName
 
 
@@ -21,6 +30,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.measured_once(evidence)
     yield from statements.repeats(evidence)
     yield from export.told(policy, evidence)
+    yield from roles.named(policy, evidence)
     yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)
     for name in RUNTIMES:
@@ -41,17 +51,17 @@ def _of_runtime(
     if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
         yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
     yield statements.outputs(policy, evidence, runtime)
+    yield from statements.varies(runtime)
     samples_fail = False
     for output in runtime.outputs:
         yield statements.reference(policy, runtime, output)
         yield statements.finite(policy, runtime, output)
-        compared = comparisons.numeric(runtime_policy.bounds, output)
-        logits = statements.logits_of(policy, output)
-        if logits is not None:
-            compared += comparisons.classification(policy, runtime_policy.bounds, output, logits)
+        yield from roles.role(policy, runtime, output)
+        compared = roles.comparisons(policy, runtime_policy.bounds, output)
         checks = [comparisons.check(c, runtime, output) for c in compared if c.bound is not None]
-        checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
-        if all(check.verdict is Verdict.WAIVED for check in checks):
+        if roles.judges_noise(policy, output):
+            checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
+        if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
             yield statements.unbounded(runtime, output)
         yield from checks
         yield from instruments.stability(runtime_policy.bounds, runtime, output)

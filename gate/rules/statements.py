@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
-from gate.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
+from gate.evidence import Evidence, OutputParity, RuntimeEvidence
 from gate.policy import Policy, RuntimePolicy
 from gate.record import Record
 from gate.remedies import REMEDIES
+from gate.roles import all_nonfinite, classes_of, guessed, proven_constant
 from gate.runtime import RUNTIMES, RuntimeName
 
 _SPREAD = 1e-4
@@ -151,13 +152,12 @@ def outputs(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
         for output in runtime.outputs
         if output.samples != n or output.elements == 0
     ]
-    logits = {output.name for output in runtime.outputs if output.classification is not None}
-    if policy.task == "classification":
-        lacking = sorted(set(policy.logits) - logits)
-        if lacking or not logits:
-            problems.append(
-                f"no output of shape (batch, classes) for the logits {lacking or 'that are judged'}"
-            )
+    logits = {o.name for o in runtime.outputs if classes_of(policy, o) is not None}
+    lacking = sorted(set(policy.logits) - logits) if policy.task != "tensors" else []
+    if lacking or (policy.task == "classification" and not logits):
+        problems.append(
+            f"no output of shape (batch, classes) for the logits {lacking or 'that are judged'}"
+        )
     return _statement(
         "outputs",
         problems=problems,
@@ -186,25 +186,55 @@ def repeats(evidence: Evidence) -> Iterator[CheckResult]:
     )
 
 
+def varies(runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """An ERROR where every output is the same for all samples: that proves nothing of any input."""
+    if all(output.reference_constant for output in runtime.outputs):
+        yield _statement(
+            "reference",
+            problems=[
+                "no output varies over the samples: the reference gives all of them the same"
+            ],
+            place=(runtime.runtime, None),
+            fine="",
+            verdict=Verdict.ERROR,
+        )
+
+
 def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """A degenerate reference proves nothing."""
+    """A degenerate reference proves nothing; one constant among other outputs is proven by being
+    equal, bit for bit, and else judged by its numbers."""
     problems = []
-    if output.nonfinite_reference >= output.elements:
+    proven = proven_constant(output)
+    if not proven and output.nonfinite_reference >= output.elements:
         problems.append("the reference has no finite element")
-    if not (math.isfinite(output.reference_abs_max) and output.reference_abs_max > 0.0):
+    elif not proven and not _has_scale(output):
         problems.append(f"the reference's largest absolute value is {output.reference_abs_max}")
+    classes = classes_of(policy, output)
+    if classes is not None and classes.predicted_classes < 2:
+        problems.append(
+            "the reference predicts one class for every sample, so agreement on it proves nothing; "
+            "give samples of several classes, or say what the output is: outputs: "
+            f"{{{output.name}: tensor}} in the policy, or --role {output.name}=tensor"
+        )
+    fine = "The reference is finite and varies over the samples."
     if output.reference_constant:
-        problems.append("the reference gives the same output for every sample")
-    logits = logits_of(policy, output)
-    if policy.task == "classification" and logits is not None and logits.predicted_classes < 2:
-        problems.append("the reference predicts one class for every sample")
-    return _statement(
+        fine = "Constant, equal bit for bit." if proven else "Constant; the numbers decide."
+    result = _statement(
         "reference",
         problems=problems,
         place=(runtime.runtime, output.name),
-        fine="The reference is finite and varies over the samples.",
+        fine=fine,
         verdict=Verdict.ERROR,
     )
+    if proven and not problems:
+        result = result.model_copy(update={"observed": "constant, equal bit for bit"})
+    return result
+
+
+def _has_scale(output: OutputParity) -> bool:
+    """Finite, and not zero unless it is constant."""
+    largest = output.reference_abs_max
+    return math.isfinite(largest) and (largest > 0.0 or output.reference_constant)
 
 
 def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
@@ -221,10 +251,7 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
             f"{same} elements are NaN on both sides, which proves nothing unless "
             "the policy says nonfinite: same_places"
         )
-    judged = output
-    if policy.task != "classification" or logits_of(policy, output) is None:
-        judged = output.model_copy(update={"classification": None})
-    unknown = list(_nans(judged))
+    unknown = [] if all_nonfinite(output) else list(_nans(_judged(policy, output)))
     if unknown:
         problems.append(
             f"the measured {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} NaN"
@@ -250,10 +277,14 @@ def unbounded(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     )
 
 
-def logits_of(policy: Policy, output: OutputParity) -> ClassParity | None:
-    """The class metrics of an output that the policy counts as logits, else None."""
-    counted = not policy.logits or output.name in policy.logits
-    return output.classification if counted else None
+def _judged(policy: Policy, output: OutputParity) -> OutputParity:
+    """The record without the numbers that nothing is judged by."""
+    unused: dict[str, None] = {}
+    if classes_of(policy, output) is None or guessed(policy, output):
+        unused["classification"] = None
+    if policy.role_of(output.name) not in ("embedding", "probabilities"):
+        unused["rows"] = None
+    return output.model_copy(update=unused)
 
 
 def _nans(value: object, place: str = "") -> Iterator[str]:

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from gate.checks import CheckResult, Verdict
 from gate.decision import decide
+from gate.policy import Policy
 from gate.remedies import REMEDIES
 from gate.report import wording
+from gate.report.html import page
+from gate.report.markdown import describe
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
 
@@ -82,10 +85,34 @@ def test_what_could_not_be_judged_says_so() -> None:
 def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
-    (sentence,) = wording.agreement_sentences(seen, confidence=0.95)
+    decision = decide(policy(), seen, decided_at="now")
+    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
+
+
+def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
+    one = output_parity(classification=class_parity(predicted_classes=1))
+    runtimes = tuple(
+        runtime_evidence(r.runtime, outputs=(one,)) if r.outputs else r for r in evidence().runtimes
+    )
+    seen = evidence(runtimes=runtimes)
+    decision = decide(Policy.default(), seen, decided_at="now")
+    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
+    assert sentence.startswith("logits: no agreement is claimed: every sample has the same largest")
+    for text in (describe(decision, seen, {}), page(decision, seen, {})):
+        assert text.count("no agreement is claimed") == 1
+    tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
+    assert not list(wording.agreement_sentences(tensors, seen, confidence=0.95))
+
+
+def test_rows_of_nan_are_no_samples() -> None:
+    parity = class_parity(nan_rows=100)
+    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
+    decision = decide(policy(), seen, decided_at="now")
+    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
+    assert "300 of 300 samples" in sentence
 
 
 def test_checks_are_grouped_by_runtime_and_none_is_lost() -> None:

@@ -1,0 +1,52 @@
+"""What an output is judged as: by the policy's word, or by a guess that only adds checks.
+
+The laws of the guess (task `auto`, an output without a role): it claims agreement where the samples
+can prove it, that is where the reference gives at least two classes; elsewhere the numbers decide.
+A constant output is of no class unless the policy says so.
+"""
+
+from __future__ import annotations
+
+from gate.evidence import ClassParity, OutputParity
+from gate.policy import Policy
+
+
+def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:
+    """The class metrics by which the output is judged; None: it is judged by numbers alone."""
+    seen = output.classification
+    if seen is None or not policy.counts_classes(output.name):
+        return None
+    if policy.role_of(output.name) is None and output.reference_constant:
+        return None
+    return None if guessed(policy, output) and seen.predicted_classes < 2 else seen
+
+
+def guessed(policy: Policy, output: OutputParity) -> bool:
+    """True if nothing but the output's shape says that it might be one of classes."""
+    return policy.task == "auto" and policy.role_of(output.name) is None
+
+
+def unclaimed(policy: Policy, output: OutputParity) -> bool:
+    """True where the shape is that of logits, and the samples can prove no agreement."""
+    return (
+        guessed(policy, output)
+        and output.classification is not None
+        and not output.reference_constant
+        and policy.counts_classes(output.name)
+        and classes_of(policy, output) is None
+    )
+
+
+def proven_constant(output: OutputParity) -> bool:
+    """True for an output that is the same for every sample, and equal on both sides bit for bit."""
+    return (
+        output.reference_constant
+        and output.elements > 0
+        and output.max_abs_diff == 0.0
+        and output.nonfinite_mismatched == 0
+    )
+
+
+def all_nonfinite(output: OutputParity) -> bool:
+    """True for a proven constant without a finite element: there is nothing to take the size of."""
+    return proven_constant(output) and output.nonfinite_reference >= output.elements

@@ -1,0 +1,100 @@
+"""Nets whose outputs look like logits and are none, constants beside what varies, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.check import Reference, Verdicted, Workload, check
+from gate.evidence import Source
+from gate.export.export import export_model
+from gate.export.settings import ExportSettings
+from gate.parity.samples import Samples
+from gate.policy import Policy
+
+FEATURES = 6
+
+
+class Net(nn.Module):
+    """A small body and what `head` makes of it; all weights follow from the seed."""
+
+    def __init__(self, head: Callable[[Net, torch.Tensor], object], seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.lstm = nn.LSTM(8, 5, num_layers=2, batch_first=True)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.anchors = nn.Parameter(torch.rand(7, 4))
+        self.head = head
+
+    def forward(self, input: torch.Tensor) -> object:
+        return self.head(self, self.body(input))
+
+
+def coordinates(net: Net, x: torch.Tensor) -> object:
+    """Latitude around 48, longitude around 11."""
+    return x[:, :2] + torch.tensor([48.0, 11.0])
+
+
+def embedding(net: Net, x: torch.Tensor) -> object:
+    return nn.functional.normalize(x + torch.tensor([4.0] + 7 * [0.0]), dim=1)
+
+
+def sorted_scores(net: Net, x: torch.Tensor) -> object:
+    return torch.sigmoid(x).topk(5, dim=1).values
+
+
+def states(net: Net, x: torch.Tensor) -> object:
+    """The batch is axis 1 of the states."""
+    out, (hidden, cell) = net.lstm(x[:, None].repeat(1, 3, 1))
+    return out[:, -1], hidden, cell
+
+
+def similarities(net: Net, x: torch.Tensor) -> object:
+    """As CLIP: matrices whose both axes are the batch."""
+    one, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
+    per_image = net.scale.exp() * one @ two.t()
+    return per_image, per_image.t(), one
+
+
+def with_scale(net: Net, x: torch.Tensor) -> object:
+    return x, net.scale.exp()
+
+
+def with_constants(net: Net, x: torch.Tensor) -> object:
+    """Anchors, position ids, a mask that is all true, and an auxiliary loss of zero."""
+    places = torch.arange(5)[None].repeat(x.shape[0], 1)
+    return x, net.anchors.exp(), places, places >= 0, (x * 0.0).sum()
+
+
+def with_float_places(net: Net, x: torch.Tensor) -> object:
+    places = torch.arange(5, dtype=torch.float32)[None] + x[:, :1] * 0.0
+    return x, places
+
+
+HEADS = (coordinates, embedding, sorted_scores, states, similarities, with_scale, with_constants,
+         with_float_places)  # fmt: skip
+
+
+def inputs(samples: int) -> np.ndarray:
+    """Small enough that no largest column changes places by itself."""
+    return np.random.default_rng(samples).normal(size=(samples, FEATURES)).astype(np.float32)
+
+
+def exported(model: nn.Module, path: Path) -> Path:
+    settings = ExportSettings(strategy="direct", batch_size=4, input_names=("input",))
+    export_model(model.eval(), {"input": inputs(4)}, settings=settings, output=path)
+    return path
+
+
+def judged(model: nn.Module, onnx: Path, samples: int, policy: Policy | None = None) -> Verdicted:
+    return check(
+        onnx,
+        reference=Reference(model, Source(factory="tests:net")),
+        workload=Workload(Samples.of({"input": inputs(samples)})),
+        policy=policy,
+    )
