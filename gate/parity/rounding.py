@@ -8,70 +8,54 @@ is moved at random, as far as an honest implementation of that operator may be o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gate.parity.dispatch import DispatchMode
+from gate.parity.error_model import UNIT, ErrorModel
+from gate.parity.operators import COMPOSITES, bare, model_of
+from gate.parity.sums import Operation, accumulated
 
-_UNIT = 2.0**-24
-"""Relative error of one correct rounding to float32."""
-_APPROXIMATED = 4.0
-"""Units by which a function may be off that is computed from an approximation: 2 ulp, as the CUDA
-C++ programming guide documents for expf, tanhf, erff and sinf."""
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
+_LEAST = 0.125
+"""The share of a result that stays where an absolute error is larger than it: what is not zero
+here is never zero there, or else the logarithm behind it is infinite and says nothing."""
+_BIAS = 0.25
+"""The share of an approximation's error that is the same for arguments that are near each other:
+it does not vanish in a mean (ONNX Runtime's sigmoid: 0.2 of 2.6 units, measured)."""
 
-
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in names.split())
-
-
-# Without gradients PyTorch shows composite operators (softmax, max_pool2d) whole, else their parts.
-_FUNCTIONS = _aten(
-    "_log_softmax _safe_softmax _softmax atan atan2 celu cos elu erf exp exp2 expm1 gelu glu "
-    "log log10 log1p log2 log_sigmoid log_sigmoid_forward log_softmax logaddexp logit logsumexp "
-    "mish pow rsqrt selu sigmoid silu sin softmax softplus tan tanh"
-)
-_REDUCTIONS = _aten(
-    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-    "adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d linalg_norm linalg_vector_norm "
-    "logsumexp mean norm std std_mean sum var var_mean"
-)
-_EXACT_OPERATORS = _aten(
-    "_to_copy _unsafe_view abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax "
-    "amin cat clamp clamp_max clamp_min clip clone column_stack concat concatenate "
-    "constant_pad_nd contiguous cummax cummin dropout dstack embedding eye feature_dropout fill "
-    "flip fliplr flipud full full_like gather hardtanh hstack im2col index index_fill index_put "
-    "index_select masked_fill masked_select max max_pool1d max_pool2d max_pool2d_with_indices "
-    "max_pool3d max_pool3d_with_indices maximum median meshgrid min minimum movedim neg "
-    "new_full new_ones new_zeros ones ones_like pad permute_copy pixel_shuffle pixel_unshuffle "
-    "reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 repeat repeat_interleave "
-    "replication_pad1d replication_pad2d replication_pad3d roll rot90 scatter sign "
-    "slice_scatter sort stack take_along_dim threshold tile topk tril triu unfold_copy "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d vstack where zeros zeros_like"
-)
-"""They move or choose numbers, without computing any."""
+_FAR = 1e4
+"""Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
 
 
 class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     """Inside, what operators return in float32 is moved at random, reproducibly by the seed.
 
-    An element moves by up to 1 unit of 2^-24, by up to 4 behind a function that has to be
-    approximated (exp, erf, ...), and by up to sqrt(n / 3) behind a sum or mean of n terms: the
-    random walk of n roundings, one after the other (N. Higham, "Accuracy and Stability of Numerical
-    Algorithms", 2002, section 4.2), where PyTorch may add pairwise.
-
-    Views, in-place results, zeros and small integers stay, and so does what operators only move or
-    choose (cat, relu, max pooling, ...).
+    How far, says the operator's error model (`gate.parity.operators`). In-place results move as
+    well. Views, zeros and small integers stay, and so does what operators only move or choose
+    (cat, relu, max pooling, ...); the ends of a function that saturates (tanh) may move inwards.
     """
 
     def __init__(self, seed: int, *, scale: float = 1.0) -> None:
         """`scale`: all of that so many times as far."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
-        self._unit = scale * _UNIT
+        self._unit = scale * UNIT
+        self._fast_paths: list[bool] = []
+
+    def __enter__(self) -> Any:
+        """The fast path of attention is one operator for a whole layer: it is not taken inside."""
+        self._fast_paths.append(torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        torch.backends.mha.set_fastpath_enabled(self._fast_paths.pop())
 
     def __torch_dispatch__(
         self,
@@ -80,33 +64,77 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        returned = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         schema = func._schema  # type: ignore[attr-defined]
-        aliased = any(value.alias_info is not None for value in schema.returns)
-        if aliased or schema.name in _EXACT_OPERATORS:
-            return returned
+        name = bare(schema.name)
+        if name in COMPOSITES:
+            with _without_mkldnn(), self:
+                return func.decompose(*args, **kwargs)  # type: ignore[attr-defined]
+        model = model_of(name)
+        aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+        writes = any(alias.is_write for alias in aliases)
+        if model is None or (aliases and not writes):
+            return func(*args, **kwargs)
+        if writes and args and isinstance(args[0], torch.Tensor):
+            before = (args[0].clone(), *args[1:])
+        else:
+            before = args
+        returned = func(*args, **kwargs)
+        operation = Operation.of(func, name, before, kwargs)
         if isinstance(returned, torch.Tensor):
-            return self._toss(returned, _units(schema.name, args, returned))
-        if isinstance(returned, tuple):
+            tossed = self._toss(returned, model, operation)
+            return returned.copy_(tossed) if writes else tossed
+        if isinstance(returned, tuple) and not aliases:
             return tuple(
-                self._toss(value, _units(schema.name, args, value))
-                if isinstance(value, torch.Tensor)
-                else value
+                self._toss(value, model, operation) if isinstance(value, torch.Tensor) else value
                 for value in returned
             )
         return returned
 
-    def _toss(self, tensor: torch.Tensor, units: float) -> torch.Tensor:
+    def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             return tensor
-        tossed = torch.rand(tensor.shape, generator=self._random)
-        tossed.mul_(2.0 * units * self._unit).add_(1.0 - units * self._unit)
+        even = torch.rand(tensor.shape, generator=self._random)
+        width = model.relative * self._unit
+        tossed = tensor * even.mul_(2.0 * width).add_(1.0 - width)
+        if model.approximated:
+            tossed = self._approximated(tossed, tensor, model, operation)
+        if model.terms is not None:
+            error = accumulated(model.terms, operation, tensor, draw=self._draw)
+            tossed = tossed if error is None else tossed.add_(error, alpha=self._unit)
+        if model.bounded:
+            tossed.clamp_(*model.range)
         exact = (tensor == tensor.round()) & (tensor.abs() < EXACT)
-        return torch.where(exact, tensor, tensor * tossed)
+        if model.saturates:
+            exact &= tensor == 0.0
+        return torch.where(exact | ~tensor.isfinite(), tensor, tossed)
+
+    def _approximated(
+        self, tossed: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
+    ) -> torch.Tensor:
+        """With the error of an approximation, which leaves the sign and some of the result."""
+        x = operation.factor(still)
+        free = 1.0 - _BIAS
+        error = self._draw(still.shape).mul_(free / 3.0).clamp_(-free, free)
+        phase = 2.0 * math.pi * torch.rand((), generator=self._random)
+        error.add_(torch.cos(2.0 * math.pi * x.clamp(-_FAR, _FAR) + phase), alpha=_BIAS)
+        reach: Any = model.absolute + model.scaled * x.abs() if model.scaled else model.absolute
+        if model.below_zero:
+            reach = reach * (still < 0.0)
+        moved = tossed + self._unit * reach * error
+        least = _LEAST * still
+        return torch.where(moved / still >= _LEAST, moved, least)
+
+    def _draw(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=self._random)
 
 
-def _units(name: str, args: tuple[Any, ...], returned: torch.Tensor) -> float:
-    units = _APPROXIMATED if name in _FUNCTIONS else 1.0
-    if name in _REDUCTIONS and args and isinstance(args[0], torch.Tensor) and returned.numel():
-        units = max(units, math.sqrt(args[0].numel() / returned.numel() / 3.0))
-    return units
+@contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """Else one operator is a whole layer of an LSTM. (The public switch warns of TF32.)"""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
