@@ -152,7 +152,15 @@ class ClassParity(Record):
     predicted_classes: Count
     """Number of different classes that the reference predicts."""
     top1_agreement: Measured
+    """Of the samples without a tie."""
     top1_disagreements: Count
+    top1_ties: Count = later(0)
+    """Samples whose largest elements are equal up to rounding, and whose argmax differs: neither
+    agreement nor disagreement."""
+    unsure: Count = later(0)
+    """Samples with a float64 truth whose argmax PyTorch's own rounding to float32 changes."""
+    sure: Count = later(0)
+    """The others of them."""
     top5_agreement: Measured
     """Share of samples with equal sets of the min(5, classes) largest logits."""
     disagreeing: tuple[Disagreement, ...]
@@ -196,6 +204,9 @@ class OutputParity(Record):
     nonfinite_same: Count = later(0)
     """Elements that are NaN on both sides; their difference counts as 0. Whether that is parity,
     the policy says."""
+    near_ties: Count = later(0)
+    """Elements of integers and bools that differ, and that rounding alone moves to what the runtime
+    says: they are in none of the numbers here."""
     unequal: Count | None = later(None)
     """Elements of integers and bools that differ. None: floats, or of before it was counted."""
     reference_constant: bool

@@ -54,16 +54,25 @@ class NoiseParity(Record):
     rounding_rms: Measured | None = later(None)
     """The error that random rounding makes (`gate.parity.rounding`). None: not measured, because
     no runtime was suspiciously far off in units of `reference_rms` alone."""
+    scatter: Measured | None = later(None)
+    """By what factor chance alone may raise the ratio over the whole output, because so few
+    independent errors are in it (`gate.parity.scatter`). None: of before ratios were divided by it.
+    """
+    group: str | None = later(None)
+    """Where `ratio` is largest: `column 3` (of the last axis), `channel 3` (of axis 1), `values up
+    to 12`. None: over the whole output."""
+    floor_peak: Measured | None = later(None)
+    """The unit of `peak` over the whole output."""
     ratio: Measured
-    """`noise_ratio`: rms(c - r64) / `floor_rms`; the largest of these over the whole output and
-    over its smaller elements alone, so that huge constants hide nothing."""
+    """`noise_ratio`: rms(c - r64) / floor / scatter; the largest of these over the whole output,
+    over its smaller elements alone, and over each column and channel by its own floor."""
     peak: Measured
-    """max|c - r64| / floor, with the maxima of the same errors instead of their rms."""
+    """max|c - r64| / floor / scatter, with the maxima of the same errors instead of their rms."""
     diff: Measured
-    """`noise_diff`: max|c - r32| over *all* samples / floor, the latter over the samples here: what
-    only a late sample shows is told in the same units."""
+    """`noise_diff`: what samples beyond those here show in the same units: max|c - r32| / floor,
+    where values are larger than any here with a floor that grew like them."""
     closer: Side
-    """Which of r32 and c is closer to r64 (rms)."""
+    """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
 
     @property
     def floor_rms(self) -> float:

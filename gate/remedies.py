@@ -53,6 +53,11 @@ REMEDIES: dict[str, str] = {
     "top1_lower_bound": "Too few samples, or too many disagreements, for this bound: without any "
     "disagreement 0.99 needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
     "top5_agreement": "Look at the ranks behind the first: check precision and class order.",
+    "near_ties": "Too many answers hang on the last bit: look at what the model decides there (equal "
+    "scores, rounding to integers), or judge the numbers before that decision.",
+    "unsure": "Nothing is known to be wrong with the file. The model amplifies rounding until its "
+    "answers change: train it, normalise its inputs, evaluate on samples with a margin, or judge "
+    "numbers only (task: tensors).",
     "noise_ratio": "The runtime's error is larger than float32 rounding: run gate locate to see "
     "the first layer that diverges; check that the weights are the same, eval mode, TF32, fp16.",
     "noise_peak": "A few elements are off by more than float32 rounding: look at the sample of "

@@ -35,8 +35,8 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     set of
 
         max_abs_diff,
-        noise_diff · floor,     floor = max_abs_diff seen / noise_diff seen
-                                (their units in `NoiseParity`; noise.floor_rms if both are 0)
+        noise_diff · floor,     floor = `NoiseParity.floor_peak`; of records without it
+                                max_abs_diff seen / noise_diff seen (floor_rms if both are 0)
         scaled_diff · std(r32)
 
     and without any of them twice the largest difference that was seen, or one rounding of the
@@ -127,6 +127,8 @@ def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
 def _floor(output: OutputParity) -> float:
     noise = output.noise
     assert noise is not None
+    if noise.floor_peak is not None:
+        return noise.floor_peak
     if noise.diff > 0.0:
         return output.max_abs_diff / noise.diff
     return noise.floor_rms

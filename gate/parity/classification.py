@@ -29,8 +29,9 @@ class ClassStatistics:
     float64 sums.
 
     A tie goes to the lowest index on each side, so a tie that is broken otherwise counts as a
-    disagreement with margin 0. A sample with NaN on one side agrees in nothing; one with NaN on
-    both sides in the same places has no answer to compare, and is only counted.
+    disagreement with margin 0, unless `look` finds that rounding breaks it. A sample with NaN on
+    one side agrees in nothing; one with NaN on both sides in the same places has no answer to
+    compare, and is only counted.
     """
 
     def __init__(self, classes: int) -> None:
@@ -38,6 +39,8 @@ class ClassStatistics:
         self.samples = 0
         self._nan_rows = 0
         self._disagreements = 0
+        self._ties: set[int] = set()
+        self._unsure = self._sure = 0
         self._top5_agreements = 0
         self._listed: list[Disagreement] = []
         self._l2_sum = 0.0
@@ -78,11 +81,12 @@ class ClassStatistics:
     def merge(self, other: ClassStatistics) -> ClassStatistics:
         """Statistics of both streams; both have the same number of classes."""
         merged = ClassStatistics(self.classes)
-        for field in ("samples", "_nan_rows", "_disagreements", "_top5_agreements", "_l2_sum",
-                      "_bands", "_class_samples", "_class_sum", "_labelled", "_right_reference",
-                      "_right_candidate"):  # fmt: skip
+        for field in ("samples", "_nan_rows", "_disagreements", "_unsure", "_sure",
+                      "_top5_agreements", "_l2_sum", "_bands", "_class_samples", "_class_sum",
+                      "_labelled", "_right_reference", "_right_candidate"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
         merged._listed = _first(self._listed + other._listed)
+        merged._ties = self._ties | other._ties
         merged._l2_max = worse(self._l2_max, other._l2_max)
         merged._confidence_min = -worse(-self._confidence_min, -other._confidence_min)
         merged._class_max = np.maximum(self._class_max, other._class_max)
@@ -91,11 +95,16 @@ class ClassStatistics:
     def result(self) -> ClassParity:
         """The record; shares and means are NaN without samples."""
         n = self.samples or math.nan
+        decided = self.samples - len(self._ties)
+        disagreements = self._disagreements - len(self._ties)
         return ClassParity(
             classes=self.classes,
             predicted_classes=int(np.count_nonzero(self._class_samples)),
-            top1_agreement=(self.samples - self._disagreements) / n,
-            top1_disagreements=self._disagreements,
+            top1_agreement=(decided - disagreements) / (decided or math.nan),
+            top1_disagreements=disagreements,
+            top1_ties=len(self._ties),
+            unsure=self._unsure,
+            sure=self._sure,
             top5_agreement=self._top5_agreements / n,
             disagreeing=tuple(self._listed),
             l2_probabilities_mean=self._l2_sum / n,
@@ -104,6 +113,25 @@ class ClassStatistics:
             accuracy=self._accuracy(),
             nan_rows=self._nan_rows,
         )
+
+    @property
+    def doubtful(self) -> list[int]:
+        """Samples whose answers differ, the first hundred."""
+        return [one.sample for one in self._listed]
+
+    def look(self, sample: int, truth: Floats, floor: Floats) -> None:
+        """Count a sample apart if its answers differ by no more than rounding: the truth of both
+        classes, shape (1, classes), is nearer than the errors of two honest implementations."""
+        one = next(one for one in self._listed if one.sample == sample)
+        margin = abs(float(truth[0, one.reference] - truth[0, one.candidate]))
+        if margin <= 2.0 * float(floor[0, [one.reference, one.candidate]].max()):
+            self._ties.add(sample)
+
+    def update_truth(self, truth: Floats, reference: Floats) -> None:
+        """Add a batch of outputs in float64 and float32, both of shape (batch, classes)."""
+        same = int((truth.argmax(axis=1) == reference.argmax(axis=1)).sum())
+        self._sure += same
+        self._unsure += len(truth) - same
 
     def _confidence(self, n: float) -> Confidence:
         below_1, to_5, to_10, over_10 = (float(count) / n for count in self._bands)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from gate.errors import OutputMismatch
 from gate.evidence import OutputParity
+from gate.parity.late import LateErrors, in_units
+from gate.parity.look import Look
 from gate.parity.noise import NoiseStatistics
+from gate.parity.runner import Runner
 from gate.parity.statistics import Array, OutputStatistics, Span
 
 _SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
@@ -25,6 +30,7 @@ class Comparison:
         self._outputs: list[OutputStatistics] = []
         self._noise: dict[str, NoiseStatistics] = {}
         self._rounding: dict[str, NoiseStatistics] = {}
+        self._late: dict[str, LateErrors] = {}
 
     def check(self, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
         """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
@@ -104,8 +110,64 @@ class Comparison:
         """
         for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
             if r.dtype.kind == "f" and r64.shape == r.shape:
-                statistics = self._noise.setdefault(name, NoiseStatistics())
+                statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
                 statistics.update(r64, r, c, samples=samples)
+        for output, r64, r in zip(self._outputs, truth, reference, strict=False):
+            if output.logits is not None and r64.shape == r.shape:
+                output.logits.update_truth(r64, r)
+
+    def update_late(
+        self, reference: Sequence[Array], candidate: Sequence[Array], span: Span
+    ) -> None:
+        """Add one checked batch that has no truth, in units of those that have one."""
+        for name, r, c in zip(self._names, reference, candidate, strict=False):
+            noise = self._noise.get(name)
+            if noise is None:
+                continue
+            if name not in self._late:
+                units = noise.units()
+                if not units:
+                    continue
+                self._late[name] = LateErrors(units)
+            self._late[name].update(r, c, span)
+
+    @property
+    def doubtful(self) -> list[int]:
+        """Samples that need a second look, without any order."""
+        samples: set[int] = set()
+        for output in self._outputs:
+            samples |= set(output.mismatches.doubtful)
+            samples |= set(output.logits.doubtful if output.logits else ())
+            late = self._late.get(output.name)
+            samples |= set(late.doubtful if late else ())
+        return sorted(samples)
+
+    def look(self, look: Look, runner: Runner) -> None:
+        """Take what rounding makes of a doubtful sample for what an honest runtime may say."""
+        measured: Sequence[Array | None] | None = None
+        for index, output in enumerate(self._outputs):
+            late, floor = self._late.get(output.name), look.floor(index)
+            if look.sample in output.mismatches.doubtful:
+                output.mismatches.look(look.sample, look.alternatives(index))
+            if floor is None:
+                continue
+            truth = np.asarray(look.truth[index], np.float64)
+            if output.logits is not None and look.sample in output.logits.doubtful:
+                output.logits.look(look.sample, truth, floor)
+            if late is not None and look.sample in late.doubtful:
+                measured = measured or look.measured(runner)
+                c = measured[index]
+                if c is not None and c.shape == truth.shape:
+                    late.settle(look.sample, self._settled(output.name, c, truth, floor))
+
+    def _settled(self, name: str, candidate: Array, truth: Array, floor: Array) -> float:
+        """The worst element of a sample in units of its own floor, or of the first samples'."""
+        with np.errstate(all="ignore"):
+            error = np.abs(candidate.astype(np.float64) - truth)
+            error[~np.isfinite(error)] = 0.0
+            by_first = in_units(error, truth, self._noise[name].units(self._rounding.get(name)))
+            by_own = error / floor
+        return float(np.minimum(by_first, by_own).max(initial=0.0))
 
     def suspicious(self) -> bool:
         """True if the runtime is farther off than PyTorch itself, in any output."""
@@ -130,8 +192,9 @@ class Comparison:
         parity = statistics.result()
         if noise is None:
             return parity
+        late = self._late.get(statistics.name)
         seen = noise.result(
-            max_abs_diff=parity.max_abs_diff, rounding=self._rounding.get(statistics.name)
+            diff=late.worst if late else None, rounding=self._rounding.get(statistics.name)
         )
         return parity.model_copy(update={"noise": seen})
 

@@ -19,9 +19,9 @@ _SEEDS = 2**63
 def rounding_floor(stand: Stand) -> list[NoiseStatistics | None]:
     """For each output of the model, its errors under random rounding; None where it has none.
 
-    Of three runs it is the one in the middle: a rare flip of an argmax or of a condition, which
-    moves an answer far, widens no floor. Empty if the model can't be computed so, or its twin
-    can't.
+    Of three runs it is the one in the middle, column by column: a rare flip of an argmax or of a
+    condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
+    or its twin can't.
     """
     draws: list[list[NoiseStatistics | None]] = []
     for batch in _with_truth(stand):
@@ -66,7 +66,7 @@ def _added(
     truth, reference, run = arrays
     if reference.dtype.kind != "f" or not truth.shape == reference.shape == run.shape:
         return floor
-    floor = floor or NoiseStatistics()
+    floor = floor or NoiseStatistics(columns=True)
     floor.update(truth, reference, run, samples=samples)
     return floor
 
@@ -75,4 +75,4 @@ def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | Non
     known = [floor for floor in floors if floor is not None]
     if len(known) < len(floors):
         return None
-    return sorted(known, key=lambda floor: floor.result().candidate_rms)[len(known) // 2]
+    return NoiseStatistics.middle(known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -33,6 +33,7 @@ from gate.parity.graph.witness import Witness
 from gate.parity.onnx_runner import OnnxRunner
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
+from gate.parity.second_look import MOST, SecondLook
 from gate.parity.stand import Reference, Stand, Truth, length
 from gate.parity.statistics import Array, Span
 from gate.parity.torch_runner import TorchRunner, private_copy
@@ -139,10 +140,7 @@ def measure(  # noqa: PLR0913
                 track.step(batch, expected, span, truth=true)
             done += count
             advance(count)
-        if any(track.suspicious for track in tracks):
-            rounding = rounding_floor(stand)
-            for track in tracks:
-                track.widen(rounding)
+        _look_again(stand, tracks)
         search = examination.run(tracks, advance)
         runtimes = tuple(track.evidence() for track in tracks)
         environment = describe_environment(switches)
@@ -158,6 +156,22 @@ def measure(  # noqa: PLR0913
         graph=graph,
         graph_unread=graph_unread,
     )
+
+
+def _look_again(stand: Stand, tracks: Sequence[Track]) -> None:
+    """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
+    if any(track.suspicious for track in tracks):
+        rounding = rounding_floor(stand)
+        for track in tracks:
+            track.widen(rounding)
+    second = SecondLook(stand)
+    doubtful = sorted({sample for track in tracks for sample in track.doubtful})
+    for sample in doubtful[:MOST]:
+        look = second.at(sample)
+        if look is None:
+            return
+        for track in tracks:
+            track.look(look)
 
 
 class _Advance:

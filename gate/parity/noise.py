@@ -1,142 +1,217 @@
 """The noise floor: how far float32 rounding alone moves the outputs (DESIGN 4, `noise_ratio`).
 
-The float64 twin stands for the truth. PyTorch's own float32 error against it is the unit in which
-the runtime's error is told: a correct float32 export scores about 1 whatever the model's scale.
-Where PyTorch happens to be more exact than it need be, random rounding gives the unit
-(`gate.parity.rounding`).
+The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
+which the runtime's error is told: a correct float32 export scores about 1 whatever the model's
+scale. Where PyTorch happens to be more exact than it need be, random rounding gives the unit
+(`gate.parity.rounding`). Every column has a unit of its own: sums of money say nothing about the
+probability beside them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.instruments import NoiseParity, Side, noise_floor
+from gate.instruments import NoiseParity
+from gate.parity.groups import Groups, worst_of
 from gate.parity.statistics import Array
+from gate.parity.tally import CANDIDATE, REFERENCE, TRUTH, Floats, Tally
 
-_LOWEST, _BINADES = -1074, 2100
-"""Exponents of float64 (`frexp`), denormal numbers included; zero gets a place of its own."""
+_LOWEST, _BINADES = -160, 320
+"""Exponents (`frexp`) between which binades are told apart; zero has a place of its own below."""
 _ORDINARY = 10
-"""An element is ordinary up to 2^10 times the lower quartile of all magnitudes but zero."""
+"""An element is ordinary up to 2^10 times a low quantile of all magnitudes but zero."""
+_QUANTILES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
+"""Several, because a mask may fill most of an output."""
 
 
 class NoiseStatistics:
-    """Accumulates errors against the float64 truth, by the binade of the truth.
+    """Accumulates errors against the float64 truth, by the binade of the truth and by column.
 
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)), up to the
     rounding of float64 sums.
 
-    The binades are there because a few huge constants, such as a mask of -1e9, would else be the
-    scale of everything: the ratio is taken over all elements and again over the ordinary ones.
+    A ratio is taken over all elements, over those up to a few magnitudes, so that huge masks hide
+    nothing, and with `columns` over each index of the last axis and of axis 1. Elements that are
+    the same number on all sides have no error and give no scale. A ratio of few errors scatters;
+    each is divided by what chance alone makes of it (`gate.parity.scatter`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, columns: bool = False) -> None:
+        """`columns`: for outputs with the samples on axis 0."""
         self._samples = 0
-        self._counts = np.zeros(_BINADES, np.int64)
-        self._sums = np.zeros((3, _BINADES))
-        """Sums of squares by binade: of r64, of r32 - r64, of c - r64."""
-        self._peaks = np.zeros((3, _BINADES))
-        """The largest absolute values of the same."""
+        self._elements = 0
         self._broken = False
+        self._binades = Tally.empty(_BINADES + 1)
+        self._columns: dict[int, Tally | None] | None = None if columns else {}
+        """By axis; None: nothing was added yet, or that axis has no constant length."""
 
     def update(self, truth: Array, reference: Array, candidate: Array, *, samples: int) -> None:
         """Add a batch of float arrays of equal shape; `truth` is float64."""
         self._samples += samples
-        r64 = truth.astype(np.float64).ravel()
-        r32, c = reference.astype(np.float64).ravel(), candidate.astype(np.float64).ravel()
+        r64, r32, c = (np.asarray(a, np.float64) for a in (truth, reference, candidate))
         judged = np.isfinite(r64) & np.isfinite(r32)
         self._broken = self._broken or not bool(np.isfinite(c[judged]).all())
         judged &= np.isfinite(c)
+        self._elements += int(judged.sum())
         with np.errstate(all="ignore"):
-            values = np.stack([r64, r32 - r64, c - r64])[:, judged]
-            places = _binades(values[0])
-            self._counts += np.bincount(places, minlength=_BINADES)
-            for kind, row in enumerate(np.abs(values)):
-                self._sums[kind] += np.bincount(places, weights=row * row, minlength=_BINADES)
-                np.maximum.at(self._peaks[kind], places, row)
+            counted = judged & ~((r64 == r32) & (r32 == c))
+            values = np.abs(np.stack([r64, r32 - r64, c - r64, c - r32]))
+        values[:, ~counted] = 0.0
+        flat = values[:, counted]
+        self._binades = self._binades.merge(
+            Tally.by_label(flat, _binades(flat[TRUTH]), _BINADES + 1)
+        )
+        self._update_columns(values, counted, samples)
 
     def merge(self, other: NoiseStatistics) -> NoiseStatistics:
         """Statistics of both streams."""
         merged = NoiseStatistics()
         merged._samples = self._samples + other._samples
-        merged._counts = self._counts + other._counts
-        merged._sums = self._sums + other._sums
-        merged._peaks = np.maximum(self._peaks, other._peaks)
+        merged._elements = self._elements + other._elements
         merged._broken = self._broken or other._broken
+        merged._binades = self._binades.merge(other._binades)
+        if self._columns is None or other._columns is None:
+            merged._columns = self._columns if other._columns is None else other._columns
+        else:
+            merged._columns = {
+                axis: _merged(self._columns.get(axis), other._columns.get(axis))
+                for axis in {*self._columns, *other._columns}
+            }
         return merged
 
+    @classmethod
+    def middle(cls, draws: Sequence[NoiseStatistics]) -> NoiseStatistics:
+        """The median of several about the same samples, so that what is rare widens nothing."""
+        middle = cls()
+        middle._samples, middle._elements = draws[0]._samples, draws[0]._elements
+        middle._binades = Tally.middle(draw._binades for draw in draws)
+        kept: dict[int, Tally | None] = {}
+        for axis in draws[0]._columns or {}:
+            tallies = [(draw._columns or {}).get(axis) for draw in draws]
+            whole = [tally for tally in tallies if tally is not None]
+            kept[axis] = Tally.middle(whole) if len(whole) == len(tallies) else None
+        middle._columns = kept
+        return middle
+
     def result(
-        self, *, max_abs_diff: float = math.nan, rounding: NoiseStatistics | None = None
+        self, *, diff: float | None = None, rounding: NoiseStatistics | None = None
     ) -> NoiseParity:
         """The record. Without elements every number is NaN, which no bound lets pass.
 
-        `max_abs_diff`: max|c - r32| over all samples, those without a truth too; where it is not
-        known, `diff` is NaN. `rounding`: the same samples with a run under random rounding as the
-        candidate.
+        `diff`: what late samples show (`gate.parity.late`), in the same units. `rounding`: the
+        same samples with a run under random rounding as the candidate.
         """
-        sums, peaks = self._with(rounding)
-        elements = int(self._counts.sum())
-        truth, reference, candidate = (
-            np.sqrt(self._sums.sum(axis=1) / elements) if elements else np.full(3, math.nan)
-        )
-        groups = [slice(None), slice(0, self._ordinary())]
-        tossed = rounding.result().candidate_rms if rounding else None
+        if not self._elements:
+            return _nothing(self._samples)
+        groups = list(self._groups(rounding))
+        whole = groups[0]
+        count = sum(len(group.name) for group in groups[1:])
+        ratio, place, side = worst_of(groups, count, peaks=False)
+        peak, _, _ = worst_of(groups, count, peaks=True)
+        apart = whole.apart(len(groups)) if diff is None else diff
+        if self._broken:
+            ratio = peak = math.inf
         return NoiseParity(
             samples=self._samples,
-            elements=elements,
-            truth_rms=float(truth),
-            reference_rms=float(reference),
-            candidate_rms=float(candidate),
-            rounding_rms=tossed,
-            ratio=self._worst([self._rms(sums, group) for group in groups]),
-            peak=self._worst([peaks[:, group].max(axis=1) for group in groups]),
-            diff=self._worst([np.array([*peaks[:3].max(axis=1), max_abs_diff])]),
-            closer=_closer(float(reference), float(candidate)),
+            elements=self._elements,
+            truth_rms=float(whole.rms(TRUTH)[0]),
+            reference_rms=float(whole.rms(REFERENCE)[0]),
+            candidate_rms=float(whole.rms(CANDIDATE)[0]),
+            rounding_rms=None if whole.rounding is None else float(whole.tossed()[0]),
+            scatter=float(whole.scatter(1)[0]),
+            group=place,
+            floor_peak=float(whole.floor(peaks=True)[0]),
+            ratio=ratio,
+            peak=peak,
+            diff=math.inf if self._broken else apart,
+            closer=side,
         )
 
-    def _with(
-        self, rounding: NoiseStatistics | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums and peaks by binade of r64, r32 - r64, the error of random rounding, c - r64."""
-        of = rounding or NoiseStatistics()
-        return np.insert(self._sums, 2, of._sums[2], 0), np.insert(self._peaks, 2, of._peaks[2], 0)
+    def units(self, rounding: NoiseStatistics | None = None) -> list[Groups]:
+        """The whole output, and each axis that is grouped; empty without elements."""
+        return list(self._groups(rounding, ordinary=False)) if self._elements else []
 
-    def _rms(self, sums: NDArray[np.float64], group: slice) -> NDArray[np.float64]:
-        return np.asarray(np.sqrt(sums[:, group].sum(axis=1) / max(self._counts[group].sum(), 1)))
+    def _update_columns(self, values: Floats, counted: NDArray[np.bool_], samples: int) -> None:
+        if not values.size:
+            return
+        if self._columns == {} or (values.ndim > 1 and values.shape[1] != samples):
+            self._columns = {}
+            return
+        axes = _axes(values.ndim - 1)
+        if self._columns is None:
+            self._columns = {
+                axis: Tally.empty(values.shape[axis + 1]) for axis in axes if values.shape[axis + 1]
+            }
+        for axis, tally in self._columns.items():
+            arranged = [_arranged(a, axis) for a in (*values, counted)]
+            seen = Tally.by_place(np.stack(arranged[:-1]), arranged[-1])
+            self._columns[axis] = _merged(tally, seen)
 
-    def _ordinary(self) -> int:
-        """One past the last binade of ordinary elements."""
-        counts = np.concatenate([[0], self._counts[1:].cumsum()])
+    def _groups(
+        self, rounding: NoiseStatistics | None, *, ordinary: bool = True
+    ) -> Iterator[Groups]:
+        """The whole first."""
+        tossed = rounding._binades if rounding else None
+        stops = np.array([_BINADES + 1])
+        yield Groups(0, [""], self._binades.joined(stops), tossed and tossed.joined(stops))
+        if ordinary:
+            stops = self._ordinary()
+            names = [f"values up to {2.0 ** (stop + _LOWEST - 1):.2g}" for stop in stops]
+            yield Groups(0, names, self._binades.joined(stops), tossed and tossed.joined(stops))
+        last = max(self._columns or {}, default=0)
+        for axis, tally in (self._columns or {}).items():
+            if tally is not None:
+                also = (rounding._columns or {}).get(axis) if rounding else None
+                word = "column" if axis == last else "channel"
+                names = [f"{word} {place}" for place in range(len(tally.counts))]
+                yield Groups(axis, names, tally, also)
+
+    def _ordinary(self) -> NDArray[np.int64]:
+        """One past the last binade of ordinary elements, for each quantile."""
+        counts = np.concatenate([[0.0], self._binades.counts[1:].cumsum()])
         if not counts[-1]:
-            return _BINADES
-        quartile = int(np.searchsorted(counts, math.ceil(counts[-1] / 4)))
-        return min(quartile + _ORDINARY + 1, _BINADES)
-
-    def _worst(self, groups: list[NDArray[np.float64]]) -> float:
-        if not self._counts.sum():
-            return math.nan
-        if self._broken:
-            return math.inf
-        ratios = [_in_units(*group) for group in groups]
-        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+            return np.array([], np.int64)
+        quantiles = np.searchsorted(counts, np.ceil(counts[-1] * np.array(_QUANTILES)))
+        return np.unique(np.minimum(quantiles + _ORDINARY + 1, _BINADES + 1))
 
 
-def _binades(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _nothing(samples: int) -> NoiseParity:
+    nan = math.nan
+    return NoiseParity(
+        samples=samples,
+        elements=0,
+        truth_rms=nan,
+        reference_rms=nan,
+        candidate_rms=nan,
+        ratio=nan,
+        peak=nan,
+        diff=nan,
+        closer="neither",
+    )
+
+
+def _merged(one: Tally | None, other: Tally | None) -> Tally | None:
+    if one is None or other is None or len(one.counts) != len(other.counts):
+        return None
+    return one.merge(other)
+
+
+def _axes(rank: int) -> tuple[int, ...]:
+    """The axes whose indices are judged one by one."""
+    return tuple(dict.fromkeys([rank - 1, 1])) if rank > 1 else ()
+
+
+def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
+    """As (samples, repeats, length of `axis`)."""
+    moved = np.moveaxis(array, axis, -1)
+    return moved.reshape(len(array), -1, moved.shape[-1])
+
+
+def _binades(magnitudes: Floats) -> NDArray[np.int64]:
     """Zero's own place 0, then the exponents upwards."""
-    exponents = np.frexp(values)[1].astype(np.int64)
-    return np.where(values == 0.0, 0, exponents - _LOWEST + 2)
-
-
-def _in_units(truth: float, reference: float, rounding: float, candidate: float) -> float:
-    """`candidate` in units of the floor; 0 without any error."""
-    if candidate == 0.0:
-        return 0.0
-    return float(candidate) / noise_floor(float(truth), float(reference), float(rounding))
-
-
-def _closer(reference: float, candidate: float) -> Side:
-    if reference == candidate:
-        return "neither"
-    return "candidate" if candidate < reference else "reference"
+    exponents = np.clip(np.frexp(magnitudes)[1].astype(np.int64) - _LOWEST, 1, _BINADES)
+    return np.where(magnitudes == 0.0, 0, exponents)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gate.evidence import OutputParity
 from gate.parity.classification import ClassStatistics
+from gate.parity.mismatches import Mismatches
 from gate.parity.moments import Moments
 from gate.parity.rows import LARGEST, RowStatistics
 from gate.parity.worst import Worst, worse
@@ -59,7 +60,9 @@ class OutputStatistics:
         self._l2_sum = 0.0
         self._l2_max = 0.0
         self._vectors = RowStatistics()
-        self._logits: ClassStatistics | None = None
+        self.logits: ClassStatistics | None = None
+        self.mismatches = Mismatches()
+        """Of integers and bools."""
         self._not_logits = False
 
     def never_logits(self) -> None:
@@ -83,6 +86,7 @@ class OutputStatistics:
                 unequal = (reference != candidate).reshape(rows, -1)
                 self._unequal += int(unequal.sum())
                 diff = np.where(unequal, np.maximum(diff, 1.0), diff)
+                self.mismatches.update(diff, candidate.reshape(rows, -1), start=span.start)
             self._update_differences(diff, span)
         if self._variation.same:
             self._variation = self._variation.merge(_Variation.of(reference.reshape(rows, -1)))
@@ -100,23 +104,26 @@ class OutputStatistics:
         for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
                       "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
-        for field in ("_variation", "_finite", "_worst", "_vectors"):
+        for field in ("_variation", "_finite", "_worst", "_vectors", "mismatches"):
             setattr(merged, field, getattr(self, field).merge(getattr(other, field)))
         merged._abs_max = max(self._abs_max, other._abs_max)
         merged._l2_max = worse(self._l2_max, other._l2_max)
         merged._not_logits = self._not_logits or other._not_logits
-        merged._logits = self._logits or other._logits
-        if self._logits and other._logits:
-            if self._logits.classes == other._logits.classes:
-                merged._logits = self._logits.merge(other._logits)
+        merged.logits = self.logits or other.logits
+        if self.logits and other.logits:
+            if self.logits.classes == other.logits.classes:
+                merged.logits = self.logits.merge(other.logits)
             else:
                 merged._not_logits = True
         return merged
 
     def result(self) -> OutputParity:
         """The record. Without elements every number is NaN, which no bound lets pass."""
-        std, largest = self._finite.std, self._worst.value
+        std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
+        if self.mismatches.excused:
+            worst, total, norms = self.mismatches.remaining()
         scale = std if np.dtype(self.dtype).kind == "f" else 1.0
+        excused = self.mismatches.excused
         return OutputParity(
             name=self.name,
             dtype=self.dtype,
@@ -125,21 +132,26 @@ class OutputStatistics:
             nonfinite_reference=self._nonfinite_reference,
             nonfinite_mismatched=self._nonfinite_mismatched,
             nonfinite_same=self._nonfinite_same,
-            unequal=self._unequal if np.dtype(self.dtype).kind in "biu" else None,
+            unequal=self._unequal - excused if np.dtype(self.dtype).kind in "biu" else None,
+            near_ties=excused,
             reference_constant=self._variation.constant(self._samples),
             reference_abs_max=self._abs_max if self._finite.count else math.nan,
             reference_std=std,
-            max_abs_diff=largest,
-            max_abs_diff_sample=self._worst.sample,
-            mean_abs_diff=self._sum_diff / self._elements if self._elements else math.nan,
-            scaled_diff=_scaled(largest, scale),
-            l2_mean=self._l2_sum / self._rows if self._rows else math.nan,
-            l2_max=self._l2_max if self._rows else math.nan,
+            max_abs_diff=worst.value,
+            max_abs_diff_sample=worst.sample,
+            mean_abs_diff=total / self._elements if self._elements else math.nan,
+            scaled_diff=_scaled(worst.value, scale),
+            l2_mean=norms[0] / self._rows if self._rows else math.nan,
+            l2_max=norms[1] if self._rows else math.nan,
             classification=None
-            if self._logits is None or self._not_logits
-            else self._logits.result(),
+            if self.logits is None or self._not_logits
+            else self.logits.result(),
             rows=self._vectors.result(),
         )
+
+    @property
+    def _norms(self) -> tuple[float, float]:
+        return self._l2_sum, self._l2_max
 
     def _update_reference(self, r: Floats) -> None:
         self._elements += r.size
@@ -174,12 +186,12 @@ class OutputStatistics:
         self._l2_max = worse(self._l2_max, float(norms.max()))
 
     def _update_logits(self, r: Floats, c: Floats, span: Span) -> None:
-        if self._logits is None:
-            self._logits = ClassStatistics(r.shape[1])
-        if self._logits.classes != r.shape[1]:
+        if self.logits is None:
+            self.logits = ClassStatistics(r.shape[1])
+        if self.logits.classes != r.shape[1]:
             self._not_logits = True
         else:
-            self._logits.update(r, c, start=span.start, labels=span.labels)
+            self.logits.update(r, c, start=span.start, labels=span.labels)
 
 
 @dataclass(frozen=True, eq=False)

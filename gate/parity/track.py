@@ -10,6 +10,7 @@ from gate.evidence import OutputParity, RuntimeEvidence
 from gate.instruments import ProbeParity, StabilityParity
 from gate.parity.comparison import Comparison
 from gate.parity.latency import Stopwatch
+from gate.parity.look import Look
 from gate.parity.noise import NoiseStatistics
 from gate.parity.runner import Batch, Runner
 from gate.parity.statistics import Array, Span
@@ -51,6 +52,8 @@ class Track:
             self._comparison.update(reference, outputs, span)
             if truth is not None:
                 self._comparison.update_noise(truth, reference, outputs, samples=span.count)
+            else:
+                self._comparison.update_late(reference, outputs, span)
         except Exception as error:
             self.fail(error)
 
@@ -91,6 +94,20 @@ class Track:
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where it is larger; one an output, in order."""
         self._comparison.widen(rounding)
+
+    @property
+    def doubtful(self) -> list[int]:
+        """Samples that need a second look; none of a runtime that does not compute."""
+        return [] if self.runner is None else self._comparison.doubtful
+
+    def look(self, look: Look) -> None:
+        """Judge a doubtful sample again."""
+        if self.runner is None:
+            return
+        try:
+            self._comparison.look(look, self.runner)
+        except Exception as error:
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""

@@ -58,12 +58,17 @@ def _of_runtime(
         yield statements.finite(policy, runtime, output)
         yield from roles.role(policy, runtime, output)
         compared = roles.comparisons(policy, runtime_policy.bounds, output)
-        checks = [comparisons.check(c, runtime, output) for c in compared if c.bound is not None]
+        checks = [
+            comparisons.unsure(comparisons.check(c, runtime, output), output)
+            for c in compared
+            if c.bound is not None
+        ]
         if roles.judges_noise(policy, output):
             checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
             yield statements.unbounded(runtime, output)
         yield from checks
+        yield from comparisons.near_ties(runtime, output)
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
     yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)

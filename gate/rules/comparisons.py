@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from scipy.special import betaincinv
@@ -11,6 +12,13 @@ from gate.checks import CheckResult, Verdict
 from gate.evidence import ClassParity, OutputParity, RuntimeEvidence
 from gate.policy import Bounds, Policy
 from gate.remedies import REMEDIES
+
+_MOST_TIES = 0.01
+"""Share of elements or samples that may be near-ties."""
+_UNSURE = 0.1
+"""Share of samples whose answer PyTorch's own rounding changes, from which on agreement says
+nothing."""
+_AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
 
 class Comparison(NamedTuple):
@@ -58,7 +66,7 @@ def classification(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
 ) -> list[Comparison]:
     """The metrics of logits, over the samples that have an answer."""
-    n = max(output.samples - logits.nan_rows, 0)
+    n = max(output.samples - logits.nan_rows - logits.top1_ties, 0)
     lower = top1_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
     # A count and a share that contradict each other must not pass by the better of the two.
     agreement = min(logits.top1_agreement, 1.0 - logits.top1_disagreements / n if n else 0.0)
@@ -86,6 +94,51 @@ def classification(
             )
         ]
     return comparisons
+
+
+def near_ties(runtime: RuntimeEvidence, output: OutputParity) -> Iterator[CheckResult]:
+    """What differs by rounding alone and is excused, as long as it is rare."""
+    logits = output.classification
+    for what, count, total in (
+        ("integers", output.near_ties, output.elements),
+        ("answers", logits.top1_ties if logits else 0, output.samples),
+    ):
+        if count:
+            most = max(1, math.ceil(_MOST_TIES * total))
+            yield CheckResult(
+                name="near_ties",
+                runtime=runtime.runtime,
+                output=output.name,
+                observed=float(count),
+                bound=float(most),
+                relation="<=",
+                samples=output.samples,
+                verdict=Verdict.PASS if count <= most else Verdict.FAIL,
+                explanation=f"{count} of {total} {what} differ where rounding alone decides "
+                f"between equals: the float64 truth or PyTorch under random rounding says what the "
+                f"runtime says. They are in no other number; allowed <= {most}.",
+                remedy=REMEDIES["near_ties"],
+            )
+
+
+def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
+    """A disagreement is no verdict on the file where PyTorch's own rounding changes answers as
+    often: what can't be judged is an ERROR, with that reason."""
+    logits = output.classification
+    if logits is None or result.verdict is not Verdict.FAIL or result.name not in _AGREEMENTS:
+        return result
+    asked = logits.unsure + logits.sure
+    if logits.unsure < max(2.0, _UNSURE * asked):
+        return result
+    return result.model_copy(
+        update={
+            "verdict": Verdict.ERROR,
+            "explanation": f"{result.explanation} That can't be judged: PyTorch's own float32 "
+            f"answers differ from its float64 answers on {logits.unsure} of {asked} samples, so "
+            "the model itself has no decided answer there.",
+            "remedy": REMEDIES["unsure"],
+        }
+    )
 
 
 def check(comparison: Comparison, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:

@@ -30,7 +30,9 @@ def noises(bounds: Bounds, output: OutputParity) -> list[Comparison]:
     if not output.dtype.startswith("float"):
         return []
     seen = output.noise
-    allowed = _widened(bounds.noise_ratio, seen.elements if seen else 0)
+    allowed = bounds.noise_ratio
+    if seen is not None and seen.scatter is None:
+        allowed = _widened(bounds.noise_ratio, seen.elements)
     return [
         Comparison("noise_ratio", _noise_ratio(seen) if seen else None, "<=", allowed),
         Comparison("noise_peak", seen.peak if seen else None, "<=", bounds.noise_peak),
@@ -57,7 +59,7 @@ def noise(
         elif seen is not None:
             told = (
                 f"{one.name} is {one.observed:.6g}, allowed <= {one.bound:.6g} "
-                f"(n = {seen.samples}). {_CLOSER[seen.closer]}"
+                f"(n = {seen.samples}){_place(one.name, seen)}. {_CLOSER[seen.closer]}"
             )
         yield result.model_copy(
             update={
@@ -148,8 +150,8 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def _widened(bound: float | None, elements: int) -> float | None:
-    """The bound for a ratio of two rms of so few elements, which scatters by about 1/sqrt(n) each:
-    2 allows 2.02 on 32 000 elements, 2.2 on 320, 3.4 on 8 (docs/adr/0008)."""
+    """The bound for a ratio that was not divided by its scatter, of records of before: 2 allows
+    2.02 on 32 000 elements, 2.2 on 320, 3.4 on 8."""
     return bound if bound is None or not elements else bound * (1.0 + 2.0 / math.sqrt(elements))
 
 
@@ -161,7 +163,15 @@ def _noise_ratio(seen: NoiseParity) -> float:
     floor = seen.floor_rms
     if not (math.isfinite(floor) and math.isfinite(seen.candidate_rms)):
         return math.nan
-    return max(seen.ratio, seen.candidate_rms / floor * (1.0 - _ROUNDING))
+    scatter = 1.0 if seen.scatter is None else seen.scatter
+    if not (math.isfinite(scatter) and scatter >= 1.0):
+        return math.nan
+    return max(seen.ratio, seen.candidate_rms / floor / scatter * (1.0 - _ROUNDING))
+
+
+def _place(name: str, seen: NoiseParity) -> str:
+    """Where the ratio is largest, if that is not the whole output."""
+    return f" in {seen.group}" if seen.group and name == "noise_ratio" else ""
 
 
 def _lacking(policy: Policy, evidence: Evidence, seen: NoiseParity | None) -> str | None:

@@ -78,7 +78,8 @@ class Deviation:
         """`noise_diff` over all samples; where values are larger than those that the twin computed,
         they may be off by more."""
         grown = self._scale / self._scale_with_twin if self._scale_with_twin else 1.0
-        return self._known(self._record(self.largest / grown).diff)
+        floor = self._record().floor_peak
+        return self._known(self.largest / grown / floor if floor else math.nan)
 
     @property
     def relative(self) -> float:
@@ -86,8 +87,8 @@ class Deviation:
         noise = self._record()
         return noise.candidate_rms / noise.truth_rms if noise.truth_rms else math.nan
 
-    def _record(self, largest: float = math.nan) -> NoiseParity:
-        return self._noise.result(max_abs_diff=largest)
+    def _record(self) -> NoiseParity:
+        return self._noise.result()
 
     def _known(self, number: float) -> float:
         if self.mismatch is not None or math.isinf(self.largest):

@@ -1,0 +1,94 @@
+"""Samples beyond those with a float64 truth: which are worst, in units of the floor of the first.
+
+A floor of the first samples is no measure of the largest of all: `exp` of a normal variable gives
+values a hundred times larger among enough samples, with errors as much larger. So the floor grows
+with the magnitude, and the worst samples are computed again in float64 (`gate.parity.second_look`).
+More correct samples make no verdict worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gate.parity.groups import Groups
+from gate.parity.statistics import Array, Span
+from gate.parity.tally import Floats
+
+DOUBTFUL = 8.0
+"""Units from which on a sample is computed again."""
+KEPT = 64
+"""Samples whose scores are kept; the next worst one stands for all others."""
+
+
+class LateErrors:
+    """The worst samples of one output of floats, by their largest error in units of the floor."""
+
+    def __init__(self, units: Sequence[Groups]) -> None:
+        """`units`: of the samples that have a truth."""
+        self._units = units
+        self._scores: dict[int, float] = {}
+        self._other = 0.0
+        """The largest score of a sample that is not kept."""
+
+    def update(self, reference: Array, candidate: Array, span: Span) -> None:
+        """Add a batch of two float arrays of equal shape. What is not finite on one side is left
+        to the check `finite`."""
+        with np.errstate(all="ignore"):
+            apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
+            apart[~np.isfinite(apart)] = 0.0
+            scores = in_units(apart, reference, self._units)
+        batched = reference.ndim > 0 and len(reference) == span.count
+        rows = scores.reshape(span.count if batched else 1, -1).max(axis=1, initial=0.0)
+        for place, score in enumerate(rows):
+            self._scores[span.start + place] = float(score)
+        if len(self._scores) > KEPT:
+            ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
+            self._other = max(self._other, self._scores[ranked[KEPT]])
+            self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+
+    @property
+    def doubtful(self) -> list[int]:
+        """The samples that should be computed again, the worst first."""
+        ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
+        return [place for place in ranked if self._scores[place] > DOUBTFUL]
+
+    def settle(self, sample: int, score: float) -> None:
+        """Take what a second look at a sample gave for its score."""
+        if sample in self._scores:
+            self._scores[sample] = score
+
+    @property
+    def worst(self) -> float:
+        """The largest score of all samples; 0 without any."""
+        return max(self._other, *self._scores.values(), 0.0)
+
+
+def in_units(errors: Floats, values: Array, units: Sequence[Groups]) -> Floats:
+    """Each error in units of the smallest floor of its groups, all of one shape.
+
+    A floor grows with what is larger than all that had it: with the value itself, and with the
+    sample, as most of its columns did.
+    """
+    whole, *columns = units
+    magnitudes = np.abs(values.astype(np.float64))
+    smallest = _grown(whole.floor(peaks=True)[0], magnitudes / whole.largest[0])
+    for group in columns:
+        if values.ndim <= group.axis or values.shape[group.axis] != len(group.name):
+            continue
+        # A column that was zero in all samples with a truth has no floor of its own.
+        empty = group.largest == 0.0
+        shape = [1] * values.ndim
+        shape[group.axis] = -1
+        floors = whole.floor(peaks=True)[0], group.floor(peaks=True)
+        floor = np.where(empty, *floors).reshape(shape)
+        growth = magnitudes / np.where(empty, whole.largest[0], group.largest).reshape(shape)
+        others = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
+        typical = np.median(growth.max(axis=others, keepdims=True), axis=group.axis, keepdims=True)
+        smallest = np.minimum(smallest, _grown(floor, np.maximum(growth, typical)))
+    return np.asarray(errors / smallest)
+
+
+def _grown(floor: Floats, growth: Floats) -> Floats:
+    return np.asarray(floor * np.maximum(np.nan_to_num(growth, nan=1.0, posinf=1.0), 1.0))

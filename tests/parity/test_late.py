@@ -1,0 +1,75 @@
+"""Late samples: the floor grows with the magnitude, by column, and the worst are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.parity.late import KEPT, LateErrors
+from gate.parity.noise import NoiseStatistics
+from gate.parity.statistics import Span
+
+SCALE = np.array([1.0, 1e6, 1e-3])
+
+
+def first(rng, *, scale=SCALE):
+    noise = NoiseStatistics(columns=True)
+    truth = rng.normal(size=(32, 3)) * scale
+    reference, candidate = (truth + rng.normal(size=truth.shape) * 1e-7 * scale for _ in range(2))
+    noise.update(truth, reference, candidate, samples=32)
+    return noise.units()
+
+
+def late(reference, candidate, *, scale=SCALE):
+    errors = LateErrors(first(np.random.default_rng(0), scale=scale))
+    errors.update(reference, candidate, Span(32, len(reference)))
+    return errors
+
+
+def values(count=100, *, size=1.0):
+    rng = np.random.default_rng(1)
+    reference = rng.normal(size=(count, 3)) * SCALE * size
+    return reference, reference + rng.normal(size=reference.shape) * 1e-7 * SCALE * size
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_larger_values_may_be_off_by_more(size):
+    errors = late(*values(size=size))
+    assert errors.worst < 100.0
+    assert len(errors.doubtful) < 0.2 * 100
+
+
+@pytest.mark.parametrize("column", range(3))
+def test_a_sample_that_is_wrong_in_one_column_is_doubtful(column):
+    reference, candidate = values()
+    candidate[70, column] *= 1.001
+    assert late(reference, candidate).doubtful == [102]
+
+
+def test_a_second_look_settles_a_score():
+    reference, candidate = values()
+    candidate[70, 0] += 1.0
+    errors = late(reference, candidate)
+    errors.settle(102, 1.5)
+    assert errors.worst < 8.0
+
+
+def test_more_doubtful_samples_than_are_kept_are_not_forgotten():
+    reference, candidate = values(3 * KEPT)
+    errors = late(reference, candidate + 1.0)
+    for sample in errors.doubtful:
+        errors.settle(sample, 0.0)
+    assert errors.worst > 8.0
+
+
+def test_a_column_that_was_zero_among_the_first_has_the_floor_of_the_whole():
+    scale = np.array([1.0, 0.0, 1.0])
+    reference = np.full((4, 3), 2.0)
+    assert late(reference, reference + 1e-7, scale=scale).worst < 8.0
+    assert late(reference, reference + 1e-3, scale=scale).worst > 8.0
+
+
+def test_what_is_not_finite_is_left_to_another_check():
+    reference, candidate = values()
+    candidate[5, 0] = np.nan
+    assert late(reference, candidate).worst < 8.0
