@@ -53,8 +53,8 @@ REMEDIES: dict[str, str] = {
     "top1_lower_bound": "Too few samples, or too many disagreements, for this bound: without any "
     "disagreement 0.99 needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
     "top5_agreement": "Look at the ranks behind the first: check precision and class order.",
-    "near_ties": "Too many answers hang on the last bit: look at what the model decides there (equal "
-    "scores, rounding to integers), or judge the numbers before that decision.",
+    "near_ties": "Too many answers hang on the last bit: look at what the model decides there "
+    "(equal scores, rounding to integers), or judge the numbers before that decision.",
     "unsure": "Nothing is known to be wrong with the file. The model amplifies rounding until its "
     "answers change: train it, normalise its inputs, evaluate on samples with a margin, or judge "
     "numbers only (task: tensors).",

@@ -127,9 +127,9 @@ class ClassStatistics:
         if margin <= 2.0 * float(floor[0, [one.reference, one.candidate]].max()):
             self._ties.add(sample)
 
-    def update_truth(self, truth: Floats, reference: Floats) -> None:
-        """Add a batch of outputs in float64 and float32, both of shape (batch, classes)."""
-        same = int((truth.argmax(axis=1) == reference.argmax(axis=1)).sum())
+    def update_truth(self, truth: NDArray[np.intp], reference: NDArray[np.intp]) -> None:
+        """Add the answers to a batch in float64 and float32, both of shape (batch,)."""
+        same = int((truth == reference).sum())
         self._sure += same
         self._unsure += len(truth) - same
 

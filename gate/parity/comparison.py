@@ -114,7 +114,7 @@ class Comparison:
                 statistics.update(r64, r, c, samples=samples)
         for output, r64, r in zip(self._outputs, truth, reference, strict=False):
             if output.logits is not None and r64.shape == r.shape:
-                output.logits.update_truth(r64, r)
+                output.logits.update_truth(r64.argmax(axis=1), r.argmax(axis=1))
 
     def update_late(
         self, reference: Sequence[Array], candidate: Sequence[Array], span: Span
@@ -163,7 +163,7 @@ class Comparison:
     def _settled(self, name: str, candidate: Array, truth: Array, floor: Array) -> float:
         """The worst element of a sample in units of its own floor, or of the first samples'."""
         with np.errstate(all="ignore"):
-            error = np.abs(candidate.astype(np.float64) - truth)
+            error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
             error[~np.isfinite(error)] = 0.0
             by_first = in_units(error, truth, self._noise[name].units(self._rounding.get(name)))
             by_own = error / floor

@@ -61,9 +61,9 @@ class Groups:
             draws = np.where(larger, self.rounding.draws(CANDIDATE), draws)
         return scatter(draws, groups)
 
-    def apart(self, groups: int) -> float:
-        """max|c - r32| in units of the floor."""
-        return float((self.tally.peaks[APART] / self.floor(peaks=True) / self.scatter(groups))[0])
+    def apart(self) -> float:
+        """max|c - r32| over the whole output, in units of the floor and of scatter."""
+        return float((self.tally.peaks[APART] / self.floor(peaks=True) / self.scatter(1))[0])
 
     def ratios(self, groups: int, *, peaks: bool) -> Floats:
         """The runtime's error in units of the floor and of scatter; 0 without any error."""
@@ -89,7 +89,7 @@ def worst_of(groups: list[Groups], count: int, *, peaks: bool) -> tuple[float, s
     worst = max(places, key=lambda place: (math.isnan(place.ratio), place.ratio))
     columns = [place for place in places if place.group.axis and place.raw >= _ALONE * worst.raw]
     named = max(columns, key=lambda place: place.raw, default=worst)
-    group, index = named.group, named.index
+    group, index = named.group, named.place
     side = _closer(group.rms(REFERENCE)[index], group.rms(CANDIDATE)[index])
     return worst.ratio, group.name[index] or None, side
 
@@ -101,7 +101,7 @@ class _Place(NamedTuple):
     raw: float
     """The ratio as it is, not divided by its scatter."""
     group: Groups
-    index: int
+    place: int
 
 
 def _closer(reference: float, candidate: float) -> Side:

@@ -46,7 +46,7 @@ class Look:
         for array in self.alternatives(output)[1:]:
             if array.shape == truth.shape:
                 with np.errstate(all="ignore"):
-                    error = np.abs(array.astype(np.float64) - truth)
+                    error = np.abs(np.subtract(array, truth, dtype=np.float64))
                 floor = np.maximum(floor, np.where(np.isfinite(error), error, 0.0))
         return np.asarray(floor)
 

@@ -112,7 +112,7 @@ class NoiseStatistics:
         count = sum(len(group.name) for group in groups[1:])
         ratio, place, side = worst_of(groups, count, peaks=False)
         peak, _, _ = worst_of(groups, count, peaks=True)
-        apart = whole.apart(len(groups)) if diff is None else diff
+        apart = whole.apart() if diff is None else diff
         if self._broken:
             ratio = peak = math.inf
         return NoiseParity(
@@ -147,9 +147,9 @@ class NoiseStatistics:
                 axis: Tally.empty(values.shape[axis + 1]) for axis in axes if values.shape[axis + 1]
             }
         for axis, tally in self._columns.items():
-            arranged = [_arranged(a, axis) for a in (*values, counted)]
-            seen = Tally.by_place(np.stack(arranged[:-1]), arranged[-1])
-            self._columns[axis] = _merged(tally, seen)
+            arranged = np.stack([_arranged(kind, axis) for kind in values])
+            part = Tally.by_place(arranged, np.asarray(_arranged(counted, axis), np.bool_))
+            self._columns[axis] = _merged(tally, part)
 
     def _groups(
         self, rounding: NoiseStatistics | None, *, ordinary: bool = True
