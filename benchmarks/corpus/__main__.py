@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.corpus.distribution import print_distribution
+from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.judge import Gate, parity_gate
 from benchmarks.corpus.outcome import Rates
 from benchmarks.corpus.registry import chosen
-from benchmarks.corpus.run import run
+from benchmarks.corpus.run import REGISTRY, run
 from benchmarks.corpus.table import report, sentence
 from gate import atomic
 from gate.commands.progress import bar
@@ -28,13 +30,23 @@ _WIDTH = 140
 
 def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int:
     """Judge, print, and return the exit code."""
-    asked = _parser().parse_args(arguments)
-    entries = chosen(asked.only)
+    asked = parser_of("python -m benchmarks.corpus", __doc__ or "").parse_args(arguments)
+    return judged(chosen(asked.only), asked, gate=gate)
+
+
+def judged(
+    entries: Sequence[Entry],
+    asked: argparse.Namespace,
+    *,
+    gate: Gate = parity_gate,
+    registry: str = REGISTRY,
+) -> int:
+    """Judge the entries of a registry as the options say, print, and return the exit code."""
     if not entries:
         print(f"no entry matches {asked.only!r}; names look like fault/sign/*", file=sys.stderr)
         return 2
     with bar("corpus") as advance:
-        outcomes = run(entries, gate=gate, jobs=asked.jobs, advance=advance)
+        outcomes = run(entries, gate=gate, jobs=asked.jobs, advance=advance, registry=registry)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if asked.distribution:
         print_distribution(outcomes, console)
@@ -46,9 +58,10 @@ def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int
     return 0 if rates.green else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser("python -m benchmarks.corpus", description=description)
+def parser_of(program: str, documentation: str) -> argparse.ArgumentParser:
+    """The options that every corpus has."""
+    description = documentation.splitlines()[0]
+    parser = argparse.ArgumentParser(program, description=description)
     parser.add_argument("--only", metavar="GLOB", help="entries by name, such as 'fault/sign/*'")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every outcome with its numbers")
     parser.add_argument(

@@ -37,6 +37,12 @@ class Architecture:
     """Below it the TorchScript-based exporter is wrong, and its file is among the faults."""
     rewritten: Callable[[], nn.Module] | None = None
     """The same parameters with another `forward`: what the dynamo exporter is given."""
+    settle: Callable[[nn.Module, Architecture, Arrays], None] | None = None
+    """Gives the weights the statistics of trained ones, where `trained` itself is not to."""
+    count: int | None = None
+    """How many samples are drawn; None: as many as the bench says."""
+    batch_size: int | None = None
+    """Of the measurement; None: as the bench says."""
 
     def dynamic(self, name: str) -> dict[int, str]:
         """All dynamic axes of an input or output."""

@@ -51,7 +51,7 @@ class Bench:
 
     def samples(self, architecture: Architecture) -> Arrays:
         """What both sides compute on."""
-        return architecture.draw(SAMPLES, 0)
+        return architecture.draw(architecture.count or SAMPLES, 0)
 
     def write(self, architecture: Architecture, recipe: Recipe, path: Path) -> None:
         """The correct file of a recipe. Raises ExportRefused."""
@@ -70,4 +70,14 @@ class Bench:
     def pair(self, architecture: Architecture, recipe: Recipe, path: Path) -> Pair:
         """The correct pair of a recipe, with the file at `path`. Raises ExportRefused."""
         self.write(architecture, recipe, path)
-        return Pair(path, self.model(architecture), self.samples(architecture), recipe.record())
+        return self.pair_of(architecture, recipe, path)
+
+    def pair_of(self, architecture: Architecture, recipe: Recipe, path: Path) -> Pair:
+        """The reference and its samples, with the file at `path`, whatever that is."""
+        return Pair(
+            path,
+            self.model(architecture),
+            self.samples(architecture),
+            recipe.record(),
+            batch_size=architecture.batch_size or BATCH,
+        )

@@ -19,6 +19,7 @@ from torch import nn
 from benchmarks.corpus.architecture import ARCHITECTURES, Architecture
 from benchmarks.corpus.bench import Bench, Pair
 from benchmarks.corpus.exporters import Export, Recipe
+from benchmarks.corpus.samples import Arrays
 
 ModelEdit = Callable[[nn.Module, Architecture], nn.Module | None]
 """Changes a copy of the model (or of one layer) in eval mode, or returns what takes its place."""
@@ -41,6 +42,9 @@ class Entry:
     """Writes the file at the path. Raises ExportRefused."""
     layer: str | None = None
     """Path of the only module that is wrong, where there is one."""
+    reach: Callable[[], Arrays] | None = None
+    """Inputs on which the fault shows, where the samples don't: what it is judged to be real by.
+    The gate does not get them."""
 
     @property
     def faulty(self) -> bool:
@@ -75,8 +79,8 @@ def in_layer(kind: str, *places: tuple[str, str, Recipe]) -> Callable[[ModelEdit
                 return None
 
             title = f"{edit.__name__}-{name}-{layer}"
-            make = _exported_with(whole, architecture, recipe)
-            story = _story(edit)
+            make = exported_with(whole, architecture, recipe)
+            story = story_of(edit)
             FAULTS.append(Entry(kind, title, architecture, recipe, story, make, layer))
         return edit
 
@@ -92,8 +96,8 @@ def in_model(
         for given, recipe in places:
             architecture = ARCHITECTURES[given] if isinstance(given, str) else given
             title = f"{edit.__name__}-{architecture.name}"
-            make = _exported_with(edit, architecture, recipe)
-            FAULTS.append(Entry(kind, title, architecture, recipe, _story(edit), make, layer))
+            make = exported_with(edit, architecture, recipe)
+            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make, layer))
         return edit
 
     return register
@@ -112,9 +116,9 @@ def in_graph(
 
         for name, recipe in places:
             architecture = ARCHITECTURES[name]
-            make = _file_of(edited, architecture, recipe, batch_size=batch_size)
+            make = file_of(edited, architecture, recipe, batch_size=batch_size)
             title = f"{edit.__name__}-{name}"
-            FAULTS.append(Entry(kind, title, architecture, recipe, _story(edit), make, layer))
+            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make, layer))
         return edit
 
     return register
@@ -126,9 +130,9 @@ def in_file(kind: str, *places: tuple[str, Recipe]) -> Callable[[FileEdit], File
     def register(edit: FileEdit) -> FileEdit:
         for name, recipe in places:
             architecture = ARCHITECTURES[name]
-            make = _file_of(edit, architecture, recipe)
+            make = file_of(edit, architecture, recipe)
             title = f"{edit.__name__}-{name}"
-            FAULTS.append(Entry(kind, title, architecture, recipe, _story(edit), make))
+            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make))
         return edit
 
     return register
@@ -139,30 +143,32 @@ def as_exported(
 ) -> None:
     """What an exporter gets wrong by itself; the story is the model's own docstring."""
     for architecture, recipe in places:
-        make = _file_of(lambda *_: None, architecture, recipe, batch_size=batch_size)
+        make = file_of(lambda *_: None, architecture, recipe, batch_size=batch_size)
         title = architecture.name
-        story = _story(architecture.make)
+        story = story_of(architecture.make)
         FAULTS.append(Entry(kind, title, architecture, recipe, story, make))
 
 
-def _exported_with(
+def exported_with(
     edit: ModelEdit, architecture: Architecture, recipe: Recipe
 ) -> Callable[[Bench, Path], Pair]:
+    """Writes the file of a changed copy of the model."""
+
     def make(bench: Bench, path: Path) -> Pair:
-        model = bench.model(architecture)
-        edited = copy.deepcopy(model).requires_grad_(False)
+        edited = copy.deepcopy(bench.model(architecture)).requires_grad_(False)
         edited = edit(edited, architecture) or edited
         export = Export(edited, architecture, recipe)
         export.write(path, external=recipe.exporter == "dynamo-external")
-        samples = bench.samples(architecture)
-        return Pair(path, model, samples, recipe.record(), edited=edited)
+        return replace(bench.pair_of(architecture, recipe, path), edited=edited)
 
     return make
 
 
-def _file_of(
+def file_of(
     edit: FileEdit, architecture: Architecture, recipe: Recipe, *, batch_size: int | None = None
 ) -> Callable[[Bench, Path], Pair]:
+    """Writes the file as it is exported, then changes it."""
+
     def make(bench: Bench, path: Path) -> Pair:
         pair = bench.pair(architecture, recipe, path)
         during = edit(path, bench, architecture)
@@ -171,5 +177,5 @@ def _file_of(
     return make
 
 
-def _story(of: Callable[..., object]) -> str:
+def story_of(of: Callable[..., object]) -> str:
     return " ".join((of.__doc__ or "").split())

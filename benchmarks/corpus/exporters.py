@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,10 +104,13 @@ class Export:
             rewritten = architecture.rewritten()
             rewritten.load_state_dict(model.state_dict())
             model = rewritten.eval()
-        shapes = tuple(
+        shapes: tuple[Any, ...] = tuple(
             dict.fromkeys(architecture.dynamic(name), torch.export.Dim.DYNAMIC)
             for name in self._inputs
         )
+        parameters = inspect.signature(model.forward).parameters.values()
+        if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+            shapes = (shapes,)
         return torch.onnx.export(
             model,
             self._example,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 import time
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.corpus.bench import Bench, Pair
+from benchmarks.corpus.effect import effect_of
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
@@ -61,7 +61,8 @@ def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:
     start = time.perf_counter()
     try:
         pair = entry.make(bench, folder / "model.onnx")
-        effect = None if pair.edited is None else effect_of(pair.edited, pair.model, pair.samples)
+        inputs = entry.reach() if entry.reach else pair.samples
+        effect = None if pair.edited is None else effect_of(pair.edited, pair.model, inputs)
         top1 = top1_alone(pair) if entry.architecture.classes else "silent"
         ruling = gate(pair)
     except ExportRefused as refused:
@@ -130,15 +131,6 @@ def _session(pair: Pair) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(pair.path), options, providers=["CPUExecutionProvider"])
 
 
-def effect_of(edited: nn.Module, model: nn.Module, samples: Arrays) -> float:
-    """`Outcome.effect`; infinite where the shapes differ or something is not finite."""
-    e64, r64, r32 = _all(edited, samples, True), _all(model, samples, True), _all(model, samples)
-    if e64.shape != r64.shape:
-        return math.inf
-    moved, floor = np.square(e64 - r64).mean(), np.square(r32 - r64).mean()
-    return float(np.sqrt(moved / floor)) if floor and np.isfinite(moved) else math.inf
-
-
 def _worst(values: Iterable[float | None]) -> float:
     return max(math.inf if math.isnan(value) else value for value in _known(values))
 
@@ -158,17 +150,3 @@ def _first(model: nn.Module, batch: list[NDArray[np.generic]]) -> NDArray[np.gen
         returned = model(*(torch.from_numpy(array.copy()) for array in batch))
     first = returned if isinstance(returned, torch.Tensor) else returned[0]
     return np.asarray(first.numpy())
-
-
-def _all(model: nn.Module, samples: Arrays, double: bool = False) -> NDArray[np.float64]:
-    """All float outputs of all samples in one row, by a copy of the model."""
-    copied = copy.deepcopy(model)
-    tensors = [torch.from_numpy(array.copy()) for array in samples.values()]
-    if double:
-        copied = copied.double()
-        tensors = [t.double() if t.is_floating_point() else t for t in tensors]
-    with torch.no_grad():
-        returned = copied(*tensors)
-    outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-    floats = [one.double().flatten() for one in outputs if one.is_floating_point()]
-    return np.asarray(torch.cat(floats).numpy())

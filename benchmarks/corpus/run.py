@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import tempfile
 import warnings
@@ -19,6 +20,7 @@ from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.judge import Gate, judge, parity_gate
 from benchmarks.corpus.outcome import Outcome
 
+REGISTRY = "benchmarks.corpus.registry"
 Advance = Callable[[int, int], None]
 """Called with the entries that are judged and their total."""
 
@@ -29,16 +31,18 @@ def run(
     gate: Gate = parity_gate,
     jobs: int = 1,
     advance: Advance | None = None,
+    registry: str = REGISTRY,
 ) -> list[Outcome]:
     """Judge the entries; the outcomes are in their order.
 
     `jobs` processes share the work by architecture, because models and exports are kept within a
-    process; `gate` must be a function of a module then.
+    process; `gate` must be a function of a module then, and `registry` is the module whose
+    `ENTRIES` they are.
     """
     done: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         judged = _here(entries, Path(folder), gate) if jobs == 1 else None
-        for outcome in judged or _in_processes(entries, Path(folder), gate, jobs):
+        for outcome in judged or _in_processes(entries, Path(folder), gate, jobs, registry):
             done[outcome.name] = outcome
             if advance is not None:
                 advance(len(done), len(entries))
@@ -54,22 +58,21 @@ def _here(entries: Iterable[Entry], folder: Path, gate: Gate) -> Iterator[Outcom
 
 
 def _in_processes(
-    entries: Iterable[Entry], folder: Path, gate: Gate, jobs: int
+    entries: Iterable[Entry], folder: Path, gate: Gate, jobs: int, registry: str
 ) -> Iterator[Outcome]:
     names: dict[str, list[str]] = {}
     for entry in entries:
         names.setdefault(entry.architecture.name, []).append(entry.name)
     largest_first = sorted(names.values(), key=len, reverse=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_there, group, folder, gate) for group in largest_first]
+        futures = [pool.submit(_there, group, folder, gate, registry) for group in largest_first]
         for future in as_completed(futures):
             yield from future.result()
 
 
-def _there(names: Sequence[str], folder: Path, gate: Gate) -> list[Outcome]:
-    from benchmarks.corpus.registry import ENTRIES  # which reads all faults
-
-    by_name = {entry.name: entry for entry in ENTRIES}
+def _there(names: Sequence[str], folder: Path, gate: Gate, registry: str) -> list[Outcome]:
+    entries = importlib.import_module(registry).ENTRIES  # which reads all faults
+    by_name = {entry.name: entry for entry in entries}
     return list(_here([by_name[name] for name in names], _own(folder), gate))
 
 

@@ -26,17 +26,23 @@ def trained(architecture: Architecture, *, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = architecture.make().eval()
-        for module in model.modules():
-            _vary(module)
         arrays = architecture.draw(_CALIBRATION, 1000 + seed)
-        calibrate(model, arrays)
-        _centre(model, model.get_submodule(architecture.head), arrays)
+        settle = architecture.settle or _settle
+        settle(model, architecture, arrays)
     return model
+
+
+def _settle(model: nn.Module, architecture: Architecture, arrays: Arrays) -> None:
+    for module in model.modules():
+        _vary(module)
+    calibrate(model, arrays)
+    centre(model, model.get_submodule(architecture.head), arrays)
 
 
 def calibrate(model: nn.Module, arrays: Arrays) -> None:
     """Set the running statistics of each BatchNorm to the mean over batches of `arrays`."""
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    norms = [m for m in model.modules() if isinstance(m, kinds)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -84,15 +90,16 @@ def _vary(module: nn.Module) -> None:
             nn.init.normal_(module.bias, 0.0, 0.1)
 
 
-def _centre(model: nn.Module, head: nn.Module, arrays: Arrays) -> None:
+def centre(model: nn.Module, head: nn.Module, arrays: Arrays) -> None:
     """Give each class the mean 0 and all of them the deviation `_SPREAD`."""
     seen: list[torch.Tensor] = []
     handle = head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
     model(*tensors(arrays, 0, _CALIBRATION))
     handle.remove()
-    channels = 1 if seen[0].ndim == 4 else -1
+    channels = -1 if isinstance(head, nn.Linear) else 1
     scores = seen[0].movedim(channels, -1).flatten(0, -2)
     mean = scores.mean(0)
     scale = _SPREAD / (scores - mean).std()
     head.weight.mul_(scale)
-    head.bias.sub_(mean).mul_(scale)
+    if head.bias is not None:
+        head.bias.sub_(mean).mul_(scale)

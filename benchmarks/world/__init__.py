@@ -1,0 +1,1 @@
+"""The second corpus: models that others wrote. See README.md beside this file."""

@@ -1,0 +1,17 @@
+"""All architectures of the second corpus, by name."""
+
+from __future__ import annotations
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.world.architectures import images, own, sights, text, vision
+
+ARCHITECTURES: dict[str, Architecture] = {
+    one.name: one
+    for one in (
+        *images.ARCHITECTURES,
+        *text.ARCHITECTURES,
+        *sights.ARCHITECTURES,
+        *vision.ARCHITECTURES,
+        *own.ARCHITECTURES,
+    )
+}

@@ -1,0 +1,48 @@
+"""The correct pairs: every architecture by both exporters.
+
+Which of an exporter's files are right was decided by float64 and ONNX Runtime alone, on the samples
+and on other batch sizes; where one is wrong without a word, the pair is among the faults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.bench import Bench, Pair
+from benchmarks.corpus.entry import CORRECT, Entry
+from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
+from benchmarks.world.architectures import ARCHITECTURES
+
+RECIPES = (DIRECT_17, DYNAMO_18)
+
+WRONG: dict[str, tuple[str, ...]] = {
+    "own-log-likelihood": ("direct",),
+    "own-small-increase": ("direct",),
+}
+"""Exporters that write a wrong file of an architecture."""
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "timm-eva02-tiny-patch14-224": ("direct",),
+    "hf-fnet": ("direct",),
+}
+"""Exporters that write none, with an error: left out, so that no time is spent on them."""
+
+
+def entry_of(architecture: Architecture, recipe: Recipe) -> Entry:
+    """The pair as the exporter writes it."""
+
+    def make(bench: Bench, path: Path) -> Pair:
+        return bench.pair(architecture, recipe, path)
+
+    story = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
+    return Entry(CORRECT, architecture.name, architecture, recipe, story, make)
+
+
+CORRECT_PAIRS: list[Entry] = [
+    entry_of(architecture, recipe)
+    for architecture in ARCHITECTURES.values()
+    for recipe in RECIPES
+    if recipe.exporter not in WRONG.get(architecture.name, ())
+    and recipe.exporter not in REFUSED.get(architecture.name, ())
+]

@@ -1,0 +1,110 @@
+"""How the faults of the second corpus are written down: a function that spoils a copy of the model,
+and the places where it does.
+
+@spoils("one weight", ("hf-bert", "model.bert.pooler.dense"))
+def one_weight_larger(layer: nn.Module, architecture: Architecture) -> None:
+    \"\"\"The largest weight is 10 % larger.\"\"\"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.entry import Entry, ModelEdit, exported_with, file_of, story_of
+from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
+from benchmarks.corpus.samples import Arrays
+from benchmarks.world.architectures import ARCHITECTURES
+
+FAULTS: list[Entry] = []
+"""All faults, in the order in which the modules of `faults` are read."""
+
+Place = str | tuple[str, str] | tuple[str, str, Recipe]
+"""An architecture; with the path of its only layer that is wrong, "" for none; and by which
+exporter."""
+Reach = Callable[[Architecture], Arrays]
+
+
+def spoils(
+    kind: str, *places: Place, reach: Reach | None = None
+) -> Callable[[ModelEdit], ModelEdit]:
+    """Register a fault at each place. The edit gets the layer, or the model where none is named,
+    and may return what takes its place. `reach`: inputs on which it shows, where no sample does."""
+
+    def register(edit: ModelEdit) -> ModelEdit:
+        for place in places:
+            name, layer, recipe = _unpacked(place)
+            architecture = ARCHITECTURES[name]
+            title = "-".join([edit.__name__, name, *([layer] if layer else [])])
+            FAULTS.append(
+                Entry(
+                    kind,
+                    title,
+                    architecture,
+                    recipe,
+                    story_of(edit),
+                    exported_with(_at(layer, edit), architecture, recipe),
+                    layer or None,
+                    partial(reach, architecture) if reach else None,
+                )
+            )
+        return edit
+
+    return register
+
+
+def as_exported(kind: str, name: str, recipe: Recipe, story: str) -> None:
+    """What an exporter gets wrong by itself."""
+    architecture = ARCHITECTURES[name]
+    make = file_of(lambda *_: None, architecture, recipe)
+    FAULTS.append(Entry(kind, name, architecture, recipe, story, make))
+
+
+def _unpacked(place: Place) -> tuple[str, str, Recipe]:
+    if isinstance(place, str):
+        return place, "", DIRECT_17
+    name, layer, *recipe = place
+    return name, layer, recipe[0] if recipe else DIRECT_17
+
+
+def _at(layer: str, edit: ModelEdit) -> ModelEdit:
+    if not layer:
+        return edit
+
+    def whole(model: nn.Module, architecture: Architecture) -> None:
+        replaced = edit(model.get_submodule(layer), architecture)
+        if replaced is not None:
+            model.set_submodule(layer, replaced.eval())
+
+    return whole
+
+
+class Then(nn.Module):
+    """A model, and something that is done to what it returns."""
+
+    def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
+        super().__init__()
+        self.model, self._changed = model, changed
+
+    def forward(self, *given: torch.Tensor) -> object:
+        returned = self.model(*given)
+        return self._changed(*returned) if isinstance(returned, tuple) else self._changed(returned)
+
+
+class First(nn.Module):
+    """A model, and something that is done to what it is given."""
+
+    def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
+        super().__init__()
+        self.model, self._changed = model, changed
+
+    def forward(self, *given: torch.Tensor) -> object:
+        changed = self._changed(*given)
+        return self.model(*(changed if isinstance(changed, tuple) else (changed,)))
+
+
+__all__ = ["DIRECT_17", "DYNAMO_18", "FAULTS", "First", "Then", "as_exported", "spoils"]

@@ -1,0 +1,262 @@
+"""Section 5: one layer is wrong, in models of timm, transformers and torchvision, and is named."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, spoils
+
+_WEIGHTS = (
+    ("timm-resnet26d", "layer2.0.conv2", DIRECT_17),
+    ("timm-seresnet18", "layer3.0.se.fc1", DIRECT_17),
+    ("timm-densenet121", "features.denseblock2.denselayer1.conv2", DIRECT_17),
+    ("timm-convnext-atto", "stages.2.blocks.0.mlp.fc1", DYNAMO_18),
+    ("timm-vit-tiny-patch16-224", "blocks.1.attn.proj", DIRECT_17),
+    ("timm-beit-base-patch16-224", "blocks.0.mlp.fc2", DYNAMO_18),
+    ("timm-swin-tiny-patch4-window7-224", "layers.1.blocks.0.mlp.fc1", DIRECT_17),
+    ("timm-cait-xxs24-224", "blocks.1.attn.proj_l", DIRECT_17),
+    ("timm-mixer", "blocks.0.mlp_tokens.fc1", DIRECT_17),
+    ("timm-poolformer", "stages.1.downsample.conv", DIRECT_17),
+    ("hf-bert", "model.bert.encoder.layer.0.attention.self.value", DIRECT_17),
+    ("hf-distilbert", "model.distilbert.transformer.layer.1.ffn.lin1", DYNAMO_18),
+    ("hf-gpt2", "model.transformer.h.0.mlp.c_fc", DIRECT_17),
+    ("hf-gpt-neox", "model.gpt_neox.layers.0.attention.dense", DIRECT_17),
+    ("hf-llama", "model.model.layers.1.mlp.down_proj", DIRECT_17),
+    ("hf-t5", "model.encoder.block.1.layer.0.SelfAttention.o", DIRECT_17),
+    ("hf-segformer", "model.segformer.stages.1.patch_embeddings.proj", DIRECT_17),
+    ("hf-clip", "model.visual_projection", DIRECT_17),
+    ("hf-wav2vec2", "model.wav2vec2.feature_extractor.conv_layers.1.conv", DIRECT_17),
+    ("hf-whisper", "model.conv2", DIRECT_17),
+    ("hf-time-series", "model.decoder.value_embedding.value_projection", DIRECT_17),
+    ("tv-retina", "backbone.fpn.inner_blocks.1.0", DIRECT_17),
+    ("tv-swin-video", "patch_embed.proj", DIRECT_17),
+    ("own-separator", "decoder", DIRECT_17),
+    ("own-dlrm", "bottom.0", DYNAMO_18),
+)
+
+
+@spoils("one weight", *_WEIGHTS)
+def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
+    """The largest weight is 10 % larger."""
+    weights = layer.weight.view(-1)
+    weights[int(weights.abs().argmax())] *= 1.1
+
+
+@spoils(
+    "weights in fp16",
+    ("timm-ecaresnet26t", "layer3.0.conv1"),
+    ("timm-skresnet18", "layer2.0.conv2.conv"),
+    ("timm-mobilenetv3-small-050", "blocks.2.0.conv_pwl"),
+    ("timm-xcit-nano-12-p8-224", "blocks.0.attn.qkv", DYNAMO_18),
+    ("hf-albert", "model.albert.encoder.albert_layer_groups.0.albert_layers.0.ffn"),
+    ("hf-deberta", "model.deberta.encoder.layer.1.attention.self.query_proj"),
+    ("hf-mpnet", "model.encoder.layer.0.attention.attn.v"),
+    ("hf-detr", "model.class_labels_classifier"),
+    ("hf-patchtst", "model.model.encoder.layers.0.ff.0"),
+    ("tv-deeplab", "head.1"),
+)
+def in_half(layer: nn.Module, _architecture: Architecture) -> None:
+    """The weights went through fp16."""
+    layer.weight.copy_(layer.weight.half())
+
+
+@spoils(
+    "one bias",
+    ("timm-convnextv2-atto", "stages.1.blocks.0.mlp.fc2"),
+    ("timm-deit-tiny-distilled-patch16-224", "blocks.0.attn.qkv"),
+    ("hf-roberta", "model.roberta.encoder.layer.1.output.dense"),
+    ("hf-electra", "model.electra.encoder.layer.0.intermediate.dense", DYNAMO_18),
+    ("hf-layoutlm", "model.layoutlm.encoder.layer.0.attention.self.query"),
+    ("hf-hubert", "model.hubert.feature_projection.projection"),
+    ("hf-yolos", "model.class_labels_classifier.layers.0"),
+    ("tv-lraspp", "head.low_classifier"),
+)
+def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
+    """The largest bias is lost."""
+    layer.bias[int(layer.bias.abs().argmax())] = 0.0
+
+
+@spoils(
+    "epsilon of a norm",
+    ("timm-vit-tiny-patch16-224", "blocks.0.norm1"),
+    ("timm-swinv2-tiny-window8-256", "layers.0.blocks.0.norm2"),
+    ("timm-convnext-atto", "stages.1.blocks.0.norm"),
+    ("hf-bert", "model.bert.embeddings.LayerNorm"),
+    ("hf-distilbert", "model.distilbert.transformer.layer.0.sa_layer_norm", DYNAMO_18),
+    ("hf-gpt2", "model.transformer.h.1.ln_2"),
+    ("hf-whisper", "model.layers.0.self_attn_layer_norm"),
+    ("hf-vit", "model.vit.layernorm"),
+    ("own-money", "trunk.norm"),
+    ("own-separator", "norm"),
+)
+def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
+    """The epsilon of the norm is a thousandth, not what it was."""
+    layer.eps = 1e-3
+
+
+@spoils(
+    "epsilon of a batch norm",
+    ("timm-resnet26t", "layer1.0.bn2"),
+    ("timm-regnetx-002", "s1.b1.conv2.bn"),
+    ("tv-shufflenet", "stage2.0.branch1.1"),
+    ("own-m5", "second"),
+)
+def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
+    """The epsilon of BatchNorm is that of another framework, a thousandth."""
+    layer.eps = 1e-3
+
+
+@spoils(
+    "stale statistics",
+    ("timm-ese-vovnet19b-slim", "stages.1.blocks.0.conv_mid.0.bn"),
+    ("timm-lcnet-050", "blocks.1.0.bn1"),
+    ("timm-visformer-tiny", "stage1.0.norm2"),
+    ("tv-fcos", "backbone.body.layer1.1"),
+    ("own-wide-and-deep", "mlp.1"),
+)
+def stale(layer: nn.Module, _architecture: Architecture) -> None:
+    """The running mean of one channel is a tenth of a deviation off."""
+    layer.running_mean[1] += 0.1 * float(layer.running_var[1]) ** 0.5
+
+
+class TanhGelu(nn.Module):
+    """GELU by tanh."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(hidden, approximate="tanh")
+
+
+@spoils(
+    "gelu by tanh",
+    ("timm-vit-tiny-patch16-224", "blocks.0.mlp.act"),
+    ("timm-beit-base-patch16-224", "blocks.1.mlp.act", DYNAMO_18),
+    ("hf-bert", "model.bert.encoder.layer.0.intermediate.intermediate_act_fn"),
+    ("hf-gpt-neox", "model.gpt_neox.layers.1.mlp.act"),
+    ("hf-segformer", "model.segformer.stages.0.blocks.0.mlp.activation_fn"),
+)
+def by_tanh(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
+    """GELU by its approximation with tanh instead of erf."""
+    return TanhGelu()
+
+
+@spoils(
+    "sigmoid hardened",
+    ("timm-seresnet18", "layer1.0.se.gate"),
+    ("timm-ecaresnet26t", "layer2.0.se.gate"),
+)
+def hardened(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
+    """The gate is piecewise linear."""
+    return nn.Hardsigmoid()
+
+
+@spoils(
+    "embedding row",
+    ("hf-bert", "model.bert.embeddings.word_embeddings"),
+    ("hf-esm", "model.esm.embeddings.word_embeddings"),
+    ("hf-mamba", "model.backbone.embeddings", DYNAMO_18),
+    ("own-next-item", "items"),
+    ("own-matrix-factorisation", "items"),
+)
+def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
+    """The rows 3 and 4, which are frequent, are swapped."""
+    layer.weight[[3, 4]] = layer.weight[[4, 3]]
+
+
+@spoils(
+    "queries, keys, values",
+    ("timm-vit-tiny-patch16-224", "blocks.1.attn.qkv"),
+    ("timm-swin-tiny-patch4-window7-224", "layers.0.blocks.0.attn.qkv", DYNAMO_18),
+    ("tv-swin-video", "features.0.0.attn.qkv"),
+)
+def order_of_three(layer: nn.Module, _architecture: Architecture) -> None:
+    """Queries and keys are packed in the other order."""
+    for packed in (layer.weight, layer.bias):
+        first, second, third = packed.chunk(3)
+        packed.copy_(torch.cat([second, first, third]))
+
+
+@spoils(
+    "gates of a recurrence",
+    ("own-deep-ar", "lstm"),
+    ("own-sequences", "writer"),
+    ("own-deep-ar", "lstm", DYNAMO_18),
+)
+def gates_swapped(layer: nn.Module, _architecture: Architecture) -> None:
+    """The input and the forget gate are packed in the other order."""
+    for packed in (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0):
+        first, second, *others = packed.chunk(4)
+        packed.copy_(torch.cat([second, first, *others]))
+
+
+@spoils(
+    "one weight of a recurrence",
+    ("own-deep-ar", "lstm"),
+    ("own-both-ways", "gru"),
+    ("own-next-item", "gru", DYNAMO_18),
+)
+def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
+    """The largest recurrent weight is 10 % larger."""
+    weights = layer.weight_hh_l0.view(-1)
+    weights[int(weights.abs().argmax())] *= 1.1
+
+
+@spoils(
+    "border of a pooling",
+    ("timm-poolformer", "stages.0.blocks.0.token_mixer.pool"),
+    ("timm-poolformer", "stages.1.blocks.0.token_mixer.pool", DYNAMO_18),
+)
+def border_counted(layer: nn.Module, _architecture: Architecture) -> None:
+    """The padding counts in the average."""
+    layer.count_include_pad = True
+
+
+@spoils("groups of a norm", ("tv-retina", "head.classification_head.conv.0.1"))
+def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
+    """The channels are normalised in two groups instead of four."""
+    grouped = nn.GroupNorm(2, layer.num_channels, eps=layer.eps)
+    grouped.load_state_dict(layer.state_dict())
+    return grouped
+
+
+@spoils(
+    "dilation",
+    ("own-separator", "depthwise"),
+    ("tv-deeplab", "head.0.convs.2.0"),
+)
+def undilated(layer: nn.Module, _architecture: Architecture) -> None:
+    """The convolution is not dilated."""
+    layer.padding = tuple(
+        one // two for one, two in zip(layer.padding, layer.dilation, strict=True)
+    )
+    layer.dilation = tuple(1 for _ in layer.dilation)
+
+
+@spoils("slope and end of softplus", ("own-softened", "soften"))
+def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
+    """The threshold of softplus is the usual one."""
+    layer.threshold = 20
+
+
+@spoils(
+    "corners of a resize",
+    ("tv-fcn", "resize"),
+    ("tv-lraspp", "resize", DYNAMO_18),
+)
+def corners_aligned(layer: nn.Module, _architecture: Architecture) -> None:
+    """The corners of image and scores are aligned."""
+    layer._settings = {"mode": "bilinear", "align_corners": True}
+
+
+@spoils("mode of a resize", ("tv-deeplab", "resize"))
+def nearest(layer: nn.Module, _architecture: Architecture) -> None:
+    """The nearest pixel is taken."""
+    layer._settings = {"mode": "nearest"}
+
+
+@spoils("cubic resize", ("tv-lraspp", "resize"))
+def cubic(layer: nn.Module, _architecture: Architecture) -> None:
+    """The resize is cubic instead of linear."""
+    layer._settings = {"mode": "bicubic", "align_corners": False}

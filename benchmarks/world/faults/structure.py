@@ -1,0 +1,93 @@
+"""What exporters and people who rewrite attention get wrong: masks, scales, rotations, branches."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.world.architectures.called import Called
+from benchmarks.world.fault import DYNAMO_18, First, spoils
+
+
+class Unmasked(nn.Module):
+    """The attention gets a mask of four axes that hides nothing."""
+
+    def __init__(self, called: Called) -> None:
+        super().__init__()
+        self.called = called
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> object:
+        open_ = (mask * 0).to(torch.get_default_dtype())
+        return self.called(ids, open_[:, None, None, :] + open_[:, None, :, None])
+
+
+_CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo")
+
+
+@spoils("causal mask", *_CAUSAL)
+def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Module:
+    """Words see the words behind them."""
+    return Unmasked(model)
+
+
+@spoils(
+    "padding mask",
+    "hf-bert",
+    "hf-distilbert",
+    "hf-electra",
+    "hf-mpnet",
+    "hf-bart",
+    "hf-t5",
+    ("hf-albert", "", DYNAMO_18),
+)
+def padding_seen(model: nn.Module, _architecture: Architecture) -> nn.Module:
+    """Padding is attended to."""
+    return First(model, lambda ids, mask: (ids, mask * 0 + 1))
+
+
+@spoils(
+    "scale of attention",
+    "timm-swin-tiny-patch4-window7-224",
+    "hf-bert",
+    "hf-gpt-neox",
+    "hf-llama",
+    "hf-vit",
+    ("hf-whisper", "", DYNAMO_18),
+)
+def other_scale(model: nn.Module, _architecture: Architecture) -> None:
+    """The scale of the first attention is 1 % too large."""
+    module, name = next(
+        (module, name)
+        for module in model.modules()
+        for name in ("scale", "scaling")
+        if isinstance(getattr(module, name, None), float)
+    )
+    setattr(module, name, getattr(module, name) * 1.01)
+
+
+@spoils("base of the rotation", "hf-llama", "hf-qwen2", "hf-gpt-neox", ("hf-gemma", "", DYNAMO_18))
+def other_base(model: nn.Module, _architecture: Architecture) -> None:
+    """The rotary positions turn 1 % slower."""
+    module = next(one for one in model.modules() if hasattr(one, "inv_freq"))
+    module.inv_freq.mul_(0.99)
+
+
+_TABLES = {
+    "timm-vit-tiny-patch16-224": "pos_embed",
+    "timm-deit-tiny-distilled-patch16-224": "pos_embed",
+    "timm-beit-base-patch16-224": "blocks.0.attn.relative_position_bias_table",
+    "timm-swin-tiny-patch4-window7-224": "layers.0.blocks.1.attn.relative_position_bias_table",
+    "timm-cait-xxs24-224": "cls_token",
+    "timm-convnext-atto": "stages.1.blocks.0.gamma",
+    "timm-xcit-nano-12-p8-224": "blocks.0.attn.temperature",
+    "hf-mamba": "model.backbone.layers.0.mixer.A_log",
+    "hf-patchtst": "model.model.encoder.positional_encoder.position_enc",
+}
+
+
+@spoils("parameter of no layer", *_TABLES, ("timm-vit-tiny-patch16-224", "", DYNAMO_18))
+def one_of_a_table(model: nn.Module, architecture: Architecture) -> None:
+    """The largest number of a table that is a parameter of its own is 10 % larger."""
+    numbers = model.get_parameter(_TABLES[architecture.name]).view(-1)
+    numbers[int(numbers.abs().argmax())] *= 1.1

@@ -1,0 +1,1 @@
+"""Models as firms write them: heads in several units, recommenders, forecasters, sound."""

@@ -1,0 +1,142 @@
+"""The second corpus is as large as it says, its faults are real, and its command judges."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.corpus.bench import Bench, Pair
+from benchmarks.corpus.effect import computed, effect_of
+from benchmarks.corpus.entry import Entry
+from benchmarks.corpus.outcome import Ruling
+from benchmarks.corpus.trained import trained
+from benchmarks.world.__main__ import main
+from benchmarks.world.architectures import ARCHITECTURES
+from benchmarks.world.correct import CORRECT_PAIRS, REFUSED, WRONG
+from benchmarks.world.fault import FAULTS
+from benchmarks.world.half import half_of
+from benchmarks.world.registry import ENTRIES, chosen
+
+VISIBLE = 5.0
+"""Units of rounding; the mildest fault of the first corpus moves its outputs by 2.4."""
+
+
+def test_the_corpus_is_as_large_as_it_says() -> None:
+    assert len(ARCHITECTURES) >= 60
+    assert len(FAULTS) >= 150
+    assert len({fault.kind for fault in FAULTS}) >= 60
+    assert sum(fault.layer is not None for fault in FAULTS) >= 40
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+    assert all(len(entry.story) > 20 and entry.story.endswith(".") for entry in ENTRIES)
+    families = {name.partition("-")[0] for name in ARCHITECTURES}
+    assert families == {"timm", "hf", "tv", "own"}
+    assert {*WRONG, *REFUSED} <= set(ARCHITECTURES)
+    exporters = {(pair.architecture.name, pair.recipe.exporter) for pair in CORRECT_PAIRS}
+    assert len(exporters) == len(CORRECT_PAIRS) >= 200
+
+
+def test_single_layers_are_named_in_fifteen_models_of_others() -> None:
+    layered = [fault for fault in FAULTS if fault.layer and not fault.reach]
+    of_others = {f.architecture.name for f in layered if f.architecture.name[:2] != "ow"}
+    assert len(of_others) >= 15
+    for fault in layered:
+        assert fault.layer in dict(fault.architecture.make().named_modules()), fault.name
+
+
+def test_halves_are_split_by_architecture_and_both_large() -> None:
+    halves = {half: chosen(None, half) for half in ("tune", "confirm")}
+    assert sum(map(len, halves.values())) == len(ENTRIES)
+    names = [{entry.architecture.name for entry in half} for half in halves.values()]
+    assert names[0].isdisjoint(names[1])
+    for half in halves.values():
+        assert sum(entry.faulty for entry in half) >= 75
+        assert len({entry.architecture.name for entry in half}) >= 30
+    assert half_of("hf-bert") == half_of("hf-bert")
+    assert {half_of(name) for name in ("own-money", "hf-bert", "tv-fcn", "hf-gpt2")} == {
+        "tune",
+        "confirm",
+    }
+
+
+def _cheap(fault: Entry) -> bool:
+    """Architectures of which a forward takes milliseconds; the others are tried by the command."""
+    return fault.architecture.name.startswith(("own-", "tv-"))
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if _cheap(f)][::4], ids=lambda f: f.name)
+def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    captured: list[nn.Module] = []
+    freevars = dict(zip(fault.make.__code__.co_freevars, fault.make.__closure__, strict=True))
+    if "batch_size" in freevars:  # wrong by the exporter alone
+        return
+    with torch.no_grad():
+        model = bench.model(fault.architecture)
+        copied = copy.deepcopy(model)
+        captured.append(freevars["edit"].cell_contents(copied, fault.architecture) or copied)
+    inputs = fault.reach() if fault.reach else bench.samples(fault.architecture)
+    assert effect_of(captured[0], model, inputs) > VISIBLE
+
+
+@pytest.mark.parametrize("name", ["own-money", "own-experts", "hf-bert", "tv-fcn", "timm-mixer"])
+def test_references_are_the_same_every_time_and_answers_vary(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, again = trained(architecture), trained(architecture)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    (answers, *_) = computed(model, architecture.draw(architecture.count or 24, 0))
+    assert np.all(answers.std(axis=0) > 0)
+
+
+def test_an_effect_is_that_of_the_worst_column() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, small: float) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+            nn.init.constant_(self.linear.weight, 0.3)
+            nn.init.constant_(self.linear.bias, 0.1)
+            self.register_buffer("scale", torch.tensor([1e6, small]))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.linear(rows) * self.scale
+
+    rows = {"rows": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
+    assert effect_of(Scaled(1.0), Scaled(1.0), rows) == 0.0
+    assert 10.0 < effect_of(Scaled(1.001), Scaled(1.0), rows) < math.inf
+
+
+def _planted(pair: Pair) -> Ruling:
+    assert pair.path.is_file()
+    return Ruling(True)
+
+
+def test_the_command_fails_where_a_fault_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "world.json"
+    only = "fault/place/turned-own-place/*"
+    assert main(["--only", only, "--json", str(file)], gate=_planted) == 1
+    (outcome,) = json.loads(file.read_text())["outcomes"]
+    assert outcome["ruling"]["passed"]
+    assert outcome["effect"] > VISIBLE
+    assert "escaped" in capsys.readouterr().out
+    assert main(["--only", "fault/nothing/*"], gate=_planted) == 2
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        "correct/timm-vit-tiny-patch16-224/direct-17",
+        "fault/one-weight/*-timm-mixer-*",
+        "fault/towers-swapped/*-own-two-towers/*",
+    ],
+)
+def test_the_gate_is_right_about_some(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", only]) == 0, capsys.readouterr().out
