@@ -98,8 +98,10 @@ class StabilityParity(Record):
     batch_invariance: Measured
     """max abs diff of a sample between the batch sizes."""
     unit: Measured
-    """What one of the ratios is: the largest of the reference's own batch variance, of its
-    rounding error max|r32 - r64| where that is known, and of 2^-24 max|r32|."""
+    """What one of the ratios is in the largest column: the largest of the reference's own batch
+    variance, of its rounding error max|r32 - r64| where that is known, of 2^-24 max|r32|, and where
+    a runtime is far off of what random rounding makes of it. Each ratio is of the worst column, in
+    that column's own unit."""
     repeatability_ratio: Measured
     """repeatability / unit."""
     batch_invariance_ratio: Measured

@@ -9,18 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from gate.errors import EvidenceError
-from gate.instruments import StabilityParity
+from gate.errors import EvidenceError, GateError
+from gate.instruments import EPSILON, StabilityParity
+from gate.parity.change import by_column, columns, worse_columns, worst_ratio
+from gate.parity.floor import DRAWS, seed
+from gate.parity.rounding import RandomRounding
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.parity.statistics import Array
+from gate.parity.tally import Floats
 from gate.parity.track import describe_failure
 
-_EPSILON = 2.0**-24
-"""Half the distance of 1.0 to the next float32."""
+_SUSPICIOUS = 4.0
+"""A ratio from which on the reference is computed under random rounding too."""
 
 Compute = Callable[[Batch, Sequence[Array]], list[Array]]
 """Computes a batch and checks number, dtype and shapes of the outputs against the reference's."""
@@ -54,6 +59,7 @@ class Stability:
 
     def __init__(self, stand: Stand) -> None:
         """Raises EvidenceError if the reference can't compute the samples."""
+        self._stand = stand
         self._bases = _bases(stand)
         self._parts: list[_Part] = []
         self._truth = [stand.truth.aside(base.batch) for base in self._bases]
@@ -73,7 +79,7 @@ class Stability:
         """One record an output. Raises EvidenceError if the runtime can't compute a batch size,
         or returns other shapes in it."""
         first = [_outputs(compute, base) for base in self._bases]
-        moved = [math.nan if self._alone else 0.0] * len(self._units)
+        moved = [np.array([math.nan if self._alone else 0.0])] * len(self._units)
         sizes = [{base.size for base in self._bases} for _ in self._units]
         for part in self._parts:
             outputs = _outputs(compute, part)
@@ -83,25 +89,27 @@ class Stability:
                     continue
                 sizes[index].add(part.size)
                 known = part.expected[index]
-                moved[index] = _worse(
-                    moved[index], difference(output, first[0][index][place], known)
+                moved[index] = worse_columns(
+                    moved[index], by_column(output, first[0][index][place], known)
                 )
         again = [_outputs(compute, base) for base in self._bases]
         records = []
-        for index, unit in enumerate(self._units):
-            repeated = 0.0
+        for index, own in enumerate(self._units):
+            repeated = np.zeros(1)
             for one, other, base in zip(first, again, self._bases, strict=True):
                 known = base.expected[index]
-                repeated = _worse(repeated, difference(one[index], other[index], known))
+                repeated = worse_columns(repeated, by_column(one[index], other[index], known))
+            doubtful = worst_ratio(moved[index], own) > _SUSPICIOUS
+            unit = worse_columns(own, self._rounding[index]) if doubtful else own
             records.append(
                 StabilityParity(
                     samples=self._samples,
                     batch_sizes=tuple(sorted(sizes[index])),
-                    repeatability=repeated,
-                    batch_invariance=moved[index],
-                    unit=unit,
-                    repeatability_ratio=_in_units(repeated, unit),
-                    batch_invariance_ratio=_in_units(moved[index], unit),
+                    repeatability=float(repeated.max()),
+                    batch_invariance=float(moved[index].max()),
+                    unit=float(unit.max()),
+                    repeatability_ratio=worst_ratio(repeated, unit),
+                    batch_invariance_ratio=worst_ratio(moved[index], unit),
                 )
             )
         return tuple(records)
@@ -123,43 +131,48 @@ class Stability:
                 return None
         return tuple(place)
 
-    def _unit(self, index: int) -> float:
-        """See `StabilityParity.unit`; NaN where the reference itself has no stable answer.
+    def _unit(self, index: int) -> Floats:
+        """See `StabilityParity.unit`, by column; NaN where the reference itself has no stable
+        answer.
 
         Integers have no rounding: theirs is the change of the reference alone.
         """
-        unit = 0.0
+        unit = np.zeros(1)
         for part in self._parts:
             place = self._place(index, part)
             if place is not None:
                 inside = self._bases[0].expected[index][place]
-                unit = _worse(unit, difference(part.expected[index], inside, inside))
+                unit = worse_columns(unit, by_column(part.expected[index], inside, inside))
         for base, truth in zip(self._bases, self._truth, strict=True):
             known = base.expected[index]
             if known.dtype.kind == "f":
-                unit = _worse(unit, _rounding(known, truth[index] if truth else None))
-        return unit if math.isfinite(unit) else math.nan
+                unit = worse_columns(unit, _rounding(known, truth[index] if truth else None))
+        return np.where(np.isfinite(unit), unit, math.nan)
 
+    @cached_property
+    def _rounding(self) -> list[Floats]:
+        """How far random rounding moves each output, by column: the middle one of three runs.
+        Nothing where the model can't be computed so."""
+        runs = []
+        try:
+            for draw in range(DRAWS):
+                with RandomRounding(seed(self._stand, draw)):
+                    runs.append([self._stand.reference.run(base.batch) for base in self._bases])
+        except GateError:
+            return [np.zeros(1)] * len(self._units)
+        return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
 
-def difference(left: Array, right: Array, reference: Array) -> float:
-    """max|left - right| of two results of the same side, as float64.
-
-    NaN or infinite in both is no agreement: the result is NaN, unless `reference` has the same
-    there; on one side only it is infinite. NaN for arrays without an element, which prove nothing.
-    """
-    if left.size == 0:
-        return math.nan
-    if left.dtype.kind != "f":
-        distance = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
-        return 0.0 if np.array_equal(left, right) else max(distance, 1.0)
-    one, other, known = (array.astype(np.float64) for array in (left, right, reference))
-    finite = np.isfinite(one) & np.isfinite(other)
-    if (np.isfinite(one) != np.isfinite(other)).any():
-        return math.inf
-    alike = (np.isnan(one) & np.isnan(other) & np.isnan(known)) | ((one == other) & (one == known))
-    if not (finite | alike).all():
-        return math.nan
-    return float(np.abs(one[finite] - other[finite]).max(initial=0.0))
+    def _moved_by_rounding(self, runs: list[list[list[Array]]], index: int) -> Floats:
+        draws = []
+        for run in runs:
+            moved = np.zeros(1)
+            for outputs, base in zip(run, self._bases, strict=True):
+                known = base.expected[index]
+                if known.dtype.kind != "f" or outputs[index].shape != known.shape:
+                    return np.zeros(1)
+                moved = worse_columns(moved, by_column(outputs[index], known, known))
+            draws.append(moved)
+        return np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
 
 
 def _bases(stand: Stand) -> list[_Part]:
@@ -219,27 +232,13 @@ def _outputs(compute: Compute, part: _Part) -> list[Array]:
         ) from error
 
 
-def _rounding(known: Array, truth: Array | None) -> float:
-    """The larger of max|r32 - r64| and 2^-24 max|r32|, over finite elements."""
+def _rounding(known: Array, truth: Array | None) -> Floats:
+    """The larger of max|r32 - r64| and 2^-24 max|r32| by column, over finite elements."""
     r32 = known.astype(np.float64)
     finite = np.isfinite(r32)
-    least = _EPSILON * float(np.abs(r32[finite]).max(initial=0.0))
-    if truth is None or truth.shape != known.shape:
-        return least
-    r64 = truth.astype(np.float64)
-    finite &= np.isfinite(r64)
-    return max(least, float(np.abs(r32[finite] - r64[finite]).max(initial=0.0)))
-
-
-def _worse(left: float, right: float) -> float:
-    """The larger; NaN if any is."""
-    return math.nan if math.isnan(left) or math.isnan(right) else max(left, right)
-
-
-def _in_units(moved: float, unit: float) -> float:
-    """0 without any change, infinite where there is no unit, NaN where either is unknown."""
-    if math.isnan(moved) or math.isnan(unit):
-        return math.nan
-    if moved == 0.0:
-        return 0.0
-    return moved / unit if unit > 0.0 else math.inf
+    errors = EPSILON * np.abs(np.where(finite, r32, 0.0))
+    if truth is not None and truth.shape == known.shape:
+        r64 = truth.astype(np.float64)
+        both = finite & np.isfinite(r64)
+        errors = np.maximum(errors, np.abs(np.where(both, r32, 0.0) - np.where(both, r64, 0.0)))
+    return columns(errors)

@@ -13,7 +13,8 @@ from torch import nn
 from gate.checks import Verdict
 from gate.decision import decide
 from gate.errors import EvidenceError
-from gate.parity.stability import Stability, difference
+from gate.parity.change import difference
+from gate.parity.stability import Stability
 from tests.parity import tiny
 from tests.parity.probes import benches
 
@@ -91,7 +92,7 @@ def test_two_runs_that_differ():
     (seen,) = of(Linear(), drifting)
     assert calls == [8, *[1] * 8, 4, 4, 7, 8]
     assert seen.repeatability == pytest.approx(1.0)
-    assert seen.repeatability_ratio == seen.repeatability / seen.unit > 1e4
+    assert seen.repeatability_ratio >= seen.repeatability / seen.unit > 1e4
     assert seen.batch_invariance_ratio <= 1.0
 
 
