@@ -20,6 +20,8 @@ class Binding:
     batch_size: int
     fixed: bool
     """True if the file has a fixed batch axis."""
+    double: bool = False
+    """True if inputs of float64 go into the model as they are; else all floats as float32."""
 
     def by_input(self, batch: Batch) -> dict[str, Array]:
         """A batch of the samples, by the names of the file's inputs."""

@@ -205,6 +205,11 @@ class Comparison:
             remedy = "The batch axis was probably fixed at export: set export.dynamic_batch: true."
         elif r.dtype == c.dtype:
             remedy = "Export the same model again, with an example of the samples' shape."
+        elif r.dtype == "float64":
+            remedy = (
+                "The model's forward makes it float64 by itself (a buffer or NumPy scalar of "
+                "float64, .double()): cast it in forward, or keep float64 in the file."
+            )
         else:
             remedy = "Export the model in float32, with the outputs that its forward returns."
         raise OutputMismatch(

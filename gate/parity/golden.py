@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from gate.golden.tolerance import Tolerance, tolerances
 from gate.parity.binding import Binding, bind
 from gate.parity.candidate import Candidate
 from gate.parity.determinism import deterministic
+from gate.parity.precision import keeps_double
 from gate.parity.samples import Samples
 from gate.parity.stand import Reference
 from gate.parity.torch_runner import private_copy
@@ -42,7 +44,7 @@ def write_golden_of(
     The samples are spread over the data. Where there are logits, samples come first whose margin
     (largest minus second largest logit) is more than twice the tolerance: a runtime within the
     tolerance can't give them another answer. The tolerances are those of
-    `gate.golden.tolerance.tolerances`. The reference is a copy of `model`: float32, CPU, eval;
+    `gate.golden.tolerance.tolerances`. The reference is a copy of `model` as `measure` makes it;
     `model` and all global switches are afterwards as they were.
 
     Raises InputMismatch for samples that don't fit, OutputMismatch where the reference has another
@@ -56,10 +58,11 @@ def write_golden_of(
         count=len(samples),
         batch_size=min(SAMPLES, len(samples)),
     )
+    binding = replace(binding, double=keeps_double(model, subject))
     names = [spec.name for spec in subject.outputs]
     allowed = tolerances(policy, evidence)
     with deterministic(policy.determinism):
-        reference = Reference(private_copy(model, device="cpu"), binding)
+        reference = Reference(private_copy(model, device="cpu", double=binding.double), binding)
         chosen = samples.pick(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))
         outputs = reference.run(batch)

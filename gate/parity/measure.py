@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -31,6 +31,7 @@ from gate.parity.floor import rounding_floor
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
 from gate.parity.onnx_runner import OnnxRunner
+from gate.parity.precision import keeps_double
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
 from gate.parity.second_look import MOST, SecondLook
@@ -91,8 +92,9 @@ def measure(  # noqa: PLR0913
 ) -> Measurement:
     """Compare the file with `model` on all samples, in every runtime that the policy asks for.
 
-    The reference is a copy of `model` in float32 on the CPU, in eval mode; `model` and all
-    global switches are afterwards as they were. A file with a fixed batch axis is measured
+    The reference is a copy of `model` on the CPU, in eval mode, in float32 but for what the file
+    has in float64 too (`gate.parity.precision`); `model` and all global switches are afterwards as
+    they were. A file with a fixed batch axis is measured
     with that batch size. `progress` is called with (samples done, samples in all), those that
     stability and probes compute after the dataset's included.
 
@@ -107,6 +109,7 @@ def measure(  # noqa: PLR0913
         count=len(samples),
         batch_size=batch_size,
     )
+    binding = replace(binding, double=keeps_double(model, candidate.subject))
     if labels is not None:
         labels = check_labels(labels, samples=len(samples))
     names = [spec.name for spec in candidate.subject.outputs]
@@ -116,7 +119,7 @@ def measure(  # noqa: PLR0913
         if runtime.required != "never"
     ]
     with deterministic(policy.determinism) as switches:
-        own = private_copy(model, device="cpu")
+        own = private_copy(model, device="cpu", double=binding.double)
         reference = Reference(own, binding)
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
@@ -227,7 +230,8 @@ def _open(
             unusable = cuda_unusable_reason() or cublas_reason(policy.determinism)
             if unusable is not None:
                 raise EvidenceError(unusable)
-            track.runner = TorchRunner(private_copy(model, device="cuda"), binding, device="cuda")
+            own = private_copy(model, device="cuda", double=binding.double)
+            track.runner = TorchRunner(own, binding, device="cuda")
         else:
             track.runner = OnnxRunner(candidate, traits, binding, policy=policy, example=example)
     except Exception as error:

@@ -16,10 +16,11 @@ from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
 from gate.structure import Call, leaves
 
 
-def private_copy(model: nn.Module, *, device: str) -> nn.Module:
+def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
     """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
 
-    Raises ModelError if it can't be copied.
+    `double`: what is in float64 stays so (`gate.parity.precision`). Raises ModelError if it can't
+    be copied.
     """
     try:
         with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
@@ -30,9 +31,18 @@ def private_copy(model: nn.Module, *, device: str) -> nn.Module:
             "that copy.deepcopy works: keep no tensors with a gradient history as attributes."
         ) from error
     duplicate.to(device=device)
-    duplicate.float()  # `to(dtype=…)` would also make complex numbers real
+    # `to(dtype=…)` would also make complex numbers real
+    duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
     duplicate.eval()  # not chained: models that override `train` often forget to return themselves
     return duplicate
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else _single(tensor)
 
 
 class TorchRunner:
@@ -49,6 +59,7 @@ class TorchRunner:
         self._model = model
         self._device = torch.device(device)
         self._dtype = dtype
+        self._double = binding.double
         self._names = tuple(sample for _, sample in binding.pairs)
         self._call = call_of(model, binding)
         self._seen: set[str] = set()
@@ -56,7 +67,8 @@ class TorchRunner:
         """Under which name of its own the model returned each output of the last run, or None."""
 
     def run(self, batch: Batch) -> list[Array]:
-        """Forward a copy of the batch; floats go in as `dtype`. None among outputs is dropped.
+        """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
+        the binding says so. None among outputs is dropped.
 
         The outputs come in the model's order.
         """
@@ -81,7 +93,8 @@ class TorchRunner:
     def _tensor(self, array: Array) -> torch.Tensor:
         # The copy keeps in-place models from changing what the other runtimes get.
         tensor = torch.from_numpy(array.copy())
-        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        kept = self._double and tensor.dtype == torch.float64
+        dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
         return tensor.to(device=self._device, dtype=dtype)
 
 

@@ -52,7 +52,7 @@ class DoubleTwin:
 
 def double_copy(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU, in eval mode and float64. Raises ModelError."""
-    duplicate = private_copy(model, device="cpu")
+    duplicate = private_copy(model, device="cpu", double=True)
     duplicate.double()
     return duplicate
 

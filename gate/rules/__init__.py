@@ -54,6 +54,8 @@ def _of_runtime(
     yield from statements.varies(runtime)
     samples_fail = False
     for output in runtime.outputs:
+        if output.elements == 0:  # `outputs` says so; it has no numbers
+            continue
         yield statements.reference(policy, runtime, output)
         yield statements.finite(policy, runtime, output)
         yield from roles.role(policy, runtime, output)

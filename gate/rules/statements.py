@@ -150,7 +150,13 @@ def outputs(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
     problems += [
         f"'{output.name}' was measured on {output.samples} samples, the data set has {n}"
         for output in runtime.outputs
-        if output.samples != n or output.elements == 0
+        if output.samples != n
+    ]
+    problems += [
+        f"'{output.name}' is empty for every sample, so nothing of it was compared; give samples "
+        "for which it is not, or leave it out of the export"
+        for output in runtime.outputs
+        if output.elements == 0
     ]
     logits = {o.name for o in runtime.outputs if classes_of(policy, o) is not None}
     lacking = sorted(set(policy.logits) - logits) if policy.task != "tensors" else []

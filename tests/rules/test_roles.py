@@ -198,7 +198,7 @@ def judge_beside(output: OutputParity, **policy: Any) -> Decision:
         ({"max_abs_diff": 1.0, "scaled_diff": INF}, Verdict.FAIL),
         ({"max_abs_diff": 1e-6, "scaled_diff": INF, "reference_abs_max": 0.0}, Verdict.FAIL),
         ({"nonfinite_mismatched": 1, "max_abs_diff": NAN}, Verdict.FAIL),
-        ({"elements": 0, "max_abs_diff": NAN}, Verdict.FAIL),
+        ({"elements": 0, "max_abs_diff": NAN}, Verdict.ERROR),
         ({"nonfinite_reference": 4000, "reference_abs_max": NAN, "reference_std": NAN, "scaled_diff": NAN,
           "noise": builders.noise_parity(elements=0, ratio=NAN, peak=NAN, diff=NAN)}, Verdict.PASS),
         ({"nonfinite_reference": 4000, "nonfinite_same": 4000, "reference_abs_max": NAN}, Verdict.FAIL),

@@ -1,0 +1,158 @@
+"""float64 in the model, in the file, in both; outputs without an element."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.check import Reference, Verdicted, Workload, check
+from gate.checks import Verdict
+from gate.evidence import Source, Subject, TensorSpec
+from gate.export.export import export_model
+from gate.export.settings import ExportSettings
+from gate.parity.precision import keeps_double
+from gate.parity.samples import Samples
+from gate.policy import Instruments, Policy
+from tests import builders
+
+POLICY = Policy.default().model_copy(
+    update={"instruments": Instruments(probes=False, search_inputs=0)}
+)
+
+
+class Net(nn.Module):
+    """A linear layer in float32 and a buffer in float64."""
+
+    def __init__(self, make: Callable[[Net, torch.Tensor], object]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 5)
+        self.register_buffer("scale", torch.rand(5, dtype=torch.float64))
+        self.make = make
+
+    def forward(self, input: torch.Tensor) -> object:
+        return self.make(self, input)
+
+
+def inputs(samples: int, dtype: type) -> np.ndarray:
+    return np.random.default_rng(samples).normal(size=(samples, 6)).astype(dtype)
+
+
+def exported(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
+    settings = ExportSettings(strategy="direct", batch_size=4, input_names=("input",))
+    export_model(model.eval(), {"input": inputs(4, dtype)}, settings=settings, output=path)
+    return path
+
+
+def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
+    """By PyTorch alone: the gate's own export makes every model float32."""
+    torch.onnx.export(
+        model.eval(), (torch.from_numpy(inputs(4, dtype)),), str(path), dynamo=False,
+        input_names=["input"], dynamic_axes={"input": {0: "batch"}}, opset_version=13,
+    )  # fmt: skip
+    return path
+
+
+def judged(model: nn.Module, onnx: Path, dtype: type = np.float32) -> Verdicted:
+    workload = Workload(Samples.of({"input": inputs(40, dtype)}))
+    reference = Reference(model, Source(factory="tests:net"))
+    return check(onnx, reference=reference, workload=workload, policy=POLICY)
+
+
+def cast(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x).double()
+
+
+def with_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * net.scale
+
+
+def narrowed(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x.float())
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.mark.parametrize(
+    ("make", "double", "dtype", "gives"),
+    [
+        (cast, False, np.float32, "float64"),
+        (with_buffer, False, np.float32, "float64"),
+        (with_buffer, True, np.float64, "float64"),
+        (narrowed, False, np.float64, "float32"),
+    ],
+)
+def test_what_file_and_model_have_in_float64_is_judged(
+    tmp_path: Path, make, double: bool, dtype: type, gives: str
+) -> None:
+    net = Net(make).double() if double else Net(make)
+    path = exported_as_it_is(net, tmp_path / "model.onnx", dtype)
+    verdicted = judged(net, path, dtype)
+    assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
+    (output,) = verdicted.evidence.runtimes[1].outputs
+    assert output.dtype == gives
+    assert not double or output.scaled_diff < 1e-13
+    wrong = copy.deepcopy(net)
+    with torch.no_grad():
+        wrong.linear.weight[2, 3] *= 1.001
+    assert judged(wrong, path, dtype).decision.verdict is Verdict.FAIL
+
+
+def test_a_model_of_float64_judges_its_file_in_float32(tmp_path: Path) -> None:
+    net = Net(with_buffer).double()
+    path = exported(copy.deepcopy(net).float(), tmp_path / "model.onnx")
+    assert judged(net, path).decision.verdict is Verdict.PASS
+    assert net.linear.weight.dtype is torch.float64
+
+
+def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path: Path) -> None:
+    path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
+    problems = judged(Net(cast), path).decision.problems
+    told = " ".join(problem.explanation for problem in problems)
+    assert "returned float32 (1, 5)" in told
+    assert "the model returns float64" in told
+    assert "cast it in forward" in told
+
+
+def test_an_empty_output_is_the_reason_by_itself(tmp_path: Path) -> None:
+    path = exported(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
+    decision = judged(net, path).decision
+    assert decision.verdict is Verdict.ERROR
+    assert {problem.name for problem in decision.problems} == {"outputs"}
+    assert "'output_1' is empty for every sample" in decision.problems[0].explanation
+
+
+@pytest.mark.parametrize(
+    ("own", "takes", "gives", "keeps"),
+    [
+        ([torch.float32], "float32", "float32", False),
+        ([torch.float32], "float32", "float64", True),
+        ([torch.float32], "float64", "float32", False),
+        ([torch.float32], "float64", "float64", True),
+        ([torch.float32, torch.float64], "float32", "float64", True),
+        ([torch.float64], "float32", "float64", False),
+        ([torch.float64], "float64", "float32", True),
+        ([torch.float64], "int64", "float64", True),
+        ([torch.float64], "int64", "float32", False),
+        ([], "float64", "float32", True),
+        ([torch.float16], "float32", "float32", False),
+    ],
+)
+def test_when_the_reference_keeps_float64(own, takes, gives, keeps) -> None:
+    model = nn.Module()
+    for place, dtype in enumerate(own):
+        model.register_buffer(f"b{place}", torch.zeros(1, dtype=dtype))
+    subject: Subject = builders.evidence().subject.model_copy(
+        update={
+            "inputs": (TensorSpec(name="x", dtype=takes, shape=("b",)),),
+            "outputs": (TensorSpec(name="y", dtype=gives, shape=("b",)),),
+        }
+    )
+    assert keeps_double(model, subject) is keeps
