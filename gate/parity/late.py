@@ -37,7 +37,7 @@ class LateErrors:
         to the check `finite`."""
         with np.errstate(all="ignore"):
             apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
-            apart[~np.isfinite(apart)] = 0.0
+            apart = np.where(np.isfinite(apart), apart, 0.0)  # of scalars no array
             scores = in_units(apart, reference, self._units)
         batched = reference.ndim > 0 and len(reference) == span.count
         rows = scores.reshape(span.count if batched else 1, -1).max(axis=1, initial=0.0)
