@@ -24,6 +24,7 @@ Terms = Literal[
     "prefix factors",
     "prefix exponentials",
     "normalized",
+    "centred",
 ]
 """How n terms are counted and what their accumulation makes of the result (`gate.parity.sums`)."""
 

@@ -196,6 +196,19 @@ def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
     return error * scale
 
 
+def _centred(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
+    """What is subtracted from the scaled input is rounded once for a whole channel."""
+    named = operation.arguments
+    mean, variance = named.get("running_mean"), named.get("running_var")
+    if mean is None or variance is None or named.get("training") or y.dim() < 2:
+        return None
+    shift: torch.Tensor = mean / (variance + named.get("eps", 1e-5)).sqrt()
+    if named.get("weight") is not None:
+        shift = shift * named["weight"]
+    error = ROUNDING * shift * draw(shift.shape)
+    return error.reshape(-1, *[1] * (y.dim() - 2)).expand(y.shape)
+
+
 _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | None]] = {
     "reduced": _reduced,
     "squares": _squares,
@@ -207,6 +220,7 @@ _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | 
     "prefix factors": _prefix_factors,
     "prefix exponentials": _prefix_exponentials,
     "normalized": _normalized,
+    "centred": _centred,
 }
 
 

@@ -1,0 +1,1 @@
+"""ONNX Runtime's operators against float64, in units of our error models."""

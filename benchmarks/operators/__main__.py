@@ -1,0 +1,87 @@
+"""Measure ONNX Runtime's operators against float64, in units of our error models.
+
+Exit code 0 if none is farther off than its model says, 1 otherwise, 2 if no operator has such a
+name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from itertools import chain
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.operators.case import Case
+from benchmarks.operators.composites import composites
+from benchmarks.operators.functions import functions
+from benchmarks.operators.measuring import Row, measure, worst
+from benchmarks.operators.sums import pictures, products, sums
+from gate import atomic
+from gate.parity.operators import COMPOSITES, DEFAULT, MODELS
+
+
+def cases(only: str = "*") -> Iterator[Case]:
+    """All of them, of operators whose aten name matches."""
+    everything = chain(functions(), sums(), products(), pictures(), composites())
+    return (case for case in everything if fnmatch(case.operator, only))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    asked = _parser().parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = [row for case in cases(asked.only) for row in measure(case)]
+    if not rows:
+        print(f"no operator matches {asked.only!r}; names are those of aten", file=sys.stderr)
+        return 2
+    Console(width=None if sys.stdout.isatty() else 150).print(_table(rows))
+    if asked.json:
+        atomic.write_text(asked.json, json.dumps([row.plain() for row in rows], indent=1) + "\n")
+    return 1 if any(row.exceeds for row in rows) else 0
+
+
+def bound(operator: str) -> str:
+    """Its model in short: `5 |y| + 3 + 1 |x| + n reduced`."""
+    if operator in COMPOSITES:
+        return "its parts"
+    model = MODELS.get(operator, DEFAULT)
+    parts = [f"{model.relative:g} |y|"]
+    parts += [f"{model.absolute:g}"] if model.absolute else []
+    parts += [f"{model.scaled:g} |x|"] if model.scaled else []
+    parts += [f"n {model.terms}"] if model.terms else []
+    return " + ".join(parts)
+
+
+def _table(rows: list[Row]) -> Table:
+    columns = ("operator", "bound (2^-24)", "cases", "rms / floor", "error / bound")
+    table = Table(*columns, "ONNX", "where", "runtime", "PyTorch")
+    for operator, row in worst(rows).items():
+        same = [other for other in rows if other.operator == operator]
+        largest = max((other.largest for other in same if other.largest is not None), default=None)
+        table.add_row(
+            operator, bound(operator), str(len(same)),
+            f"{row.share:.2f}{' !' if row.exceeds else ''}",
+            "" if largest is None else f"{largest:.2f}",
+            row.onnx, row.label + (", optimised" if row.optimised else ""),
+            f"{row.runtime:.3g}", f"{row.own:.3g}",
+        )  # fmt: skip
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser("python -m benchmarks.operators", description=description)
+    parser.add_argument("--only", metavar="GLOB", default="*", help="aten names, such as 'conv*'")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every case with its numbers")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Sums of n terms: of one sign, that cancel, and beside a large mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmarks.operators.case import Array, Case, Node, floats
+
+LENGTHS = (16, 64, 256, 1024, 4096)
+_ROWS = 256
+_LAST = {"last": np.array([-1], np.int64)}
+
+
+def _draws(*shape: int) -> dict[str, Array]:
+    random = np.random.default_rng(sum(shape))
+    normal = random.standard_normal(shape)
+    return {
+        "cancelling": floats(normal),
+        "of one sign": floats(random.random(shape)),
+        "mean 10": floats(normal + 10.0),
+    }
+
+
+def _reduced(operator: str, attributes: dict[str, Any] | None = None) -> tuple[Node, ...]:
+    return ((operator, ("x0", "last"), attributes or {"keepdims": 1}),)
+
+
+_REDUCTIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[Node, ...]]] = {
+    "sum": (lambda x: x.sum(-1, keepdim=True), _reduced("ReduceSum")),
+    "mean": (lambda x: x.mean(-1, keepdim=True), _reduced("ReduceMean")),
+    "linalg_vector_norm": (lambda x: x.norm(dim=-1, keepdim=True), _reduced("ReduceL2")),
+    "logsumexp": (lambda x: x.logsumexp(-1, keepdim=True), _reduced("ReduceLogSumExp")),
+}
+
+
+def sums() -> Iterator[Case]:
+    """Reductions, prefix sums, norms and softmax by the number of terms."""
+    for n in LENGTHS:
+        for kind, x in _draws(_ROWS, n).items():
+            label = f"n = {n}, {kind}"
+            for name, (compute, nodes) in _REDUCTIONS.items():
+                yield Case(name, label, compute, (x,), nodes, _LAST)
+            yield Case(
+                "sum", f"{label}, axis 0", lambda x: x.sum(0, keepdim=True), (x.T.copy(),),
+                (("ReduceSum", ("x0", "first"), {}),), {"first": np.array([0], np.int64)},
+            )  # fmt: skip
+            yield Case(
+                "cumsum", label, lambda x: x.cumsum(-1), (x,),
+                (("CumSum", ("x0", "axis"), {}),), {"axis": np.array(-1, np.int64)},
+            )  # fmt: skip
+            yield from _norms(label, x)
+        wide = floats(3.0 * _draws(_ROWS, n)["cancelling"])
+        for name, operator in (("softmax", "Softmax"), ("log_softmax", "LogSoftmax")):
+            compute = getattr(functional, name)
+            yield Case(
+                name, f"n = {n}", lambda x, compute=compute: compute(x, -1), (wide,),
+                ((operator, ("x0",), {"axis": -1}),),
+            )  # fmt: skip
+        few = floats(1.0 + 0.01 * _draws(_ROWS, n)["cancelling"])
+        yield Case(
+            "prod", f"n = {n}", lambda x: x.prod(-1, keepdim=True), (few,),
+            _reduced("ReduceProd"), _LAST, opset=18,
+        )  # fmt: skip
+
+
+def _norms(label: str, x: Array) -> Iterator[Case]:
+    n = x.shape[-1]
+    weights = {"w": np.ones(n, np.float32), "b": np.zeros(n, np.float32)}
+    yield Case(
+        "layer_norm", label, lambda x: functional.layer_norm(x, (n,)), (x,),
+        (("LayerNormalization", ("x0", "w", "b"), {"epsilon": 1e-5}),), weights,
+    )  # fmt: skip
+    pictures = x.reshape(-1, 16, n)
+    weights = {"w": np.ones(16, np.float32), "b": np.zeros(16, np.float32)}
+    yield Case(
+        "instance_norm", label, functional.instance_norm, (pictures,),
+        (("InstanceNormalization", ("x0", "w", "b"), {"epsilon": 1e-5}),), weights,
+    )  # fmt: skip
+    statistics = x.reshape(-1, n)[:16].mean(1), x.reshape(-1, n)[:16].var(1)
+    weights |= {"mean": floats(statistics[0]), "variance": floats(statistics[1])}
+    yield Case(
+        "batch_norm", label, functional.batch_norm,
+        (pictures, weights["mean"], weights["variance"]),
+        (("BatchNormalization", ("x0", "w", "b", "x1", "x2"), {}),),
+        {"w": weights["w"], "b": weights["b"]},
+    )  # fmt: skip
+
+
+def products() -> Iterator[Case]:
+    """Products of matrices, and convolutions, by the number of terms."""
+    for n in LENGTHS:
+        for kind, b in _draws(n, 48).items():
+            for other, a in _draws(_ROWS, n).items():
+                yield Case(
+                    "matmul", f"n = {n}, {other} by {kind}", torch.matmul, (a, b),
+                    (("MatMul", ("x0", "x1"), {}),),
+                )  # fmt: skip
+        a, b = _draws(_ROWS, n)["of one sign"], _draws(48, n)["cancelling"]
+        yield Case(
+            "linear", f"n = {n}", functional.linear, (a, b),
+            (("Gemm", ("x0", "x1"), {"transB": 1}),),
+        )  # fmt: skip
+    for channels, kernel, side in ((3, 3, 16), (3, 7, 32), (64, 3, 16), (256, 1, 8), (512, 3, 8)):
+        for kind, x in _draws(2, channels, side, side).items():
+            w = _draws(24, channels, kernel, kernel)["cancelling"]
+            pads = [kernel // 2] * 4
+            yield Case(
+                "conv2d", f"n = {channels * kernel**2}, {kind}",
+                lambda x, w, pad=kernel // 2: functional.conv2d(x, w, padding=pad), (x, w),
+                (("Conv", ("x0", "x1"), {"pads": pads}),),
+            )  # fmt: skip
+            w = _draws(channels, 24, kernel, kernel)["cancelling"]
+            yield Case(
+                "conv_transpose2d", f"{channels} channels, {kernel} x {kernel}, {kind}",
+                lambda x, w: functional.conv_transpose2d(x, w, stride=2), (x, w),
+                (("ConvTranspose", ("x0", "x1"), {"strides": [2, 2]}),),
+            )  # fmt: skip
+
+
+def pictures() -> Iterator[Case]:
+    """Pooling and resizing."""
+    for side in (7, 32, 112):
+        x = _draws(2, 16, side, side)["of one sign"]
+        yield Case(
+            "adaptive_avg_pool2d", f"n = {side**2}",
+            lambda x: functional.adaptive_avg_pool2d(x, 1), (x,),
+            (("GlobalAveragePool", ("x0",), {}),),
+        )  # fmt: skip
+        yield Case(
+            "avg_pool2d", "n = 49", lambda x: functional.avg_pool2d(x, 7), (x,),
+            (("AveragePool", ("x0",), {"kernel_shape": [7, 7], "strides": [7, 7]}),),
+        )  # fmt: skip
+    for side, other in ((4, 6), (16, 27), (16, 5), (64, 128), (64, 108)):
+        x = _draws(1, 4, side, side)["of one sign"]
+        sizes = {"sizes": np.array([1, 4, other, other], np.int64)}
+        for name, mode, ours in (
+            ("upsample_bilinear2d", "linear", "bilinear"),
+            ("upsample_bicubic2d", "cubic", "bicubic"),
+        ):
+            yield Case(
+                name, f"{side} to {other}",
+                lambda x, size=other, ours=ours: functional.interpolate(x, size=size, mode=ours),
+                (x,),
+                (("Resize", ("x0", "", "", "sizes"), {"mode": mode, "cubic_coeff_a": -0.75}),),
+                sizes,
+            )  # fmt: skip
+    x, places = _draws(1, 4, 32, 32)["of one sign"], _draws(1, 16, 16, 2)["of one sign"]
+    for mode, ours in (("linear", "bilinear"), ("cubic", "bicubic")):
+        yield Case(
+            "grid_sampler", ours,
+            lambda x, g, ours=ours: functional.grid_sample(x, g, mode=ours, align_corners=False),
+            (x, floats(2.0 * places - 1.0)),
+            (("GridSample", ("x0", "x1"), {"mode": mode}),),
+        )  # fmt: skip

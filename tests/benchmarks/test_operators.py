@@ -1,0 +1,66 @@
+"""The error models hold for ONNX Runtime here, and one that does not is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.operators.__main__ import bound, cases, main
+from benchmarks.operators.measuring import Row, worst
+from gate.parity import operators
+
+FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_row_is_within_its_bound(name, tmp_path, capsys):
+    assert main(["--only", name, "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {row["operator"] for row in rows} == {name}
+    assert all(row["runtime"] >= 0.0 and not row["exceeds"] for row in rows)
+    assert name[:12] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "part"), [("sigmoid", "absolute"), ("cumsum", "terms")])
+def test_a_model_that_is_too_narrow_is_told(name, part, monkeypatch, capsys):
+    narrow = replace(operators.MODELS[name], **{part: 0.0 if part == "absolute" else None})
+    monkeypatch.setitem(operators.MODELS, name, narrow)
+    assert main(["--only", name]) == 1
+    assert "!" in capsys.readouterr().out
+
+
+def test_no_such_operator(capsys):
+    assert main(["--only", "aten::*"]) == 2
+    assert "names are those of aten" in capsys.readouterr().err
+
+
+def test_every_row_that_onnx_has_is_measured():
+    """But for names that are another's parts, and those that differ in their dimension only."""
+    measured = {case.operator for case in cases()}
+    rows = [
+        (names, model)
+        for table in (operators._FUNCTIONS, operators._SUMS)
+        for names, model in table.items()
+    ]
+    unmeasured = {
+        names.split()[0]
+        for names, model in rows
+        if model.onnx and not measured & set(names.split())
+    }
+    assert unmeasured == {"glu", "logit", "cdist"}
+
+
+def test_bounds_in_short():
+    assert bound("silu") == "2 |y| + 3 |x|"
+    assert bound("elu") == "4 |y| + 1.5"
+    assert bound("conv2d") == "1 |y| + n window"
+    assert bound("lstm") == "its parts"
+
+
+def test_the_worst_row_is_one_that_exceeds():
+    row = Row("sigmoid", "Sigmoid", "near 1", False, 0.9, 1.2, 3.0, 1.0, 2.0)
+    other = replace(row, share=1.1, largest=0.3)
+    assert worst([row, other]) == {"sigmoid": row}
+    assert worst([other, replace(row, largest=0.2)]) == {"sigmoid": other}
