@@ -22,7 +22,9 @@ from gate.decision import Decision, decide
 from gate.digest import Digest
 from gate.evidence import Evidence, ExportRecord, Source
 from gate.explanation import Case, explain
+from gate.export.code import code_of
 from gate.export.loading import build_model, load_checkpoint
+from gate.export.modules import verify_unchanged
 from gate.export.note import ExportNote
 from gate.export.onnx_file import read_subject
 from gate.localisation import Explanation
@@ -66,10 +68,13 @@ class Reference:
         """
         note = ExportNote.load(export_record) if export_record else None
         model = build_model(factory)
+        code = code_of(model, factory=factory)
         sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
         spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
         digest = spec.digest() if spec else None
-        source = Source(factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest)
+        source = Source(
+            factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
+        )
         return cls(model, source, spec=spec, note=note)
 
 
@@ -120,8 +125,8 @@ def check(
 
     Without a policy the built-in one applies: each output is judged as what it is seen to be. The
     model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
-    changed meanwhile, or the record of the export is about another; a bad file is a returned
-    decision.
+    changed meanwhile, or the record of the export is about another, EvidenceError if the model's
+    source files changed meanwhile; a bad file is a returned decision.
     """
     subject = read_subject(onnx)
     if reference.note is not None:
@@ -129,6 +134,7 @@ def check(
     if policy is None:
         policy = Policy.default()
     candidate = Candidate(onnx, subject)
+    code = reference.source.code or code_of(reference.model)
     measurement = measure(
         reference.model,
         candidate,
@@ -138,7 +144,10 @@ def check(
         labels=workload.labels,
         progress=progress,
     )
-    source = reference.source.model_copy(update={"labels_sha256": workload.labels_sha256})
+    verify_unchanged(code)
+    source = reference.source.model_copy(
+        update={"labels_sha256": workload.labels_sha256, "code": code}
+    )
     export = reference.note.record if reference.note else reference.export
     evidence = measurement.evidence(subject, source=source, export=export)
     seen = _preprocessing(policy, reference, workload, onnx)

@@ -18,6 +18,7 @@ from gate.instruments import (
     TraceSearch,
 )
 from gate.lint_finding import LintFinding
+from gate.model_code import ModelCode
 from gate.preprocessing_parity import PreprocessingParity
 from gate.record import Measured, Record, Sha256, later
 from gate.runtime import RuntimeName
@@ -53,6 +54,8 @@ class Source(Record):
     checkpoint_sha256: Sha256 | None = None
     preprocess_sha256: Sha256 | None = None
     labels_sha256: Sha256 | None = None
+    code: ModelCode | None = later(None)
+    """The source files that define the model. None: of before they were recorded."""
 
 
 class Dataset(Record):
@@ -76,6 +79,8 @@ class ExportRecord(Record):
     """What the trace-safety rules found in the model's source, suppressed findings too."""
     lint_unread: tuple[str, ...] = later(())
     """Code that the model reaches and that the rules could not read: `name: reason`."""
+    code: ModelCode | None = later(None)
+    """The model's source files when it was exported."""
 
 
 class Determinism(Record):

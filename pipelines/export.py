@@ -11,6 +11,7 @@ from gate import atomic
 from gate.digest import Digest
 from gate.errors import DataError, EvidenceError, ExportRefused
 from gate.evidence import Source
+from gate.export.code import code_of
 from gate.export.export import export_model
 from gate.export.self_check import self_check
 from gate.preprocess.spec import PreprocessSpec
@@ -34,7 +35,8 @@ def main() -> int:
         images = np.load(paths.EVAL_IMAGES, mmap_mode="r")
         name = settings.input_names[0] if settings.input_names else _INPUT
         example = {name: np.array(images[: settings.batch_size + 2])}
-        source = _source(model_params, checkpoint)
+        code = code_of(model, factory=model_params.name)
+        source = _source(model_params, checkpoint).model_copy(update={"code": code})
         staged = paths.ONNX.parent / "staging" / paths.ONNX.name
         with warnings.catch_warnings():
             # Deprecations of the exporter that this stage uses on purpose; what it says about

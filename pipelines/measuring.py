@@ -9,6 +9,8 @@ from gate.check import parity_of_preprocessing
 from gate.errors import EvidenceError, GateError
 from gate.evidence import Evidence, ExportRecord, Source
 from gate.explanation import Case
+from gate.export.code import code_of
+from gate.export.modules import verify_unchanged
 from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
@@ -29,16 +31,16 @@ def measured(
 ) -> tuple[Evidence, Case]:
     """The evidence on `onnx` over the evaluation samples, with a progress bar.
 
-    `source` gets the digest of the checkpoint that was used. Raises GateError where nothing can be
-    measured.
+    `source` gets the digest of the checkpoint and of the code that were used. Raises GateError
+    where nothing can be measured.
     """
-    model, checkpoint = trained(ModelParams.load())
+    params = ModelParams.load()
+    model, checkpoint = trained(params)
+    code = code_of(model, factory=params.name)
     subject = read_subject(onnx)
     samples = Samples.open(paths.EVAL_IMAGES)
     labels = (
-        open_labels(paths.EVAL_LABELS, samples=len(samples))
-        if policy.task != "tensors"
-        else None
+        open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
     candidate = Candidate(onnx, subject)
     with bar(title, len(samples)) as advance:
@@ -58,9 +60,10 @@ def measured(
             labels=labels,
             progress=progress,
         )
+    verify_unchanged(code)
     evidence = measurement.evidence(
         subject,
-        source=source.model_copy(update={"checkpoint_sha256": checkpoint}),
+        source=source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code}),
         export=export,
     )
     return evidence, Case(model, candidate, samples, policy)

@@ -16,6 +16,7 @@ MANIFEST = DATA / "manifest.json"
 PREPROCESSING = DATA / "preprocessing.json"
 PICTURES = DATA / "pictures"
 
+CODE = Path("models/code")
 CHECKPOINT = Path("models/model.safetensors")
 ONNX = Path("models/model.onnx")
 TWIN = Path("models/twin")

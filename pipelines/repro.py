@@ -1,7 +1,8 @@
 """`make repro`: `dvc repro`, with what DVC can't see before it, and what happened after it.
 
 DVC compares files. It can't see that the registry lost a version, or that the last decision was
-made within `dvc exp run`, which never promotes: then the stage `promote` has to run again.
+made within `dvc exp run`, which never promotes: then the stage `promote` has to run again. Nor can
+it see that a package was exchanged on which the model stands: then the stage `code` has to.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gate.errors import EvidenceError, RegistryError
-from pipelines import paths, stage
+from pipelines import code, paths, stage
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
@@ -30,9 +31,9 @@ def main() -> int:
     if reason is not None:
         print(f"promote runs again: {reason}", flush=True)
         paths.DECISION.unlink(missing_ok=True)
+    code.refresh()
     before = _stamp(paths.PROMOTION)
-    code = _dvc(["repro", *([arguments.target] if arguments.target else [])])
-    if code == 0:
+    if _dvc(["repro", *([arguments.target] if arguments.target else [])]) == 0:
         print(_closing(), flush=True)
         return stage.DONE
     report = last_promotion()

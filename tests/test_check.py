@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from gate.check import Reference, Workload, check
 from gate.checks import Verdict
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, InputMismatch
-from gate.evidence import Source
+from gate.evidence import Evidence, Source
+from gate.export.loading import build_model
+from gate.export.note import ExportNote
+from gate.golden.folder import read_golden
 from gate.parity.samples import Samples
 from gate.policy import Policy, PreprocessingPolicy
 from gate.preprocess.pictures import pictures_in
@@ -249,3 +253,69 @@ def test_the_command_judges_a_consumer_of_ones_own(
     assert cli.main(command) == code
     seen = capsys.readouterr()
     assert says in " ".join((seen.out + seen.err).split())
+
+
+# --- the model's code is evidence ---------------------------------------------------------------
+
+
+def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_path, capsys) -> None:
+    output = tmp_path / "model.onnx"
+    export = ["export", "small_models:build", "--example-input", "images.npy"]
+    assert cli.main([*export, "--output", str(output), "--strategy", "traced"]) == 0
+    arguments = ["check", str(output), "--reference", "small_models:build", "--inputs"]
+    arguments += ["images.npy", "--export-record", f"{output}.export.json"]
+    assert cli.main([*arguments, "--report", str(tmp_path / "report")]) == 0
+    assert "exported from other code" not in capsys.readouterr().out
+    evidence = Evidence.load(tmp_path / "report/evidence.json")
+    code = evidence.source.code
+    assert code is not None
+    assert code.files == {"small_models": Digest.of_file(project / "small_models.py")}
+    assert set(code.packages) == {"torch"}
+    assert evidence.export is not None
+    assert evidence.export.code == code
+    golden = read_golden(tmp_path / "report/golden").golden
+    assert golden.origin.code_sha256 == code.digest()
+
+    note_at = tmp_path / "model.onnx.export.json"
+    note = ExportNote.load(note_at)
+    old = code.model_copy(update={"files": {"small_models": Digest.of_bytes(b"old")}})
+    record = note.record.model_copy(update={"code": old})
+    note.model_copy(update={"record": record}).save(note_at)
+    assert cli.main(arguments) == 0  # the measurement decides
+    assert "exported from other code" in capsys.readouterr().out
+
+
+def test_code_that_changes_while_it_is_measured_is_no_evidence(tmp_path, monkeypatch) -> None:
+    for name in ("good.onnx", "images.npy"):
+        shutil.copy(made() / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "edited_models.py"
+    source.write_text((made() / "small_models.py").read_text())
+    reference = Reference.load("edited_models:build")
+    workload = Workload.open(Path("images.npy"))
+
+    def edit(done: int, total: int) -> None:
+        source.write_text(source.read_text().replace("nn.ReLU", "nn.Sigmoid"))
+
+    with pytest.raises(EvidenceError, match="changed while it was measured: edited_models"):
+        check(Path("good.onnx"), reference=reference, workload=workload, progress=edit)
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.inner(input)
+
+
+def test_a_model_that_was_built_elsewhere_has_its_classes_code(project: Path) -> None:
+    model = _Wrapped(build_model("small_models:build"))
+    verdicted = check(
+        project / "good.onnx", reference=Reference(model, SOURCE),
+        workload=Workload.open(project / "images.npy"),
+    )  # fmt: skip
+    code = verdicted.evidence.source.code
+    assert code is not None
+    assert __name__ in code.files

@@ -105,6 +105,7 @@ def staged(
             update={
                 "lint": read.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
+                "code": source.code if source else None,
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)

@@ -136,6 +136,8 @@ class Origin(Record):
     """The policy that the tolerances come from."""
     versions: dict[str, str]
     """Distribution name to version: torch, which computed the outputs, and others."""
+    code_sha256: Sha256 | None = later(None)
+    """Digest of the code of the model that computed them (`gate.model_code.ModelCode`)."""
 
 
 class Golden(Record):

@@ -75,7 +75,7 @@ def write_golden_of(
         name: Expected(values, allowed[name].max_abs_diff, allowed[name].top1_agreement)
         for name, values in zip(names, outputs, strict=True)
     }
-    versions = evidence.environment.versions
+    versions, code = evidence.environment.versions, evidence.source.code
     return write_golden(
         folder,
         model=GoldenModel(
@@ -88,6 +88,7 @@ def write_golden_of(
         origin=Origin(
             policy_sha256=policy.digest(),
             versions={name: versions[name] for name in _TOLD if name in versions},
+            code_sha256=None if code is None else code.digest(),
         ),
     )
 

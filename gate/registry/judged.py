@@ -10,6 +10,7 @@ from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.evidence import Evidence
 from gate.golden.folder import Vectors, read_golden
+from gate.golden.record import Origin
 from gate.policy import Policy
 from gate.preprocess.beside import prove_spec
 
@@ -30,7 +31,8 @@ class Judged:
         """Prove that file, evidence, policy, decision and golden vectors belong together.
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
-        again does not give this decision or the golden vectors are not whole.
+        again does not give this decision, or the golden vectors are not whole or were computed by
+        other code of the model.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
@@ -46,6 +48,7 @@ class Judged:
             decision.policy_sha256.verify(
                 origin.policy_sha256, what=f"the policy of the golden vectors in {self.golden}"
             )
+            self._verify_code(origin)
         self._verify_preprocessing()
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
@@ -73,6 +76,16 @@ class Judged:
             return None
         first = decision.problems[0].explanation if decision.problems else "no runtime passed"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
+
+    def _verify_code(self, origin: Origin) -> None:
+        code = self.evidence.source.code
+        measured = None if code is None else code.digest()
+        if origin.code_sha256 != measured:
+            raise EvidenceError(
+                f"the golden vectors in {self.golden} were computed by the model's code "
+                f"{origin.code_sha256 or '(not recorded)'}, the evidence is on "
+                f"{measured or '(not recorded)'}. Measure again, which makes both."
+            )
 
     def _verify_preprocessing(self) -> None:
         if self.preprocessing is None:

@@ -46,9 +46,10 @@ __all__ = ["Promotion", "Release", "promote", "rollback"]
 def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Ledger) -> Promotion:
     """Make the release's file the champion, if the decision on it is a PASS.
 
-    Refused (a returned outcome): the decision is not PASS, or these bytes were rolled back or
-    rejected in review. `passed`: the policy asks for a review, and the version waits for it.
-    `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves already.
+    Refused (a returned outcome): the decision is not PASS, the model's source files changed since
+    it was measured, or these bytes were rolled back or rejected in review. `passed`: the policy
+    asks for a review, and the version waits for it. `dry_run`: within `dvc exp run`, which never
+    promotes. `unchanged`: it serves already.
 
     Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
     together, or what the registry gives back is not what was sent; PromotionConflict where
@@ -67,8 +68,9 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
             "hand in the exact file, with a policy whose section twin is this one"
         )
         return _refuse(desk, release, reason)
-    if release.refusal is not None:
-        return _refuse(desk, release, release.refusal)
+    refusal = release.refusal or release.outdated
+    if refusal is not None:
+        return _refuse(desk, release, refusal)
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)

@@ -66,6 +66,12 @@ class Release(Judged):
                 f"preprocessing {its[2]}, the file against {ours[0]}, {ours[1]}, {ours[2]}. "
                 "Measure both against the same model."
             )
+        exact, quantized = self.evidence.source.code, self.twin.evidence.source.code
+        if exact is not None and quantized is not None and exact != quantized:
+            raise EvidenceError(
+                "the model's code is not the same in the twin's evidence: "
+                f"{', '.join(quantized.changes_since(exact))}. Measure both again."
+            )
 
     def _verify_origin(self, twin: Judged) -> None:
         """A twin is of these very bytes, as its own metadata says."""
@@ -91,6 +97,21 @@ class Release(Judged):
         if self.twin is not None and self.twin.why_not is not None:
             return f"the quantized twin: {self.twin.why_not}"
         return None
+
+    @property
+    def outdated(self) -> str | None:
+        """Why the evidence is on other code of the model than there is here; None where it is the
+        same, and where the code is not at hand."""
+        from gate.export.modules import changed_files
+
+        code = self.evidence.source.code
+        changed = () if code is None else changed_files(code)
+        if not changed:
+            return None
+        return (
+            f"the model's code changed since it was measured: {', '.join(changed)}. "
+            "Measure the file again (make repro, or gate check --report)."
+        )
 
     @property
     def twin_digests(self) -> TwinDigests | None:

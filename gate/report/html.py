@@ -42,7 +42,10 @@ def page(
         "<ul>",
         *(
             f"<li>{_text(sentence)}"
-            for sentence in wording.agreement_sentences(decision, evidence, confidence=0.95)
+            for sentence in (
+                *wording.agreement_sentences(decision, evidence, confidence=0.95),
+                *wording.code_sentences(evidence),
+            )
         ),
         "</ul>",
         *_figures(plots),
@@ -137,6 +140,9 @@ def _provenance(decision: Decision, evidence: Evidence) -> Iterator[tuple[str, s
     yield "outputs", "; ".join(f"{spec.name} {spec.dtype} {spec.shape}" for spec in subject.outputs)
     yield "reference", source.factory
     yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
+    if source.code is not None:
+        names = ", ".join(source.code.files) or "packages only"
+        yield "model's code", f"{source.code.digest()}, of {names}"
     yield "samples", f"{evidence.dataset.samples}, {evidence.dataset.sha256}"
     if evidence.export is not None:
         settings = ", ".join(f"{key}={value}" for key, value in evidence.export.settings.items())

@@ -39,6 +39,7 @@ def describe(
         f"- {_escape(text)}"
         for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
     ]
+    lines += [f"- {_escape(text)}" for text in wording.code_sentences(evidence)]
     lines += ["", *_bound_to(decision, evidence), ""]
     lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
@@ -87,6 +88,8 @@ def _bound_to(decision: Decision, evidence: Evidence) -> Iterator[str]:
     subject, source = evidence.subject, evidence.source
     yield f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
     yield f"- reference: {_escape(source.factory)}, checkpoint `{source.checkpoint_sha256}`"
+    if source.code is not None:
+        yield f"- model's code: `{source.code.digest()}`, {len(source.code.files)} files"
     yield f"- samples: {evidence.dataset.samples}, data `{evidence.dataset.sha256}`"
     yield f"- policy: `{decision.policy_sha256}`"
     yield f"- evidence: `{decision.evidence_sha256}`, measured {_escape(evidence.measured_at)}"

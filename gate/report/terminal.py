@@ -30,11 +30,14 @@ def print_decision(
     confidence: float = 0.95,
     explanation: Explanation | None = None,
 ) -> None:
-    """Print the table, what top-1 proves at `confidence`, the waived checks, the problems, the
-    first diverging layer, and the verdict last, where a terminal shows it."""
+    """Print the table, what top-1 proves at `confidence`, what is to be known of the model's code,
+    the waived checks, the problems, the first diverging layer, and the verdict last, where a
+    terminal shows it."""
     console.print(_table(decision))
     for sentence in wording.agreement_sentences(decision, evidence, confidence=confidence):
         _say(console, sentence, "dim")
+    for sentence in wording.code_sentences(evidence):
+        _say(console, sentence, _STYLES[Verdict.WAIVED])
     for reason, titles in wording.waivers(decision).items():
         _say(console, f"waived  {', '.join(titles)}: {reason}", _STYLES[Verdict.WAIVED])
     told: set[str | None] = {None}

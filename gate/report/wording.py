@@ -156,6 +156,22 @@ def agreement_sentences(
         yield f"{printable(name or '')}: {printable(explanation)}"
 
 
+def code_sentences(evidence: Evidence) -> Iterator[str]:
+    """Where the model's code is another than the file was exported from, and what of it could not
+    be read."""
+    code, exported = evidence.source.code, evidence.export.code if evidence.export else None
+    if code is None:
+        return
+    changes = () if exported is None else code.changes_since(exported)
+    if changes:
+        yield (
+            f"exported from other code of the model than it was measured against: "
+            f"{printable(', '.join(changes))}."
+        )
+    for name, reason in code.unread.items():
+        yield f"model code not read, so not in the evidence: {printable(f'{name}: {reason}')}"
+
+
 def _first_problem(decision: Decision) -> str:
     wanted = Verdict.FAIL if decision.verdict is Verdict.FAIL else Verdict.ERROR
     for check in decision.checks:

@@ -130,6 +130,23 @@ def test_a_weight_changed_before_parity_is_refused(project: Project) -> None:
     assert project.digest() == good
 
 
+def test_an_edited_factory_is_measured_anew(project: Project) -> None:
+    """As the issue of it was: relu becomes sigmoid in the model's own file."""
+    source = project.folder / "tests/pipelines/tiny.py"
+    relu, before = source.read_text(), project.digest()
+    source.write_text(relu.replace("nn.ReLU()", "nn.Sigmoid()"))
+    assert "models/code" in project.dvc("status")
+    assert "Promoted: champion is version 2 of tiny" in project.repro()
+    assert project.champion().tags["gate.sha256"] == project.digest().hex != before.hex
+    evidence = json.loads((project.folder / "reports/evidence.json").read_text())
+    code = {"tests.pipelines.tiny": str(Digest.of_file(source))}
+    assert evidence["source"]["code"]["files"] == code
+    assert UP_TO_DATE in project.repro()
+    source.write_text(relu)
+    project.dvc("repro")  # without make, too
+    assert project.champion().tags["gate.sha256"] == before.hex
+
+
 def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
     versions = len(project.client.search_model_versions("name = 'tiny'"))
     project.dvc("exp", "run", "-S", "gate.min_samples=399")

@@ -12,6 +12,7 @@ from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.verify import verify_golden
+from gate.model_code import ModelCode
 from gate.policy import Policy
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow import MlflowRegistry
@@ -19,7 +20,7 @@ from gate.registry.port import CHAMPION, TAG_GOLDEN
 from gate.registry.promotion import Release, promote
 from tests import builders
 from tests.golden_vectors import vectors
-from tests.registry.releases import onnx_file, onnx_file_with_data, release
+from tests.registry.releases import evidence, onnx_file, onnx_file_with_data, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator, Watched
 
@@ -109,6 +110,30 @@ def test_vectors_of_another_file_or_policy_are_not_promoted(ledger, tmp_path: Pa
     missing = dataclasses.replace(first, golden=tmp_path / "nowhere")
     with pytest.raises(EvidenceError, match=r"golden\.json"):
         promote(Simulator(), missing, policy=POLICY, ledger=ledger)
+
+
+@pytest.mark.parametrize(
+    ("computed", "measured"), [("old", "new"), (None, "new"), ("old", None), ("new", "new")]
+)
+def test_vectors_of_other_code_of_the_model_are_not_promoted(
+    ledger, tmp_path: Path, computed: str | None, measured: str | None
+) -> None:
+    def code(version: str | None) -> ModelCode | None:
+        files = {"nowhere.models": builders.digest(str(version))}
+        return version and ModelCode(files=files, packages={})
+
+    path, old = onnx_file(tmp_path / "model.onnx"), code(computed)
+    origin = vectors.origin().model_copy(
+        update={"policy_sha256": POLICY.digest(), "code_sha256": old and old.digest()}
+    )
+    vectors.golden_of(tmp_path / "golden", path, origin=origin)
+    source = builders.evidence().source.model_copy(update={"code": code(measured)})
+    of = release(path, golden=tmp_path / "golden", evidence=evidence(path, source=source))
+    if computed == measured:
+        assert promote(Simulator(), of, policy=POLICY, ledger=ledger).outcome == "promoted"
+        return
+    with pytest.raises(EvidenceError, match="computed by the model's code"):
+        promote(Simulator(), of, policy=POLICY, ledger=ledger)
 
 
 @pytest.mark.parametrize("how", ["exchange", "remove", "damage"])

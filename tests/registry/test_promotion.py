@@ -8,7 +8,9 @@ import pytest
 
 from gate.checks import Verdict
 from gate.decision import decide
+from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
+from gate.model_code import ModelCode
 from gate.registry.ledger import Ledger
 from gate.registry.lock import promotion_lock
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
@@ -272,6 +274,29 @@ def test_anything_but_a_pass_is_refused(
     assert registry.inner.aliases[CHAMPION] == "1"
     assert actions(ledger) == ["promoted", "refused"]
     assert ledger.entries()[-1].reason == outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"), [("x.sigmoid()", "refused"), ("x.relu()", "promoted"), (None, "promoted")]
+)
+def test_code_of_the_model_that_changed_since(
+    ledger: Ledger, first: Release, tmp_path: Path, monkeypatch, now: str | None, outcome: str
+) -> None:
+    """None: the code is not here, as on a server."""
+    monkeypatch.chdir(tmp_path)
+    files = {"their_models": Digest.of_bytes(b"x.relu()")}
+    if now is not None:
+        Path("their_models.py").write_text(now)
+    source = first.evidence.source.model_copy(
+        update={"code": ModelCode(files=files, packages={"torch": "0.1"})}
+    )
+    of = release(first.onnx_path, evidence=evidence(first.onnx_path, source=source))
+    done = run(Simulator(), of, ledger)
+    assert done.outcome == outcome
+    assert ("code changed since it was measured: their_models." in done.reason) is (
+        outcome == "refused"
+    )
+    assert actions(ledger) == [outcome]
 
 
 @pytest.mark.parametrize("name", ["brave-tapir", ""])

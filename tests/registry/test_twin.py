@@ -11,6 +11,7 @@ import pytest
 
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
+from gate.model_code import ModelCode
 from gate.policy import Bounds, ConfidenceBands, RuntimePolicy
 from gate.registry.judged import Judged
 from gate.registry.ledger import Ledger
@@ -104,6 +105,27 @@ def test_a_twin_of_another_model_is_none(tmp_path: Path, ledger: Ledger) -> None
     other = twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured)
     with pytest.raises(EvidenceError, match="another:model"):
         promote(Simulator(), replace(of, twin=other), policy=POLICY, ledger=ledger)
+
+
+def test_a_twin_of_other_code_of_the_model_is_none(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    assert of.twin is not None
+
+    def source(version: str):
+        code = ModelCode(files={"nowhere.models": builders.digest(version)}, packages={})
+        return of.evidence.source.model_copy(update={"code": code})
+
+    exact = release(
+        of.onnx_path, policy=POLICY, evidence=evidence(of.onnx_path, source=source("new"))
+    )
+    for version, outcome in (("old", None), ("new", "promoted")):
+        measured = evidence(of.twin.onnx_path, source=source(version))
+        both = replace(exact, twin=twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured))
+        if outcome is None:
+            with pytest.raises(EvidenceError, match=r"not the same .*: nowhere\.models\."):
+                promote(Simulator(), both, policy=POLICY, ledger=ledger)
+        else:
+            assert promote(Simulator(), both, policy=POLICY, ledger=ledger).outcome == outcome
 
 
 def test_a_twin_of_other_bytes_is_none(tmp_path: Path, ledger: Ledger) -> None:

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from gate.checks import CheckResult, Verdict
 from gate.decision import decide
+from gate.model_code import ModelCode
 from gate.policy import Policy
 from gate.remedies import REMEDIES
 from gate.report import wording
 from gate.report.html import page
 from gate.report.markdown import describe
+from tests import builders
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
 
@@ -164,3 +166,30 @@ def test_probes_that_fail_as_the_samples_do_are_one_line():
         "probe_noise",
     ]
     assert {check.verdict for check in shown} == {Verdict.FAIL}
+
+
+def test_code_that_changed_since_the_export_is_told() -> None:
+    measured = ModelCode(files={"mine": builders.digest("b")}, packages={"torch": "2.10"})
+    exported = ModelCode(files={"mine": builders.digest("a")}, packages={"torch": "2.9"})
+    plain = builders.evidence()
+    assert plain.export is not None
+
+    def told(source: ModelCode | None, export: ModelCode | None) -> str:
+        evidence = plain.model_copy(
+            update={
+                "source": plain.source.model_copy(update={"code": source}),
+                "export": plain.export.model_copy(update={"code": export}),
+            }
+        )
+        decision = decide(builders.policy(), evidence, decided_at="now")
+        assert decision.passed  # the measurement decides
+        pages = (describe(decision, evidence, {}), page(decision, evidence, {}))
+        sentences = list(wording.code_sentences(evidence))
+        assert all(s[:20] in text for s in sentences for text in pages)
+        return " ".join(sentences)
+
+    assert "mine, torch 2.9 -> 2.10" in told(measured, exported)
+    assert told(measured, measured) == told(measured, None) == told(None, exported) == ""
+    unread = measured.model_copy(update={"unread": {"fast": "it is compiled"}})
+    assert "not read" in told(unread, None)
+    assert "fast: it is compiled" in told(unread, unread)

@@ -1,0 +1,88 @@
+"""Stage `code`: the model's source files, where DVC sees them.
+
+A folder of links to the files that define the model, as Python finds them from the factory. DVC
+follows links: a file that is edited is a changed output of this stage, so that it runs again and,
+with it, whatever depends on the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+from gate.errors import EvidenceError, StorageError
+from gate.model_code import ModelCode
+from pipelines import paths, stage
+from pipelines.params import ModelParams
+
+RECORD = "code.json"
+
+
+def main() -> int:
+    """Write models/code/: a link for each source file, and code.json with packages and digests."""
+    from gate.export.code import modules_of
+    from pipelines.model import build
+
+    params = ModelParams.load()
+    # Other weights are no other code, and those by name would have to be fetched.
+    model = build(params.model_copy(update={"weights": None}))
+    modules = modules_of(model, factory=params.name)
+    code = modules.code()
+    try:
+        _lay_out(paths.CODE, modules.paths)
+    except OSError as error:
+        raise StorageError(
+            f"cannot link the model's source files in {paths.CODE}: {error}. Free space or fix "
+            "permissions, then run dvc repro to go on."
+        ) from error
+    code.save(paths.CODE / RECORD)
+    print(f"{paths.CODE}: {_counted(code)}")
+    for name, reason in code.unread.items():
+        print(f"  not read, so a change of it is not noticed: {name}: {reason}")
+    return stage.DONE
+
+
+def refresh(folder: Path = paths.CODE) -> None:
+    """Before DVC looks: what it can't see by itself. Nothing is imported.
+
+    Versions of packages that changed since are written down. A link whose file is gone is taken
+    away, because DVC stumbles over it.
+    """
+    for link in folder.glob("*.py"):
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+    with contextlib.suppress(EvidenceError):
+        code = ModelCode.load(folder / RECORD)
+        now = {name: _version(name) for name in code.packages}
+        if now != code.packages:
+            code.model_copy(update={"packages": now}).save(folder / RECORD)
+
+
+def _lay_out(folder: Path, files: dict[str, Path]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    root = paths.project_root()
+    for name, path in files.items():
+        inside = path.is_relative_to(root)
+        target = os.path.relpath(path, folder.resolve()) if inside else path
+        (folder / f"{name}.py").symlink_to(target)
+
+
+def _counted(code: ModelCode) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in code.packages.items())
+    count = len(code.files)
+    return f"{count} source file{'' if count == 1 else 's'} of the model's own; {packages}"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+if __name__ == "__main__":
+    stage.run(main)

@@ -1,0 +1,134 @@
+"""The stage `code`: links that DVC follows, and what is refreshed before it looks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gate.digest import Digest
+from gate.errors import ModelError
+from gate.evidence import Evidence
+from gate.export.modules import changed_files
+from gate.model_code import ModelCode
+from pipelines import code, paths, promote
+from pipelines.override import override
+from pipelines.promotion_report import PromotionReport
+from pipelines.stage import DONE, REJECTED
+
+MODEL = "from torch import nn\nfrom own_parts import WIDTH\n\n\ndef build():\n    return nn.Linear(WIDTH, 2)\n"
+
+
+@pytest.fixture
+def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project whose model is the user's own, in two files."""
+    monkeypatch.setattr(sys, "path", [str(project), *sys.path])
+    Path("own_model.py").write_text(MODEL)
+    Path("own_parts.py").write_text("WIDTH = 3\n")
+    override(["model.factory=own_model:build"])
+    yield project
+    for name in ("own_model", "own_parts"):
+        sys.modules.pop(name, None)
+
+
+def test_a_link_for_each_file_that_leads_to_it(own: Path) -> None:
+    assert code.main() == DONE
+    links = sorted(p.name for p in paths.CODE.glob("*.py"))
+    assert links == ["own_model.py", "own_parts.py"]
+    for name in links:
+        link = paths.CODE / name
+        assert not link.readlink().is_absolute()  # a project that is moved stays whole
+        assert link.resolve() == (own / name).resolve()
+    record = ModelCode.load(paths.CODE / code.RECORD)
+    assert set(record.files) == {"own_model", "own_parts"}
+    assert set(record.packages) == {"torch"}
+
+
+def test_what_is_no_part_of_it_any_more_goes(own: Path) -> None:
+    assert code.main() == DONE
+    Path("own_model.py").write_text(MODEL.replace("from own_parts import WIDTH", "WIDTH = 3"))
+    sys.modules.pop("own_model")
+    assert code.main() == DONE
+    assert [p.name for p in paths.CODE.glob("*.py")] == ["own_model.py"]
+
+
+def test_of_an_architecture_there_are_packages_only(project: Path) -> None:
+    override(["model.factory=null", "model.architecture=resnet18"])
+    assert code.main() == DONE
+    assert [p.name for p in paths.CODE.iterdir()] == [code.RECORD]
+    assert set(ModelCode.load(paths.CODE / code.RECORD).packages) == {"torch", "torchvision"}
+
+
+def test_a_file_outside_of_the_project_is_linked_too(project: Path) -> None:
+    assert code.main() == DONE
+    link = paths.CODE / "tests.pipelines.tiny.py"
+    assert link.readlink().is_absolute()
+    assert "def network" in link.read_text()
+
+
+def test_what_can_t_be_read_is_said(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_model.py").write_text(
+        MODEL.replace("return", "kind = type('Kind', (nn.Linear,), {'__module__': 'gone'})\n    return")
+        .replace("nn.Linear(W", "kind(W")
+    )  # fmt: skip
+    assert code.main() == DONE
+    assert "not read, so a change of it is not noticed: gone" in capsys.readouterr().out
+
+
+def test_a_factory_that_is_not_there_is_an_error_and_keeps_the_links(own: Path) -> None:
+    code.main()
+    override(["model.factory=own_models:build"])
+    with pytest.raises(ModelError, match="own_models"):
+        code.main()
+    assert (paths.CODE / "own_model.py").exists()
+
+
+def test_refresh_changes_nothing_where_nothing_changed(own: Path) -> None:
+    code.refresh()  # before the first run
+    assert not paths.CODE.exists()
+    code.main()
+    before = {p: p.lstat().st_mtime_ns for p in paths.CODE.iterdir()}
+    code.refresh()
+    assert {p: p.lstat().st_mtime_ns for p in paths.CODE.iterdir()} == before
+
+
+def test_refresh_writes_down_another_version_and_takes_dead_links_away(own: Path) -> None:
+    code.main()
+    record = paths.CODE / code.RECORD
+    plain = json.loads(record.read_text())
+    real = plain["packages"]["torch"]
+    plain["packages"] |= {"torch": "0.1", "no-such-distribution": "1.0"}
+    record.write_text(json.dumps(plain))
+    Path("own_parts.py").unlink()
+    code.refresh()
+    packages = ModelCode.load(record).packages
+    assert packages == {"torch": real, "no-such-distribution": "none"}
+    assert sorted(p.name for p in paths.CODE.glob("*.py")) == ["own_model.py"]
+    record.write_text("{")
+    code.refresh()  # DVC sees that it is another one, and the stage runs
+    assert record.read_text() == "{"
+
+
+def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> None:
+    evidence = Evidence.load(paths.EVIDENCE)
+    assert evidence.source.code is not None
+    assert set(evidence.source.code.files) == {"tests.pipelines.tiny"}
+    assert evidence.export is not None
+    assert evidence.export.code == evidence.source.code
+    assert changed_files(evidence.source.code) == ()
+    old = {"tests.pipelines.tiny": Digest.of_bytes(b"nn.ReLU()")}
+    edited = evidence.source.model_copy(
+        update={"code": evidence.source.code.model_copy(update={"files": old})}
+    )
+    evidence.model_copy(update={"source": edited}).save(paths.EVIDENCE)
+    golden = json.loads((paths.GOLDEN / "golden.json").read_text())
+    assert edited.code is not None
+    golden["origin"]["code_sha256"] = str(edited.code.digest())
+    (paths.GOLDEN / "golden.json").write_text(json.dumps(golden))
+    assert promote.main() == REJECTED
+    report = PromotionReport.load(paths.PROMOTION)
+    assert report.outcome == "refused"
+    assert "changed since it was measured: tests.pipelines.tiny" in report.reason
