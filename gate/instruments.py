@@ -7,10 +7,12 @@ weights and inputs in float64, `c` the runtime.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gate.digest import Digest
 from gate.record import Measured, Record, later
 
 EPSILON = 2.0**-24
@@ -126,6 +128,19 @@ class ProbeParity(Record):
     inapplicable: str | None = None
 
 
+_BETWEEN = range(2, 32)
+_ABOVE = range(33, 41)
+"""Above what is usually written into a condition; no wider, because each sample costs."""
+
+
+def drawn_batch_sizes(sha256: Digest, asked: Collection[int]) -> tuple[int, int]:
+    """Two further batch sizes for the file of this digest: one of 2 to 31 that is not
+    `asked`, one of 33 to 40. They follow from its bytes, so no file is made for them."""
+    number = int(sha256.hex, 16)
+    between = [size for size in _BETWEEN if size not in asked] or list(_BETWEEN)
+    return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
+
+
 class TraceSearch(Record):
     """The search for inputs on which the traced module and the eager module disagree.
 
@@ -171,4 +186,5 @@ __all__ = [
     "Side",
     "StabilityParity",
     "TraceSearch",
+    "drawn_batch_sizes",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gate.digest import Digest
 from gate.evidence import TensorSpec
 from gate.instruments import TraceSearch
 from gate.parity.probes.prober import Prober
@@ -15,11 +16,11 @@ from gate.parity.track import Track
 class Examination:
     """Every runtime that is still alive gets its `stability` and `probes`."""
 
-    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec]) -> None:
-        """`inputs`: the file's."""
+    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec], *, sha256: Digest) -> None:
+        """`inputs` and `sha256`: the file's."""
         self._stand = stand
         instruments = stand.policy.instruments
-        self._prober = Prober(stand, inputs) if instruments.probes else None
+        self._prober = Prober(stand, inputs, sha256=sha256) if instruments.probes else None
         self._stability = Stability.cost(stand) if instruments.stability_samples else 0
         probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
         self.samples = self._stability + probed

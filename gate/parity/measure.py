@@ -130,7 +130,7 @@ def measure(  # noqa: PLR0913
             _open(track, own, candidate, policy=policy, start=(binding, example))
             track.probe(example, expected, reference.keys)
         stand = Stand(own, reference, truth, binding, samples, policy)
-        examination = Examination(stand, candidate.subject.inputs)
+        examination = Examination(stand, candidate.subject.inputs, sha256=candidate.subject.sha256)
         advance = _Advance(progress, len(samples) + examination.samples)
         done = 0
         for batch in samples.batches(binding.batch_size):

@@ -15,6 +15,7 @@ from gate.instruments import UNDERFLOW, ProbeParity
 from gate.parity.noise import NoiseStatistics
 from gate.parity.probes.jitter import jittered
 from gate.parity.probes.observed import Probe
+from gate.parity.probes.rows import Rows
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics import Array
@@ -26,8 +27,9 @@ _SUSPICIOUS_DIFF = 1e-4
 """A relative difference from which on it is looked at, where no float64 twin runs."""
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 twin runs."""
-_EXPLODED = 1000.0
-"""How many times larger than to any sample an answer must be to say nothing about rounding."""
+_LEAST_SCALE = 2.0**-96
+"""A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
+scale."""
 
 Mask = NDArray[np.bool_]
 Compute = Callable[[Batch, Sequence[Array]], list[Array]]
@@ -62,17 +64,16 @@ class Expected:
     This hides no branch that the trace baked in, unless the probe lies within rounding of the
     condition, where the model has no decided answer itself (zeros stay exactly zero).
 
-    An answer that is a thousand times larger than any to the samples shows a network that amplifies
-    whatever it gets, kernels' approximations too (ONNX Runtime's sigmoid ends at 1.5e-8): there the
-    size of a difference is not judged, NaN, infinities, shapes and integers still are. Only a
-    runtime that is far off costs the further runs. The thresholds are fixed, not the policy's:
-    the evidence must not depend on bounds.
+    An answer that is far larger than any to the samples is judged as every other one: what such a
+    network makes of rounding, the random rounding shows. Where the samples of a probe have scales
+    of their own (`Probe.apart`), each is judged in its own. Only a runtime that is far off costs
+    the further runs. The thresholds are fixed, not the policy's: the evidence must not depend on
+    bounds.
     """
 
-    def __init__(self, stand: Stand, probe: Probe, ordinary: Sequence[float] = ()) -> None:
-        """`ordinary`: the largest magnitude of each output on samples, where they are known."""
+    def __init__(self, stand: Stand, probe: Probe, rows: Rows | None = None) -> None:
+        """`rows`: the answers to the samples that batches are made of, where they help."""
         self.probe = probe
-        self._ordinary = ordinary
         self.inapplicable: str | None = None
         self._stand = stand
         self._reference: list[Array] = []
@@ -83,7 +84,14 @@ class Expected:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
-            self._truth = _honest(self._reference, stand.truth.aside(probe.batch))
+            self._truth = _honest(self._reference, self._true(rows))
+            if probe.finite and not _finite(self._reference):
+                self.inapplicable = "its answer is not finite either"
+
+    def _true(self, rows: Rows | None) -> list[Array] | None:
+        if rows is not None:
+            return rows.truth(self.probe, self._reference)
+        return self._stand.truth.aside(self.probe.batch)
 
     def parity(self, compute: Compute) -> ProbeParity:
         """The record of one runtime; whatever `compute` raises is its failure."""
@@ -106,18 +114,9 @@ class Expected:
             numbers = self._numbers(outputs, self._draws)
             if numbers.ratio is None and not numbers.torn and self._wobbles(outputs):
                 return self._record(inapplicable="rounding alone moves its answer as far")
-        if numbers.suspicious and not numbers.torn and self._explodes():
-            return self._record(inapplicable="its answer is 1000 times larger than to any sample")
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
-
-    def _explodes(self) -> bool:
-        return any(
-            0.0 < usual * _EXPLODED < float(np.abs(r[np.isfinite(r)]).max(initial=0.0))
-            for r, usual in zip(self._reference, self._ordinary, strict=False)
-            if r.dtype.kind == "f"
-        )
 
     def _record(self, **seen: float | str | None) -> ProbeParity:
         probe = self.probe
@@ -134,12 +133,24 @@ class Expected:
                 return _Numbers(None if self._truth is None else math.inf, math.inf, torn=True)
             if r.dtype.kind != "f":
                 continue
-            judged = decided & np.isfinite(r)
-            relatives.append(_relative(r[judged], c[judged]))
+            judged, scale = decided & np.isfinite(r), self._scale(r)
+            near, far = _told(r, scale, judged), _told(c, scale, judged)
+            relatives.append(_relative(near, far))
             if truth is not None:
-                known = _widest(truth[judged], [a[judged] for a in (r, *draws[index])])
-                ratios.append(_ratio(truth[judged], known, c[judged]))
+                true = _told(truth, scale, judged)
+                moved = [_told(draw, scale, judged) for draw in draws[index]]
+                known = _widest(true, [near, *moved])
+                ratios.append(_ratio(true, known, far))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
+
+    def _scale(self, r: Array) -> NDArray[np.float64]:
+        """What each sample of an output is told in units of: powers of two, which round nothing."""
+        if not self.probe.apart or r.ndim == 0 or len(r) != self.probe.size or not r.size:
+            return np.ones((), np.float64)
+        rows = np.where(np.isfinite(r), np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)
+        largest = rows.max(axis=1)
+        scale = np.where(largest > _LEAST_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
+        return scale.reshape(-1, *[1] * (r.ndim - 1))
 
     @cached_property
     def _runs(self) -> list[list[Array]]:
@@ -161,11 +172,12 @@ class Expected:
         """True if random rounding moves every output about as far as the runtime is off."""
         for r, c, draws in zip(self._reference, outputs, self._draws, strict=True):
             if r.dtype.kind == "f":
-                judged = _decided(r, None, draws) & np.isfinite(r)
-                wobble = max(_distance(r[judged], draw[judged]) for draw in draws)
+                judged, scale = _decided(r, None, draws) & np.isfinite(r), self._scale(r)
+                near, far = _told(r, scale, judged), _told(c, scale, judged)
+                wobble = max(_distance(near, _told(draw, scale, judged)) for draw in draws)
                 if (
-                    _relative(r[judged], c[judged]) > _SUSPICIOUS_DIFF
-                    and _distance(r[judged], c[judged]) > _LEEWAY * wobble
+                    _relative(near, far) > _SUSPICIOUS_DIFF
+                    and _distance(near, far) > _LEEWAY * wobble
                 ):
                     return False
         return True
@@ -181,6 +193,17 @@ def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | 
         if r.dtype.kind == "f" and (np.isfinite(r) & ~np.isfinite(r64)).any():
             return None
     return truth
+
+
+def _told(array: Array, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
+    """The judged elements of an array of floats in units of `scale`, flat."""
+    return np.asarray((array.astype(np.float64) / scale)[judged])
+
+
+def _finite(outputs: list[Array]) -> bool:
+    """True if there are floats, and all of them are finite."""
+    floats = [output for output in outputs if output.dtype.kind == "f"]
+    return bool(floats) and all(np.isfinite(output).all() for output in floats)
 
 
 def _decided(r: Array, truth: Array | None, draws: Sequence[Array]) -> Mask:

@@ -1,12 +1,11 @@
-"""What the first samples look like: the material that probes are made of."""
+"""What the samples look like: the material that probes are made of."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 
@@ -16,12 +15,15 @@ from gate.parity.samples import Samples
 from gate.parity.stand import Stand
 from gate.parity.statistics import Array
 
-_LOOKED_AT = 64
-"""Samples whose range of values is taken."""
+_LOOKED_AT = 256
+"""Samples whose range of values is taken, spread over all."""
+_ELEMENTS = 2**22
+"""Elements that are looked at; at least 64 samples whatever their size."""
+_LEAST_LOOKED_AT = 64
 _SEEDS = 2**63
 """A policy may have a negative seed, a generator may not."""
 _ROWS = 8
-"""Samples that are kept as material, at least."""
+"""Samples that are kept as material."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,27 @@ class Probe:
     size: int
     """Samples in the batch."""
     build: Callable[[], Batch] = field(repr=False)
+    places: tuple[int, ...] | None = None
+    """Which of `Observed.rows` the samples are; None: others."""
+    apart: bool = False
+    """True where the samples have scales of their own, so that each is judged in its own."""
+    finite: bool = False
+    """True where only a finite answer says that the model takes the input."""
 
     @cached_property
     def batch(self) -> Batch:
-        """The input, finite arrays of the samples' dtypes."""
+        """The input, arrays of the samples' dtypes."""
         return self.build()
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The first samples, and the range of values of each input over the first 64."""
+    """Some of the samples, and the range of values of each input."""
 
     rows: Batch
+    """The first ones."""
+    spread: Batch
+    """As many from everywhere, the last one included."""
     low: dict[str, Array]
     """Smallest value of each input, of its dtype and shape ()."""
     high: dict[str, Array]
@@ -56,17 +67,28 @@ class Observed:
     @classmethod
     def of(cls, stand: Stand) -> Observed:
         """Look at the samples of the stand."""
-        binding, asked = stand.binding, stand.policy.instruments.probe_batch_sizes
-        kept = binding.batch_size if binding.fixed else max(_ROWS, *asked, 1)
-        rows = next(stand.samples.batches(kept))
-        low, high = _range(stand.samples)
-        small = binding.batch_size if binding.fixed else 1
-        return cls(rows, low, high, small, binding.fixed, stand.policy.determinism.seed)
+        binding, samples = stand.binding, stand.samples
+        rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
+        kept = len(next(iter(rows.values())))
+        looked_at = _some(samples, _count(rows))
+        return cls(
+            rows=rows,
+            spread=_some(samples, kept),
+            low={name: array.min() for name, array in looked_at.items()},
+            high={name: array.max() for name, array in looked_at.items()},
+            small=binding.batch_size if binding.fixed else 1,
+            fixed=binding.fixed,
+            seed=stand.policy.determinism.seed,
+        )
 
     def batch(self, size: int, *, start: int = 0) -> dict[str, Array]:
         """`size` samples from `start` on, around again where there are too few; own copies."""
+        return self.taken([*range(start, start + size)])
+
+    def taken(self, places: Sequence[int]) -> dict[str, Array]:
+        """The samples at these places of `rows`, around again beyond the last; own copies."""
         return {
-            name: np.ascontiguousarray(array[np.arange(start, start + size) % len(array)])
+            name: np.ascontiguousarray(array[np.asarray(places) % len(array)])
             for name, array in self.rows.items()
         }
 
@@ -75,11 +97,12 @@ class Observed:
         return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
 
 
-def _range(samples: Samples) -> tuple[dict[str, Array], dict[str, Array]]:
-    low: dict[str, Array] = {}
-    high: dict[str, Array] = {}
-    for batch in islice(samples.batches(_ROWS), _LOOKED_AT // _ROWS):
-        for name, array in batch.items():
-            low[name] = np.minimum(low[name], array.min()) if name in low else array.min()
-            high[name] = np.maximum(high[name], array.max()) if name in high else array.max()
-    return low, high
+def _count(rows: Batch) -> int:
+    width = sum(int(array[0].size) for array in rows.values())
+    return min(_LOOKED_AT, max(_LEAST_LOOKED_AT, _ELEMENTS // max(width, 1)))
+
+
+def _some(samples: Samples, count: int) -> Batch:
+    """At most `count` samples, the first and the last among them, evenly spread."""
+    last = len(samples) - 1
+    return samples.at([int(place) for place in np.linspace(0, last, min(count, last + 1))])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
+from gate.digest import Digest
 from gate.evidence import TensorSpec
 from gate.instruments import TraceSearch
 from gate.parity.probes.expected import Expected
+from gate.parity.probes.integers import integer_probes
+from gate.parity.probes.nonfinite import nonfinite_probes
 from gate.parity.probes.observed import Observed, Probe
+from gate.parity.probes.rows import Rows
 from gate.parity.probes.search import Search
-from gate.parity.probes.sizes import Axes, batch_probes, size_probes
+from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from gate.parity.probes.values import value_probes
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
@@ -23,14 +24,15 @@ from gate.parity.track import Track
 class Prober:
     """The probes that the stand's samples and the file's inputs give."""
 
-    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec]) -> None:
-        """`inputs`: the file's."""
+    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec], *, sha256: Digest) -> None:
+        """`inputs` and `sha256`: the file's."""
         self._stand = stand
         self._observed = Observed.of(stand)
         self._axes = Axes.of(stand, self._observed, inputs)
+        self._rows = Rows(stand, self._observed)
         self._seen: set[bytes] = set()
         self.probes = [
-            *batch_probes(stand, self._observed),
+            *batch_probes(stand, self._observed, sha256),
             *value_probes(self._observed),
             *size_probes(self._axes),
         ]
@@ -43,6 +45,8 @@ class Prober:
         for probe in self.probes:
             self._judge(probe, tracks)
             advance(probe.size)
+        for probe in self._further():
+            self._judge(probe, tracks)
         if not self._stand.policy.instruments.search_inputs:
             return None
         search, more = Search(self._stand, self._axes, self.probes).run()
@@ -50,13 +54,11 @@ class Prober:
             self._judge(probe, tracks)
         return search
 
-    @cached_property
-    def _ordinary(self) -> list[float]:
-        """The largest magnitude of each output on the first samples."""
-        return [
-            float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
-            for output in self._stand.reference.run(self._observed.rows)
-        ]
+    def _further(self) -> Iterator[Probe]:
+        """What the model itself has to be asked about, or watched for."""
+        yield from integer_probes(self._stand, self._observed)
+        yield from nonfinite_probes(self._stand, self._observed)
+        yield from length_probes(self._stand, self._axes)
 
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
@@ -64,7 +66,7 @@ class Prober:
         if digest in self._seen:
             return
         self._seen.add(digest)
-        expected = Expected(self._stand, probe, self._ordinary)
+        expected = Expected(self._stand, probe, self._rows)
         for track in tracks:
             if track.runner is not None:
                 track.probes.append(expected.parity(track.compute))

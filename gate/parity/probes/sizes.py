@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from gate.digest import Digest
+from gate.errors import GateError
 from gate.evidence import TensorSpec
+from gate.instruments import drawn_batch_sizes
+from gate.parity.probes.lookups import Lookup, lookups
 from gate.parity.probes.observed import Observed, Probe
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
 
+_LARGEST = 2**18
+"""Elements of the largest input that is tried, unless 16 samples have more."""
+_MOST_SAMPLES = 16
+_LONGEST = 1024
+"""Of an axis that becomes as long as a table: attention grows with its square."""
+_ALONE = 3
+"""Axes that become longer alone."""
+_DRAWN_FROM = 2**16
+"""Places, which go around: so many more than samples that each comes about as often."""
 _UNNAMED = "?"
 """How `gate.evidence.TensorSpec` writes a dynamic axis that the file gives no name."""
 
@@ -55,20 +69,55 @@ class Axes:
         return batch
 
 
-def batch_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
-    """Batches of the policy's sizes; with a fixed batch axis only of that one."""
-    sizes = stand.policy.instruments.probe_batch_sizes
-    for size in (observed.small,) if observed.fixed else sizes:
+def batch_probes(stand: Stand, observed: Observed, sha256: Digest) -> Iterator[Probe]:
+    """Batches of the policy's sizes, and of two that the file's digest draws, those in random
+    order; with a fixed batch axis only of that one."""
+    if observed.fixed:
+        size = observed.small
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
+        return
+    asked = stand.policy.instruments.probe_batch_sizes
+    for size in asked:
+        yield _batch(observed, tuple(range(size)))
+    for size in drawn_batch_sizes(sha256, asked):
+        if size not in asked:
+            random = observed.random(f"batch_{size}")
+            yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
+
+
+def _batch(observed: Observed, places: tuple[int, ...]) -> Probe:
+    size = len(places)
+    build = partial(observed.taken, places)
+    return Probe(f"batch_{size}", "batch", size, build, places=places)
 
 
 def size_probes(axes: Axes) -> Iterator[Probe]:
-    """Smaller, larger, odd, and not square; an axis that is the only one also twice as long."""
-    small = axes.observed.small
+    """Smaller, larger, odd, not square, and each axis alone three times as long; an axis that is
+    the only one also one, two, and twice as long."""
     for sizes in dict.fromkeys(_variations(axes.now)):
-        if sizes != axes.now:
-            name = f"size_{'x'.join(map(str, sizes))}"
-            yield Probe(name, "size", small, partial(axes.batch, small, sizes))
+        if sizes != axes.now and _fits(axes, sizes):
+            yield _sized(axes, sizes)
+
+
+def length_probes(stand: Stand, axes: Axes) -> Iterator[Probe]:
+    """The longest that the model takes by what it counts its places with, such as a table of
+    positions: of each dynamic axis alone."""
+    if not axes.now:
+        return
+    read = lookups(stand, axes.batch(axes.observed.small, axes.now))
+    for place, now in enumerate(axes.now):
+        sizes = {min(one.size, _LONGEST) for one in read if _counts(one, now)}
+        for longest in sorted((size for size in sizes if size > now), reverse=True):
+            there = (*axes.now[:place], longest, *axes.now[place + 1 :])
+            if _fits(axes, there) and _takes(stand, axes.batch(axes.observed.small, there)):
+                yield _sized(axes, there)
+                break
+
+
+def _counts(one: Lookup, now: int) -> bool:
+    """True if consecutive rows were read, as many as the axis is long."""
+    places = np.unique(one.indices)
+    return len(places) == now and int(places[-1] - places[0]) == now - 1
 
 
 def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -81,5 +130,28 @@ def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield tuple(size + 1 + size % 2 for size in now)
     if len(now) > 1:
         yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(now)))
+        for place, size in enumerate(now[:_ALONE]):
+            yield (*now[:place], 3 * size + 1, *now[place + 1 :])
     else:
-        yield (2 * now[0],)
+        yield from ((1,), (2,), (2 * now[0],), (3 * now[0] + 1,))
+
+
+def _sized(axes: Axes, sizes: tuple[int, ...]) -> Probe:
+    small = axes.observed.small
+    name = f"size_{'x'.join(map(str, sizes))}"
+    return Probe(name, "size", small, partial(axes.batch, small, sizes))
+
+
+def _fits(axes: Axes, sizes: tuple[int, ...]) -> bool:
+    """True if the inputs are not much larger than the samples are together."""
+    example = max(int(array[0].size) for array in axes.observed.rows.values())
+    here, there = math.prod(axes.now), math.prod(sizes)
+    return there * example <= max(_LARGEST, _MOST_SAMPLES * example) * here
+
+
+def _takes(stand: Stand, batch: Batch) -> bool:
+    try:
+        stand.reference.run(batch)
+    except GateError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Value probes: what else could be in the samples.
 
-Floats may take any value. Integers stay within the range of the samples, because they may be
-indices; bools are all false, all true, turned round or random.
+Floats may take any value. Integers stay within the range of the samples here, because they may be
+indices (`integers` goes beyond); bools are all false, all true, turned round or random.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from gate.parity.statistics import Array
 _ALONE = ("zeros", "max", "negated", "scaled_10")
 """Probes that are also made of one input alone where there are several, so that a branch on one
 of them flips."""
-_REVERSED = 4
-"""Samples in the probe of another order."""
+_FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
+"""By which the samples of one probe are scaled: what is of the order of one crosses 6 (relu6), 20
+(softplus) and 88 (where exp overflows)."""
 
 
 class Values(NamedTuple):
@@ -50,9 +51,12 @@ def value_probes(observed: Observed) -> Iterator[Probe]:
                 if _applies(title, observed.rows[name]):
                     build = partial(_changed, observed, title, (name,))
                     yield Probe(f"{title}_{name}", "value", observed.small, build)
-    size = observed.small if observed.fixed else min(_REVERSED, _length(observed))
-    if size > 1:
-        yield Probe("reversed", "value", size, partial(_reversed, observed, size))
+    if any(array.dtype.kind == "f" for array in observed.rows.values()):
+        size = observed.small if observed.fixed else len(_FACTORS)
+        build = partial(_at_magnitudes, observed, size)
+        yield Probe("magnitudes", "value", size, build, apart=True)
+    if observed.fixed and observed.small > 1:
+        yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
 
 
 def within(values: NDArray[np.float64], like: Array) -> Array:
@@ -74,16 +78,36 @@ def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
     return batch
 
 
-def _reversed(observed: Observed, size: int) -> Batch:
-    return {name: np.ascontiguousarray(array[::-1]) for name, array in observed.batch(size).items()}
+def _at_magnitudes(observed: Observed, size: int) -> Batch:
+    """Samples from everywhere, each scaled by another factor; masks of floats stay as they are."""
+    batch: dict[str, Array] = {}
+    masks = {name for name in observed.rows if _is_mask(observed, name)}
+    floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
+    for name, array in observed.spread.items():
+        rows = array[np.arange(size) % len(array)]
+        if name in (floats - masks or floats):
+            factors = np.resize(_FACTORS, size).reshape(-1, *[1] * (rows.ndim - 1))
+            with np.errstate(over="ignore"):  # `within` cuts it off
+                rows = within(rows.astype(np.float64) * factors, rows)
+        batch[name] = np.ascontiguousarray(rows)
+    return batch
+
+
+def _is_mask(observed: Observed, name: str) -> bool:
+    return (
+        float(observed.low[name]) >= 0.0
+        and float(observed.high[name]) == 1.0
+        and bool(np.isin(observed.rows[name], (0.0, 1.0)).all())
+    )
+
+
+def _reversed(observed: Observed) -> Batch:
+    whole = observed.batch(observed.small)
+    return {name: np.ascontiguousarray(array[::-1]) for name, array in whole.items()}
 
 
 def _applies(title: str, array: Array) -> bool:
     return array.dtype.kind in _CHANGES[title] and (title != "mirrored" or array.ndim > 1)
-
-
-def _length(observed: Observed) -> int:
-    return len(next(iter(observed.rows.values())))
 
 
 def _filled(value: float) -> Change:

@@ -308,21 +308,80 @@ class Explodes(nn.Module):
         return torch.sinh(x)
 
 
+@pytest.mark.parametrize("twin", [32, 0])
+def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(twin):
+    arrays = {"x": np.full((2, 4), 15.3, np.float32)}
+    assert judged(Explodes(), same, arrays, noise_samples=twin).inapplicable is None
+    far = judged(Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=twin)
+    assert far.inapplicable is None
+    assert far.relative_diff == pytest.approx(0.5, rel=1e-3)
+    assert twin == 0 or far.noise_ratio > 1e4
+
+
+def test_what_random_rounding_moves_as_far_is_waived():
+    arrays = {"x": np.full((2, 4), 60.3, np.float32)}
+    near = judged(Explodes(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
+    assert near.noise_ratio < 8.0  # an ulp of 60 is 4e-6
+
+
+def apart(model, change, rows, **options):
+    """As `judged`, each row in its own scale."""
+    arrays = {"x": rows}
+    probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
+    seen = Expected(benches.stand(model, arrays, **options), probe)
+    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+
+
+def in_row(row, factor):
+    def change(outputs):
+        outputs[0][row] *= np.float32(factor)
+        return outputs
+
+    return change
+
+
+@pytest.mark.parametrize("twin", [32, 0])
+def test_a_small_sample_beside_large_ones_is_judged_in_its_own_scale(twin):
+    rows = benches.vectors(8) * np.float32([[1], [1e6], [1], [1], [1], [1], [1], [1]])
+    fault = in_row(0, 0.9)
+    assert apart(Linear(), same, rows, noise_samples=twin).relative_diff == 0.0
+    together = apart(Linear(), fault, rows, apart=False, noise_samples=twin)
+    alone = apart(Linear(), fault, rows, noise_samples=twin)
+    assert together.relative_diff < 1e-6
+    assert alone.relative_diff > 0.01
+    if twin:
+        assert alone.noise_ratio > 1e4
+
+
+def test_an_answer_of_zeros_is_no_scale():
+    rows = np.zeros((4, 6), np.float32)
+    rows[1:] = benches.vectors(3)
+    seen = apart(nn.Identity(), same, rows)
+    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+
+
+def finite(model, change):
+    probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
+    seen = Expected(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+
+
+class Mends(nn.Module):
+    def forward(self, x):
+        return torch.nan_to_num(x, nan=0.3) * 1.5
+
+
+class Places(nn.Module):
+    def forward(self, x):
+        return x.isnan()
+
+
 @pytest.mark.parametrize(
-    ("ordinary", "change", "excused"),
-    [
-        ((1.0,), lambda outputs: [outputs[0] * 1.5], True),
-        ((1e6,), lambda outputs: [outputs[0] * 1.5], False),
-        ((0.0,), lambda outputs: [outputs[0] * 1.5], False),
-        ((), lambda outputs: [outputs[0] * 1.5], False),
-        ((1.0,), lambda outputs: [outputs[0] * np.float32(np.nan)], False),
-        ((1.0,), same, False),
-    ],
+    ("model", "applies"), [(Mends(), True), (nn.Identity(), False), (Places(), False)]
 )
-def test_an_answer_a_thousand_times_larger_than_to_any_sample(ordinary, change, excused):
-    arrays = {"x": np.full((2, 4), 15.0, np.float32)}
-    probe = Probe("p", "value", 2, lambda: arrays)
-    seen = Expected(benches.stand(Explodes(), arrays), probe, ordinary).parity(
-        lambda batch, reference: change([array.copy() for array in reference])
-    )
-    assert (seen.inapplicable is not None) is excused
+def test_what_is_not_finite_is_asked_only_where_the_answer_is_finite(model, applies):
+    seen = finite(model, same)
+    assert (seen.inapplicable is None) is applies
+    assert seen.relative_diff == (0.0 if applies else None)
+    if applies:
+        assert finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF

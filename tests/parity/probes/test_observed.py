@@ -9,12 +9,28 @@ from torch import nn
 from tests.parity.probes import benches
 
 
-def test_the_range_is_that_of_the_first_64_samples():
-    x = np.zeros((80, 2), np.float32)
-    x[63, 1], x[10, 0], x[64, 0] = 5.0, -3.0, 100.0
+@pytest.mark.parametrize("count", [80, 256])
+def test_the_range_is_that_of_256_samples(count):
+    x = np.zeros((count, 2), np.float32)
+    x[10, 0], x[-1, 0] = -3.0, 100.0
     seen = benches.observed(nn.Identity(), {"x": x})
-    assert (seen.low["x"], seen.high["x"]) == (-3.0, 5.0)
+    assert (seen.low["x"], seen.high["x"]) == (-3.0, 100.0)
     assert seen.low["x"].dtype == np.float32
+
+
+def test_of_more_it_is_that_of_samples_from_everywhere():
+    x = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (0.0, 3999.0)
+    assert len(seen.spread["x"]) == len(seen.rows["x"]) == 8
+    assert np.array_equal(seen.spread["x"][[0, -1]], x[[0, -1]])
+
+
+def test_of_large_samples_fewer_are_looked_at():
+    x = np.zeros((200, 1, 300, 300), np.float16)
+    x[1], x[-1] = 1.0, 2.0
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +38,7 @@ def test_the_range_is_that_of_the_first_64_samples():
     [
         (20, {}, 8, 1),
         (3, {}, 3, 1),
-        (20, {"probe_batch_sizes": (1, 16)}, 16, 1),
+        (20, {"probe_batch_sizes": (1, 16)}, 8, 1),
         (12, {"fixed": 4}, 4, 4),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from gate.digest import Digest
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes
@@ -23,13 +24,17 @@ def _inference():
 X = {"x": benches.vectors()}
 
 
+DIGEST = Digest.of_bytes(b"file9")
+"""Draws the batch sizes 8 and 38."""
+
+
 def search(model, arrays=None, *, known=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
     arrays = arrays or X
     stand = benches.stand(model, arrays, **options)
     observed = Observed.of(stand)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
-    usual = [*batch_probes(stand, observed), *value_probes(observed)] if known else []
+    usual = [*batch_probes(stand, observed, DIGEST), *value_probes(observed)] if known else []
     return Search(stand, Axes.of(stand, observed, inputs), usual).run()
 
 
@@ -209,7 +214,7 @@ def test_a_trace_that_can_not_compute_what_the_model_can():
         def forward(self, x):
             return x.reshape(int(x.shape[0]), 2, 3)
 
-    assert set(search(Grid())[0].found) == {"batch_4", "batch_7"}
+    assert set(search(Grid())[0].found) == {"batch_4", "batch_7", "batch_8", "batch_38"}
 
 
 class Sizes(nn.Module):

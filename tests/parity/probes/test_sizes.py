@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
-from gate.parity.probes.sizes import Axes, batch_probes, size_probes
+from gate.digest import Digest
+from gate.parity.probes.observed import Observed
+from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from tests.parity.probes import benches
 
+DIGEST = Digest.of_bytes(b"file")
+"""Draws the batch sizes 16 and 38."""
 X = benches.images()
 ALL = {2: "height", 3: "width"}
 
@@ -21,18 +26,30 @@ def sized(arrays, **axes):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, ["batch_1", "batch_4", "batch_7"]),
-        ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30"]),
+        ({}, ["batch_1", "batch_4", "batch_7", "batch_16", "batch_38"]),
+        ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30", "batch_15", "batch_38"]),
+        ({"probe_batch_sizes": (16, 38)}, ["batch_16", "batch_38", "batch_15"]),
         ({"fixed": 6}, ["batch_6"]),
     ],
 )
 def test_batches(options, names):
     stand = benches.stand(nn.Identity(), {"x": X}, **options)
-    probes = list(batch_probes(stand, benches.observed(nn.Identity(), {"x": X}, **options)))
+    seen = benches.observed(nn.Identity(), {"x": X}, **options)
+    probes = list(batch_probes(stand, seen, DIGEST))
     assert [probe.name for probe in probes] == names
     for probe in probes:
         assert len(probe.batch["x"]) == probe.size == int(probe.name.removeprefix("batch_"))
-        assert np.array_equal(probe.batch["x"], X[np.arange(probe.size) % 12])
+        places = probe.places or range(probe.size)
+        assert np.array_equal(probe.batch["x"], X[np.asarray(places) % 8])
+
+
+def test_drawn_batches_mix_the_samples_the_same_way_every_time():
+    stand, seen = benches.stand(nn.Identity(), {"x": X}), benches.observed(nn.Identity(), {"x": X})
+    *_, one = batch_probes(stand, seen, DIGEST)
+    *_, other = batch_probes(stand, seen, DIGEST)
+    assert np.array_equal(one.batch["x"], other.batch["x"])
+    assert not np.array_equal(one.batch["x"][:8], X[:8])
+    assert len(np.unique(one.batch["x"], axis=0)) == 8
 
 
 def test_no_dynamic_axis_no_probe():
@@ -41,7 +58,9 @@ def test_no_dynamic_axis_no_probe():
 
 def test_smaller_larger_odd_and_not_square():
     seen = sized({"x": X}, x=ALL)
-    assert list(seen) == ["size_6x6", "size_10x10", "size_9x9", "size_6x10"]
+    assert list(seen) == [
+        "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
+    ]  # fmt: skip
     for name, batch in seen.items():
         height, width = map(int, name.removeprefix("size_").split("x"))
         assert batch["x"].shape == (1, 3, height, width)
@@ -52,7 +71,7 @@ def test_smaller_larger_odd_and_not_square():
 def test_axes_of_one_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
     seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
-    assert list(seen) == ["size_3", "size_6", "size_7", "size_10"]
+    assert list(seen) == ["size_3", "size_6", "size_7", "size_1", "size_2", "size_10", "size_16"]
     for batch in seen.values():
         assert batch["tokens"].shape == batch["mask"].shape
 
@@ -67,4 +86,41 @@ def test_an_axis_that_is_called_as_the_batch_is_left_to_it():
 
 def test_a_size_of_one_stays_above_zero():
     arrays = {"x": np.ones((3, 1), np.float32)}
-    assert {batch["x"].shape[1] for batch in sized(arrays, x={1: "n"}).values()} == {2, 3}
+    assert {batch["x"].shape[1] for batch in sized(arrays, x={1: "n"}).values()} == {2, 3, 4}
+
+
+def test_of_large_samples_none_becomes_much_longer():
+    small = {"x": np.ones((3, 20, 10), np.float32)}
+    large = {"x": np.ones((3, 20, 2**14), np.float32)}
+    assert "size_61" in sized(small, x={1: "length"})
+    assert "size_61" in sized(large, x={1: "length"})
+    wide = {"x": np.ones((3, 20, 20), np.float32)}
+    assert {"size_61x20", "size_20x61"} <= set(sized(wide, x={1: "a", 2: "b"}))
+
+
+class Placed(nn.Module):
+    def __init__(self, most):
+        super().__init__()
+        self.words, self.places = nn.Embedding(3000, 2), nn.Embedding(most, 2)
+
+    def forward(self, tokens):
+        return self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Placed(40), ["size_40"]),
+        (Placed(5), []),
+        (Placed(2000), ["size_1024"]),
+        (nn.Embedding(3000, 2), []),
+    ],
+)
+def test_as_long_as_the_places_that_are_counted(model, names):
+    arrays = {"tokens": benches.tokens()}
+    with torch.inference_mode():
+        stand = benches.stand(model, arrays)
+        axes = Axes.of(stand, Observed.of(stand), benches.specs(arrays, tokens={1: "length"}))
+        probes = list(length_probes(stand, axes))
+    assert [probe.name for probe in probes] == names
+    assert [f"size_{probe.batch['tokens'].shape[1]}" for probe in probes] == names

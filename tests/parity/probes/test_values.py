@@ -18,6 +18,8 @@ def probes(arrays, **options):
     return {probe.name: probe.batch for probe in value_probes(seen)}
 
 
+FACTORS = np.reshape([1, 3, 10, 30, 100, -10, 0.01, 0.1], (8, 1, 1, 1))
+EVERYWHERE = [0, 1, 3, 4, 6, 7, 9, 11]
 FLOATS = {
     "zeros": lambda x: (x == 0).all(),
     "ones": lambda x: (x == 1).all(),
@@ -29,7 +31,7 @@ FLOATS = {
     "scaled_10": lambda x: np.allclose(x, X[:1] * 10),
     "scaled_0.1": lambda x: np.allclose(x, X[:1] / 10),
     "bright": lambda x: (x != X[:1]).sum() == 1 and np.isclose(x.max(), 10 * X.max()),
-    "reversed": lambda x: np.array_equal(x, X[3::-1]),
+    "magnitudes": lambda x: np.allclose(x / FACTORS, X[EVERYWHERE]),
 }
 
 
@@ -59,13 +61,22 @@ def test_no_probe_of_finite_samples_is_infinite(dtype):
         elements=st.integers(0, 100),
     )
 )
-def test_integers_stay_within_the_range_of_the_samples(x):
+def test_integers_stay_within_the_range_of_the_samples_here(x):
     seen = probes({"x": x})
     assert {"min", "max", "noise", "mirrored"} <= set(seen)
     assert not {"zeros", "negated", "scaled_10", "bright"} & set(seen)
     for batch in seen.values():
         assert batch["x"].dtype == x.dtype
         assert x.min() <= batch["x"].min() <= batch["x"].max() <= x.max()
+
+
+def test_masks_of_floats_keep_their_magnitude_beside_other_floats():
+    arrays = {"x": X, "mask": np.ones((12, 5), np.float32)}
+    seen = probes(arrays)["magnitudes"]
+    assert (seen["mask"] == 1).all()
+    assert seen["x"].max() > 50
+    alone = probes({"mask": arrays["mask"]})["magnitudes"]["mask"]
+    assert alone.max() == 100
 
 
 def test_bools():
@@ -99,7 +110,7 @@ def test_a_fixed_batch_is_filled():
 
 def test_one_dimension_has_nothing_to_mirror_and_one_sample_no_order():
     assert "mirrored" not in probes({"x": np.arange(4, dtype=np.float32)})
-    assert "reversed" not in probes({"x": X[:1]})
+    assert "reversed" not in probes({"x": X}, fixed=1)
 
 
 def test_the_same_samples_give_the_same_probes():

@@ -1,0 +1,215 @@
+"""Probes of integers, and of masks: how far the model takes them, and every value on the way.
+
+An integer may be an index, and beyond its table the model raises. So the model is watched while it
+looks the samples up (`lookups`), and asked whether it takes the last row of the table that it read
+with them: of the whole input first, then of each column, because the columns of a recommender have
+tables of their own. What no table is read with goes beyond the samples' range and below it; 8 bits
+have no beyond. What is constant 1, as a mask is, becomes 0 in places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.errors import GateError
+from gate.parity.probes.lookups import Lookup, lookups
+from gate.parity.probes.observed import Observed, Probe
+from gate.parity.runner import Batch
+from gate.parity.stand import Stand
+from gate.parity.statistics import Array
+
+_COLUMNS = 64
+"""Columns that may each have a range of their own."""
+_ALL = 64
+"""Values of a column of which each one is tried; of more, as many as fit into `_FEW` samples."""
+_FEW = 8
+_ELEMENTS = 2**18
+"""Of a probe with more samples than `_FEW`."""
+_TRIED = 96
+"""Forwards that the ends of all tables of one input may cost."""
+_EDGE = 4
+"""Values next to both ends of what is new that come first."""
+
+Values = NDArray[np.int64]
+
+
+def integer_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
+    """Of each input of integers, and of each mask."""
+    names = [n for n, array in observed.rows.items() if array.dtype.kind in "iu"]
+    read = lookups(stand, observed.rows) if names else []
+    for name, array in observed.rows.items():
+        if _one_value(observed, name):
+            yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
+        if array.dtype.kind in "iu":
+            for title, changed in _of_input(_Column(stand, observed, name), read):
+                yield from _probes(observed, f"{title}_{name}", name, changed)
+
+
+class _Column:
+    """One input of integers, and what the model takes in it."""
+
+    def __init__(self, stand: Stand, observed: Observed, name: str) -> None:
+        self._stand = stand
+        self.observed = observed
+        self.name = name
+        self.low = int(observed.low[name])
+        self.high = int(observed.high[name])
+        self.rows = observed.rows[name]
+        self.limits: Any = np.iinfo(self.rows.dtype)
+        self._left = _TRIED
+
+    @property
+    def like_a_mask(self) -> bool:
+        return self.low >= 0 and self.high <= 1
+
+    def ends(self, read: Sequence[Lookup]) -> list[int | None]:
+        """For each column, or for all of them in one number, one past the last value that the
+        model takes; None where no table is read with it."""
+        whole = self._end(self.rows.ravel(), read, None)
+        if whole is not None or not self.by_column:
+            return [whole]
+        flat = self.rows.reshape(len(self.rows), -1)
+        return [self._end(flat[:, j], read, j) for j in range(flat.shape[1])]
+
+    @property
+    def most(self) -> int:
+        """Samples of a probe: fewer where they are large."""
+        elements = sum(int(array[0].size) for array in self.observed.rows.values())
+        return min(_ALL, max(_FEW, _ELEMENTS // max(elements, 1)))
+
+    @property
+    def by_column(self) -> bool:
+        return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _COLUMNS
+
+    def _end(self, values: Array, read: Sequence[Lookup], column: int | None) -> int | None:
+        """The largest table that was read with just these values and whose last row is taken."""
+        sizes = {
+            one.size
+            for one in read
+            if one.indices.size == values.size and np.array_equal(one.indices, values)
+        }
+        for size in sorted(sizes, reverse=True):
+            if size - 1 <= self.limits.max and self._takes(size - 1, column):
+                return size
+        return None
+
+    def _takes(self, value: int, column: int | None) -> bool:
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        batch = self.observed.batch(self.observed.small)
+        flat = batch[self.name].reshape(len(batch[self.name]), -1)
+        flat[:, slice(None) if column is None else column] = value
+        try:
+            self._stand.reference.run(batch)
+        except GateError:
+            return False
+        return True
+
+
+def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Array]]:
+    limits = column.limits
+    if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
+        yield "values", _dealt(column, [np.arange(limits.min, limits.max + 1)])
+        return
+    ends = column.ends(read)
+    if not column.like_a_mask or any(end is not None and end > 2 for end in ends):
+        yield "values", _dealt(column, _of_columns(column, ends))
+    if column.like_a_mask:
+        return
+    below = min(column.low, 0) - 1
+    beyond = {"below": below}
+    if all(end is None for end in ends):
+        beyond |= {"above": column.high + 1, "far": 2 * column.high + 1}
+    for title, value in beyond.items():
+        if limits.min <= value <= limits.max and not column.low <= value <= column.high:
+            yield (
+                title,
+                np.full((column.observed.small, *column.rows.shape[1:]), value, limits.dtype),
+            )
+
+
+def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
+    """The values of each column, or of all of them; what is new comes first."""
+    if len(ends) == 1:
+        end = ends[0] if ends[0] is not None else column.high + 1
+        return [_new_first(min(column.low, 0), end, column)]
+    flat = column.rows.reshape(len(column.rows), -1)
+    return [
+        _new_first(min(column.low, 0), column.high + 1 if end is None else end, column)
+        if end is not None
+        else np.unique(flat[:, j]).astype(np.int64)
+        for j, end in enumerate(ends)
+    ]
+
+
+def _new_first(low: int, end: int, column: _Column) -> Values:
+    """All from `low` to `end - 1`, or as many as are tried of very many: the ends and the
+    neighbours of the samples' range, what no sample has, the rest."""
+    room = _FEW * max(1, math.prod(column.rows.shape[1:]))
+    above = np.arange(max(column.high + 1, low), end)
+    first = np.concatenate([[end - 1], above[:_EDGE], above[-_EDGE:], np.arange(low, low + _EDGE)])
+    first = first[(first >= low) & (first < end)]
+    spread = np.linspace(low, end - 1, min(end - low, max(room, _ALL)))
+    beyond = above[np.linspace(0, len(above) - 1, min(len(above), room // 2)).astype(int)]
+    every = np.concatenate([first, beyond, spread]).astype(np.int64)
+    return every[np.sort(np.unique(every, return_index=True)[1])]
+
+
+def _dealt(column: _Column, values: Sequence[Values]) -> Array:
+    """A batch of the input in which each column takes its values one after the other; the columns
+    of one range share them where these are many."""
+    shape = column.rows.shape[1:]
+    width = max(1, math.prod(shape))
+    longest = max(map(len, values))
+    if len(values) == 1 and width > 1 and not (column.by_column and longest <= _ALL):
+        size = min(_FEW, math.ceil(longest / width))
+        dealt = column.observed.random(column.name).permuted(np.resize(values[0], size * width))
+    else:
+        size = min(longest, column.most)
+        lists = list(values) * (width if len(values) == 1 else 1)
+        steps = np.arange(size)
+        dealt = np.stack([one[(steps + j) % len(one)] for j, one in enumerate(lists)], axis=1)
+    return np.ascontiguousarray(dealt.reshape(-1, *shape).astype(column.rows.dtype))
+
+
+def _one_value(observed: Observed, name: str) -> bool:
+    """True for a constant 1, and for a constant 0 of integers: what may be a mask."""
+    low, high = float(observed.low[name]), float(observed.high[name])
+    return low == high and (low == 1.0 or (low == 0.0 and observed.rows[name].dtype.kind in "iu"))
+
+
+def _masked(observed: Observed, name: str) -> Array:
+    """Two samples of the other value: in the last third, and at random; never in the first place,
+    because what is masked as a whole has no answer."""
+    array = np.ascontiguousarray(
+        np.resize(observed.rows[name], (2, *observed.rows[name].shape[1:]))
+    )
+    width = array.shape[-1] if array.ndim > 1 else 1
+    flipped = np.zeros(array.shape, np.bool_)
+    flipped[0, ..., width - math.ceil(width / 3) :] = True
+    if width > 1:
+        flipped[1] = observed.random(f"masked {name}").random(array.shape[1:]) < 0.5
+        flipped[..., 0] = False
+    return np.where(flipped, (1 - array.astype(np.int64)).astype(array.dtype), array)
+
+
+def _probes(observed: Observed, title: str, name: str, changed: Array) -> Iterator[Probe]:
+    """The changed input beside samples as they are; in parts where the batch is fixed."""
+    size = observed.small if observed.fixed else len(changed)
+    parts = min(_FEW, math.ceil(len(changed) / size))
+    for part in range(parts):
+        rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
+        suffix = f"_{part + 1}" if parts > 1 else ""
+        build = partial(_beside, observed, name, rows)
+        yield Probe(f"{title}{suffix}", "value", size, build)
+
+
+def _beside(observed: Observed, name: str, rows: Array) -> Batch:
+    return {**observed.batch(len(rows)), name: np.ascontiguousarray(rows)}
