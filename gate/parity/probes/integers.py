@@ -89,11 +89,7 @@ class _Column:
 
     def _end(self, values: Array, read: Sequence[Lookup], column: int | None) -> int | None:
         """The largest table that was read with just these values and whose last row is taken."""
-        sizes = {
-            one.size
-            for one in read
-            if one.indices.size == values.size and np.array_equal(one.indices, values)
-        }
+        sizes = {one.size for one in read if _reads(one, values)}
         for size in sorted(sizes, reverse=True):
             if size - 1 <= self.limits.max and self._takes(size - 1, column):
                 return size
@@ -113,10 +109,19 @@ class _Column:
         return True
 
 
+def _reads(one: Lookup, values: Array) -> bool:
+    """True if the table was read with these values, each as often (as `gather` repeats them)."""
+    often, rest = divmod(one.indices.size, values.size)
+    return often > 0 and rest == 0 and np.array_equal(one.indices, np.repeat(values, often))
+
+
 def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Array]]:
     limits = column.limits
     if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
-        yield "values", _dealt(column, [np.arange(limits.min, limits.max + 1)])
+        yield (
+            "values",
+            _dealt(column, [_new_first(column, range(limits.min, limits.max + 1), column.high)]),
+        )
         return
     ends = column.ends(read)
     if not column.like_a_mask or any(end is not None and end > 2 for end in ends):
@@ -126,7 +131,7 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ar
     below = min(column.low, 0) - 1
     beyond = {"below": below}
     if all(end is None for end in ends):
-        beyond |= {"above": column.high + 1, "far": 2 * column.high + 1}
+        beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
     for title, value in beyond.items():
         if limits.min <= value <= limits.max and not column.low <= value <= column.high:
             yield (
@@ -136,30 +141,37 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ar
 
 
 def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
-    """The values of each column, or of all of them; what is new comes first."""
+    """The values of each column, or of all of them."""
+    seen = column.observed.integers[column.name]
     if len(ends) == 1:
-        end = ends[0] if ends[0] is not None else column.high + 1
-        return [_new_first(min(column.low, 0), end, column)]
-    flat = column.rows.reshape(len(column.rows), -1)
-    return [
-        _new_first(min(column.low, 0), column.high + 1 if end is None else end, column)
-        if end is not None
-        else np.unique(flat[:, j]).astype(np.int64)
-        for j, end in enumerate(ends)
-    ]
+        return [_values(column, seen, ends[0])]
+    flat = seen.reshape(len(seen), -1)
+    return [_values(column, flat[:, j], end) for j, end in enumerate(ends)]
 
 
-def _new_first(low: int, end: int, column: _Column) -> Values:
-    """All from `low` to `end - 1`, or as many as are tried of very many: the ends and the
-    neighbours of the samples' range, what no sample has, the rest."""
+def _values(column: _Column, seen: Array, end: int | None) -> Values:
+    """From 0 to the end of the table, or the range of the samples where there is none."""
+    low, high = int(seen.min()), int(seen.max())
+    if end is None:
+        return _new_first(column, range(low, high + 1), high)
+    return _new_first(column, range(min(low, 0), end), high)
+
+
+def _new_first(column: _Column, every: range, high: int) -> Values:
+    """All of them, or as many as are tried of very many: both ends and the neighbours of the
+    samples' range, what is above all samples, the rest."""
     room = _FEW * max(1, math.prod(column.rows.shape[1:]))
-    above = np.arange(max(column.high + 1, low), end)
-    first = np.concatenate([[end - 1], above[:_EDGE], above[-_EDGE:], np.arange(low, low + _EDGE)])
-    first = first[(first >= low) & (first < end)]
-    spread = np.linspace(low, end - 1, min(end - low, max(room, _ALL)))
-    beyond = above[np.linspace(0, len(above) - 1, min(len(above), room // 2)).astype(int)]
-    every = np.concatenate([first, beyond, spread]).astype(np.int64)
-    return every[np.sort(np.unique(every, return_index=True)[1])]
+    above = every[every.index(high) + 1 :] if high in every else every[:0]
+    chosen = [
+        *every[-1:], *above[:_EDGE], *above[-_EDGE:], *every[:_EDGE],
+        *_spread(above, room // 2), *_spread(every, max(room, _ALL)),
+    ]  # fmt: skip
+    return np.asarray(list(dict.fromkeys(chosen)), np.int64)
+
+
+def _spread(values: range, most: int) -> list[int]:
+    count = min(most, len(values))
+    return [values[int(place)] for place in np.linspace(0, len(values) - 1, count)]
 
 
 def _dealt(column: _Column, values: Sequence[Values]) -> Array:

@@ -59,6 +59,8 @@ class Observed:
     low: dict[str, Array]
     """Smallest value of each input, of its dtype and shape ()."""
     high: dict[str, Array]
+    integers: Batch
+    """All samples of the inputs of integers that were looked at."""
     small: int
     """The smallest batch of the file: one, or the fixed batch axis."""
     fixed: bool
@@ -76,6 +78,7 @@ class Observed:
             spread=_some(samples, kept),
             low={name: array.min() for name, array in looked_at.items()},
             high={name: array.max() for name, array in looked_at.items()},
+            integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
             small=binding.batch_size if binding.fixed else 1,
             fixed=binding.fixed,
             seed=stand.policy.determinism.seed,
