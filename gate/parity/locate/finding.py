@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gate.errors import GateError
 from gate.parity.locate.bench import Bench
 from gate.parity.locate.layout import Layout
 from gate.parity.locate.matching import Matcher, Matching, Tensor
@@ -60,7 +61,19 @@ class Finder:
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout
 
     def _matched(self, layout: Layout) -> Layout:
-        """Run the first batch with the file cut, and match again."""
+        """Run the first batch with the file cut, and match again. Where the cut file can't run, a
+        tensor is no such value: those that were taken by name only are left out."""
+        try:
+            return self._matched_again(layout)
+        except GateError:
+            raise
+        except Exception:  # of ONNX Runtime, without a common base
+            narrower = _narrower(layout, self._survey)
+            if narrower is None:
+                raise
+            return self._matched(narrower)
+
+    def _matched_again(self, layout: Layout) -> Layout:
         bench, survey = self._bench, self._survey
         batch, names = bench.batches[0], bench.graph.tensors
         values = bench.side.values(batch, survey, set(layout.put_in.values()))
@@ -115,6 +128,19 @@ def _without(layout: Layout, value: Value, stand_in: str) -> Layout:
     """The tensor before in the place of this one; all that is not sure behind is open again."""
     missing = {**layout.missing, value.number: stand_in}
     return Layout(layout.matching.sure(), missing, layout.absent)
+
+
+def _narrower(layout: Layout, survey: Survey) -> Layout | None:
+    """The layout without the tensors of another shape or, if there are none, without all that don't
+    equal their values; None if there are none either."""
+    matching = layout.matching
+    unsure = [n for n in matching.tensors if n not in matching.equal]
+    resized = [n for n in unsure if matching.tensors[n].shape != survey.values[n].shape]
+    lost = frozenset(resized or unsure)
+    if not lost:
+        return None
+    tensors = {n: one for n, one in matching.tensors.items() if n not in lost}
+    return Layout(Matching(tensors, matching.equal), layout.missing, layout.absent | lost)
 
 
 def _absent(layout: Layout, value: Value) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from gate.parity.determinism import deterministic
 from gate.parity.locate.bench import BUDGET, Bench
 from gate.parity.locate.finding import Finder
 from gate.parity.locate.graph import Graph
+from gate.parity.locate.layout import Layout
 from gate.parity.locate.matching import Matcher
 from gate.parity.locate.measuring import Measured, Measuring
 from gate.parity.locate.names import Paths
@@ -76,11 +78,17 @@ def locate(  # noqa: PLR0913
         ]
         bench = Bench(side, graph, [first, *rest], binding.pairs, policy, budget)
         names = [name for name, _ in binding.pairs]
-        matcher = Matcher(survey, graph, Paths(side.model), inputs=names)
+        matcher = Matcher(
+            survey,
+            graph,
+            Paths(side.model),
+            inputs=names,
+            constants=lambda: side.constants(first, survey),
+        )
         try:
             layout = Finder(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
-            measured = Measuring(bench, survey, layout, runtime).run()
+            measured = _measured(bench, survey, layout, runtime)
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
@@ -94,6 +102,18 @@ def locate(  # noqa: PLR0913
     findings = Findings(survey, graph, layout, measured, matcher.folded)
     limits = Limits(runtime, twin=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
+
+
+def _measured(bench: Bench, survey: Survey, layout: Layout, runtime: RuntimeName) -> Measured:
+    """All samples; where a batch of another size does not fit the tensors, the first ones."""
+    try:
+        return Measuring(bench, survey, layout, runtime).run()
+    except GateError:
+        raise
+    except Exception:
+        if len(bench.batches) == 1:
+            raise
+        return Measuring(replace(bench, batches=bench.batches[:1]), survey, layout, runtime).run()
 
 
 @contextmanager

@@ -8,8 +8,9 @@ gives every layer right inputs and values can decide again.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -30,8 +31,11 @@ _STEPS = 12
 """Nodes that compute one module, at most."""
 _READS = 3.0
 """What it is worth that a tensor is computed from what the module got."""
-_LEAVES = 1.0
-"""What it is worth that nodes of other modules read a tensor that is named after the module."""
+_LEAVES = 4.0
+"""What it is worth that nodes of other modules read a tensor that is named after the module: more
+than nearness, because before its last node a module is mostly near what it returns."""
+_CODE_LEAVES = 1.0
+"""The same for code between modules, which leaves at many places."""
 _SHAPE = 4.0
 """What speaks against a tensor of another shape: only a fault makes it the value."""
 _NEAR = 0.5
@@ -74,10 +78,18 @@ class Matcher:
     """Pairs the values of one survey with the tensors of one file."""
 
     def __init__(
-        self, survey: Survey, graph: Graph, paths: Paths, *, inputs: Sequence[str]
+        self,
+        survey: Survey,
+        graph: Graph,
+        paths: Paths,
+        *,
+        inputs: Sequence[str],
+        constants: Callable[[], Container[int]] = frozenset,
     ) -> None:
-        """`inputs`: names of the file's inputs in the order of the model's arguments."""
+        """`inputs`: names of the file's inputs in the order of the model's arguments.
+        `constants`: finds the values that are the same for all samples, where that is asked."""
         self._values = survey.values
+        self._constants = cache(constants)
         self._returned = dict(zip(survey.outputs, graph.outputs, strict=False))
         self._given = dict(zip(survey.inputs, inputs, strict=False))
         self._graph = graph
@@ -150,8 +162,11 @@ class Matcher:
 
     def _equal(self, value: Value, free: _Free) -> Tensor | None:
         """The free tensor that equals the value; of several the one that names speak for."""
+        earliest = self._behind(value, free)
         distances = [
-            (difference(value.sketch, tensor.sketch), tensor) for tensor in free.like(value)
+            (difference(value.sketch, tensor.sketch), tensor)
+            for tensor in free.like(value)
+            if tensor.place > earliest
         ]
         nearest = min((distance for distance, _ in distances), default=math.inf)
         if not nearest <= _EQUAL:
@@ -160,8 +175,26 @@ class Matcher:
         near = [tensor for tensor in near if not self._belongs_behind(value, tensor)]
         if not near:
             return None
-        best = max(near, key=lambda t: (self._clues.name(value, t.place, t.scope), -t.place))
+        best = max(near, key=lambda tensor: self._preference(value, tensor))
         return None if self._is_anothers(best, value, free) else best
+
+    def _preference(self, value: Value, tensor: Tensor) -> tuple[float, int]:
+        """Of equal tensors the one that names speak for; the last one of a module, because a bias
+        near zero makes nearly the same of what it is added to; else the first one."""
+        name = self._clues.name(value, tensor.place, tensor.scope)
+        last = name >= EXACT and not value.functional
+        return name, tensor.place if last else -tensor.place
+
+    def _behind(self, value: Value, free: _Free) -> int:
+        """Place of the last node that computes what the value was computed from."""
+        earliest = -1
+        for got in value.inputs:
+            number: int | None = got
+            while number is not None and number not in free.taken:
+                number = self._handed_on(self._values[number])
+            if number is not None:
+                earliest = max(earliest, free.taken[number].place)
+        return earliest
 
     def _is_anothers(self, tensor: Tensor, value: Value, free: _Free) -> bool:
         """True if it equals another free value too, and by name is that one: behind a fault, what a
@@ -192,11 +225,14 @@ class Matcher:
         after, until = free.neighbours(value)
         known = self.before(value, free.taken)
         got = {free.taken[number].name for number in known or ()}
-        for tensor in free.like(value, any_size=True):
+        constant = value.number in self._constants()
+        resized = not constant and not self._is_one_of_many(value)
+        for tensor in free.like(value, any_size=resized):
             name = self._clues.name(value, tensor.place, tensor.scope)
-            if value.repeats is not None and name < EXACT:
-                continue  # what only hands on a value mostly has no node
-            score = name + self._clues.kind(value, tensor.op)
+            if (value.repeats is not None or constant) and name < EXACT:
+                continue  # what only hands on a value, or is a constant, mostly has no node
+            own_code = value.functional and name >= EXACT  # of which every operator may be
+            score = name + (0.0 if own_code else self._clues.kind(value, tensor.op))
             if tensor.shape != value.shape:
                 score -= _SHAPE
             if self._returned.get(value.number) == tensor.name:
@@ -208,11 +244,20 @@ class Matcher:
                 distance = difference(value.sketch, tensor.sketch)
                 score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
             score += 0.5 if after < tensor.place < until else -1.0
-            score += _LEAVES if name >= EXACT and self._leaves(tensor) else 0.0
+            leaves = name >= EXACT and self._leaves(tensor)
+            score += (_CODE_LEAVES if value.functional else _LEAVES) if leaves else 0.0
             # Of the nodes of one module the last one gives its output.
             if score > most or (score == most and name >= EXACT):
                 best, most = tensor, score
         return best
+
+    def _is_one_of_many(self, value: Value) -> bool:
+        """True if the module returned several tensors: one of them may not be in the file."""
+        return any(
+            (other.path, other.call) == (value.path, value.call) and not other.functional
+            for other in self._values
+            if other.number != value.number
+        )
 
     def _leaves(self, tensor: Tensor) -> bool:
         """True if nodes of other modules read it, or it is an output of the file."""

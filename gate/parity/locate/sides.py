@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -49,6 +50,22 @@ class ModelSide:
         keeps = Keeps(survey, wanted, whole=True)
         self._run(batch, keeps.hear)
         return keeps.kept
+
+    def constants(self, batch: Batch, survey: Survey) -> frozenset[int]:
+        """Values that are the same whatever the samples: masks of windows, tables of positions.
+
+        Found by the samples in another order; of equal samples none is told. Raises what `values`
+        raises.
+        """
+        turned = Keeps(survey, range(len(survey.values)), whole=False)
+        self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.hear)
+        same = {
+            value.number
+            for value in survey.values
+            if np.array_equal(turned.kept.get(value.number, ()), value.sketch, equal_nan=True)
+        }
+        given = set(survey.inputs)
+        return frozenset() if given <= same else frozenset(same - given)
 
     def truths(self, batch: Batch, survey: Survey, references: Mapping[int, Array]) -> Truths:
         """What the float64 twin computes for the values of `references`.

@@ -28,6 +28,7 @@ from gate.errors import (
 from gate.localisation import Localisation
 from gate.parity.candidate import Candidate
 from gate.parity.locate.locate import locate
+from gate.parity.locate.runs import Run
 from gate.parity.samples import Samples
 from tests.parity import tiny
 from tests.parity.locate import nets
@@ -480,7 +481,6 @@ class TestErrors:
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "takes these inputs"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "Give the factory and the checkpoint"]),
-            (_Wider(), EvidenceError, ["plain.onnx", "layer by layer", "of another model"]),
             (_Nowhere(), EvidenceError, ["no finite number", "Give samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -490,6 +490,19 @@ class TestErrors:
             found(model.eval(), plain, VECTORS)
         for part in said:
             assert part in str(raised.value)
+
+    def test_of_a_runtime_that_computes_nothing(self, plain, monkeypatch):
+        def fail(*_args, **_more):
+            raise RuntimeError("no kernel")
+
+        monkeypatch.setattr(Run, "__call__", fail)
+        with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
+            found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
+
+    def test_a_model_of_other_widths_is_told(self, plain):
+        told = found(_Wider().eval(), plain, VECTORS)
+        assert told.first_divergence == "first"
+        assert "no tensor of the file has its values" in told.cause
 
     @pytest.mark.parametrize(
         ("inputs", "error"),
