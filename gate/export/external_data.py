@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import onnx
@@ -16,8 +16,10 @@ from gate.files import is_inside, wrong_name
 def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     """Names of the data files of `model`, read from `path`, relative to its folder, sorted.
 
-    Raises OnnxFileError for a file outside of the folder (a model could else read any file of
-    the machine), missing, or too short for what the model reads from it.
+    A data file may itself be a link to a plain file elsewhere, as the caches of model hubs have it:
+    that link was made by whoever owns the folder. Raises OnnxFileError for a name or a folder that
+    leads outside (a model could else read any file of the machine), for a file that is missing, or
+    too short for what the model reads from it.
     """
     names: set[str] = set()
     for tensor in tensors_of(model):
@@ -37,11 +39,18 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def linked(path: Path, files: Iterable[str]) -> bool:
+    """True if one of the data files of the model `path` is a link, or has further names: what
+    onnx takes for an attack, and ONNX Runtime only where it leads into the model's own folder."""
+    beside = [path.parent / name for name in files]
+    return any(file.is_symlink() or file.stat().st_nlink > 1 for file in beside)
+
+
 def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     name = location.as_posix()
-    if wrong_name(name) or not is_inside(path.parent, name):
+    if wrong_name(name) or not is_inside(path.parent, location.parent.as_posix()):
         raise _outside(tensor, path, name)
     file = path.parent / location
     if not file.is_file():  # nor a device, nor a pipe

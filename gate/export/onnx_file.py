@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from onnx import checker, helper, shape_inference
 from gate.digest import Digest
 from gate.errors import OnnxFileError, StorageError
 from gate.evidence import Subject, TensorSpec
-from gate.export.external_data import external_files
+from gate.export.external_data import external_files, linked
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _UNKNOWN_AXIS = "?"
@@ -28,7 +30,7 @@ def read_subject(path: Path) -> Subject:
     data = _read(path)
     model = _parse(data, path)
     files = external_files(model, path)
-    _check(path if files else data, path)  # only with a path does the checker find the data
+    _check_whole(data, path, files)
     try:
         sha256 = (
             Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
@@ -113,6 +115,28 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
         raise OnnxFileError(
             f"{path} is not a valid ONNX model: {_first_line(error)}. Copy or export it again."
         ) from error
+
+
+def _check_whole(data: bytes, path: Path, files: tuple[str, ...]) -> None:
+    """Check the model with its data beside it: only with a path does the checker find it.
+
+    It refuses links, so it gets the model beside files as long as those that the links lead to:
+    what is in them is no part of what it checks.
+    """
+    if not files:
+        _check(data, path)
+    elif not linked(path, files):
+        _check(path, path)
+    else:
+        with tempfile.TemporaryDirectory(prefix="gate-links-") as folder:
+            for name in files:
+                empty = Path(folder, name)
+                empty.parent.mkdir(parents=True, exist_ok=True)
+                empty.touch()
+                os.truncate(empty, (path.parent / name).stat().st_size)
+            copy = Path(folder, path.name)
+            copy.write_bytes(data)
+            _check(copy, path)
 
 
 def _opset(model: onnx.ModelProto, path: Path) -> int:

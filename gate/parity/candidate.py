@@ -11,6 +11,15 @@ from gate.evidence import Subject
 
 
 @dataclass(frozen=True)
+class WithData:
+    """A model and its data files, in memory."""
+
+    model: bytes
+    data: dict[str, bytes]
+    """By name relative to the model's folder."""
+
+
+@dataclass(frozen=True)
 class Candidate:
     """The file that is measured, and what was read from it."""
 
@@ -29,6 +38,21 @@ class Candidate:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
         self.subject.sha256.verify(Digest.of_bytes(data), what=self.path.name)
         return data
+
+    def loadable(self) -> bytes | str | WithData:
+        """The same, but for data behind links, as the caches of model hubs have it: ONNX Runtime
+        refuses links that leave the folder, so all of it is read here. Raises DigestMismatch."""
+        files = self.subject.external_data
+        if not any((self.path.parent / name).is_symlink() for name in files):
+            return self.verified()
+        names = (self.path.name, *files)
+        try:
+            read = {name: (self.path.parent / name).read_bytes() for name in names}
+        except (OSError, MemoryError) as error:
+            raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
+        seen = Digest.of_json({name: Digest.of_bytes(data).hex for name, data in read.items()})
+        self.subject.sha256.verify(seen, what=self.path.name)
+        return WithData(read[self.path.name], {name: read[name] for name in files})
 
     def verify(self) -> None:
         """Hash the file (with external data: all its files) again. Raises DigestMismatch."""

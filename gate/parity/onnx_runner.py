@@ -92,7 +92,7 @@ class OnnxRunner:
 
     def _create(self, options: Any) -> Any:
         """A session of the file that was described, with the provider that was asked for."""
-        model = self._candidate.verified()
+        model = self._candidate.loadable()
         session = open_session(model, options, self._traits, self._policy)
         self._check_names(session)
         return session

@@ -10,6 +10,7 @@ import onnxruntime
 import torch
 
 from gate.errors import EvidenceError
+from gate.parity.candidate import WithData
 from gate.parity.native_stderr import captured_stderr
 from gate.policy import Policy
 from gate.runtime import CPU_PROVIDER, RuntimeTraits
@@ -38,11 +39,19 @@ def session_options(traits: RuntimeTraits) -> Any:
     return options
 
 
-def open_session(model: bytes | str, options: Any, traits: RuntimeTraits, policy: Policy) -> Any:
+def open_session(
+    model: bytes | str | WithData, options: Any, traits: RuntimeTraits, policy: Policy
+) -> Any:
     """A session of the bytes or path `model` with the provider that the runtime promises.
 
     Raises EvidenceError where the provider doesn't load, and whatever ONNX Runtime raises.
     """
+    if isinstance(model, WithData):
+        names, data = list(model.data), list(model.data.values())
+        options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
+        session = open_session(model.model, options, traits, policy)
+        session.gate_data = model  # the session reads it as long as it lives
+        return session
     if not traits.cuda:
         return onnxruntime.InferenceSession(model, options, providers=[CPU_PROVIDER])
     chosen = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)

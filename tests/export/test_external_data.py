@@ -73,11 +73,43 @@ def test_data_outside_of_the_folder_is_refused(path: Path, location: str) -> Non
         read_subject(path)
 
 
-def test_a_link_that_leads_out_of_the_folder_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("link", ["symbolic", "hard", "both are symbolic"])
+def test_data_behind_a_link_is_read(path: Path, link: str) -> None:
+    """As in the caches of model hubs: the names are those beside the file."""
+    plain = read_subject(external(path))
+    blobs = path.parent.parent / "blobs"
+    blobs.mkdir()
+    for name in ("w.bin", "model.onnx") if link == "both are symbolic" else ("w.bin",):
+        blob = (path.parent / name).rename(blobs / f"{name}-0123")
+        if link == "hard":
+            os.link(blob, path.parent / name)
+        else:
+            (path.parent / name).symlink_to(f"../blobs/{blob.name}")
+    assert read_subject(path) == plain
+    (blobs / "w.bin-0123").write_bytes(b"\1" * 16)
+    assert read_subject(path).sha256 != plain.sha256
+    (blobs / "w.bin-0123").write_bytes(b"\1" * 15)
+    with pytest.raises(OnnxFileError, match="has 15 bytes, the tensor w needs 16"):
+        read_subject(path)
+
+
+def test_a_broken_graph_beside_linked_data_is_refused(path: Path) -> None:
     external(path)
-    secret = path.parent.parent / "secret.bin"
-    (path.parent / "w.bin").rename(secret)
-    (path.parent / "w.bin").symlink_to(secret)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].input[0] = "nowhere"
+    path.write_bytes(model.SerializeToString())
+    data = (path.parent / "w.bin").rename(path.parent.parent / "blob")
+    (path.parent / "w.bin").symlink_to(data)
+    with pytest.raises(OnnxFileError, match=r"model\.onnx is not a valid ONNX model"):
+        read_subject(path)
+
+
+def test_a_folder_that_leads_out_is_refused(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "w.bin").write_bytes(b"\0" * 16)
+    (path.parent / "data").symlink_to(elsewhere)
+    external(path, "data/w.bin")
     with pytest.raises(OnnxFileError, match="inside the model's folder"):
         read_subject(path)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
+from gate.parity.candidate import Candidate
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SMALL = 1024
@@ -127,6 +128,17 @@ def size_of(tensor: TensorProto) -> int:
     if bits is not None:
         return math.ceil(elements * bits / 8)
     return elements * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def inlined(tensor: TensorProto, candidate: Candidate) -> TensorProto:
+    """The tensor with its data inside, read from the file's data files, links followed; as it is
+    where its data is inside. Raises OSError, ValueError and OnnxFileError."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return tensor
+    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    files = candidate.subject.external_data
+    whole.raw_data = _external_bytes(tensor, candidate.path.parent, files)
+    return whole
 
 
 def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -> bytes:

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from gate.errors import OnnxFileError
 from gate.parity.candidate import Candidate
+from gate.parity.graph.contents import inlined
 from gate.parity.statistics import Array
 
 _INLINE = 1024
@@ -203,7 +204,7 @@ def _read(candidate: Candidate) -> tuple[onnx.ModelProto, dict[str, Array]]:
             model = onnx.load(data, load_external_data=False)
         weights: dict[str, Array] = {}
         for tensor in model.graph.initializer:
-            array = numpy_helper.to_array(tensor, str(candidate.path.parent))
+            array = numpy_helper.to_array(inlined(tensor, candidate))
             weights[tensor.name] = array
             if array.nbytes > _INLINE and array.dtype.kind in "biuf":
                 _empty(tensor)
