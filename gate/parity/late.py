@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gate.parity.groups import Groups
+from gate.parity.noise import chunks
 from gate.parity.statistics import Array, Span
 from gate.parity.tally import Floats
 
@@ -35,18 +36,23 @@ class LateErrors:
     def update(self, reference: Array, candidate: Array, span: Span) -> None:
         """Add a batch of two float arrays of equal shape. What is not finite on one side is left
         to the check `finite`."""
-        with np.errstate(all="ignore"):
-            apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
-            apart = np.where(np.isfinite(apart), apart, 0.0)  # of scalars no array
-            scores = in_units(apart, reference, self._units)
         batched = reference.ndim > 0 and len(reference) == span.count
-        rows = scores.reshape(span.count if batched else 1, -1).max(axis=1, initial=0.0)
-        for place, score in enumerate(rows):
-            self._scores[span.start + place] = float(score)
+        reference, candidate = np.atleast_1d(reference, candidate)
+        for rows in chunks(reference, whole=not batched):
+            scores = self._scored(reference[rows], candidate[rows])
+            start = span.start + (rows.start or 0)
+            worst = scores.reshape(len(scores) if batched else 1, -1).max(axis=1, initial=0.0)
+            self._scores.update(enumerate(worst.tolist(), start))
         if len(self._scores) > KEPT:
             ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
             self._other = max(self._other, self._scores[ranked[KEPT]])
             self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+
+    def _scored(self, reference: Array, candidate: Array) -> Floats:
+        with np.errstate(all="ignore"):
+            apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
+            apart = np.where(np.isfinite(apart), apart, 0.0)
+            return in_units(apart, reference, self._units)
 
     @property
     def doubtful(self) -> list[int]:

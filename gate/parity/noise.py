@@ -22,6 +22,8 @@ from gate.parity.tally import CANDIDATE, REFERENCE, TRUTH, Floats, Tally
 
 _LOWEST, _BINADES = -160, 320
 """Exponents (`frexp`) between which binades are told apart; zero has a place of its own below."""
+_CHUNK = 1 << 22
+"""Elements that are looked at together."""
 _ORDINARY = 10
 """An element is ordinary up to 2^10 times a low quantile of all magnitudes but zero."""
 _QUANTILES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
@@ -52,6 +54,12 @@ class NoiseStatistics:
     def update(self, truth: Array, reference: Array, candidate: Array, *, samples: int) -> None:
         """Add a batch of float arrays of equal shape; `truth` is float64."""
         self._samples += samples
+        batched = bool(truth.ndim) and len(truth) == samples
+        truth, reference, candidate = np.atleast_1d(truth, reference, candidate)
+        for rows in chunks(truth, whole=not batched):
+            self._add(truth[rows], reference[rows], candidate[rows], batched=batched)
+
+    def _add(self, truth: Array, reference: Array, candidate: Array, *, batched: bool) -> None:
         r64, r32, c = (np.asarray(a, np.float64) for a in (truth, reference, candidate))
         judged = np.isfinite(r64) & np.isfinite(r32)
         self._broken = self._broken or not bool(np.isfinite(c[judged]).all())
@@ -65,7 +73,7 @@ class NoiseStatistics:
         self._binades = self._binades.merge(
             Tally.by_label(flat, _binades(flat[TRUTH]), _BINADES + 1)
         )
-        self._update_columns(values, counted, samples)
+        self._update_columns(values, counted, batched=batched)
 
     def merge(self, other: NoiseStatistics) -> NoiseStatistics:
         """Statistics of both streams."""
@@ -135,10 +143,10 @@ class NoiseStatistics:
         """The whole output, and each axis that is grouped; empty without elements."""
         return list(self._groups(rounding, ordinary=False)) if self._elements else []
 
-    def _update_columns(self, values: Floats, counted: NDArray[np.bool_], samples: int) -> None:
+    def _update_columns(self, values: Floats, counted: NDArray[np.bool_], *, batched: bool) -> None:
         if not values.size:
             return
-        if self._columns == {} or (values.ndim > 1 and values.shape[1] != samples):
+        if self._columns == {} or not batched:
             self._columns = {}
             return
         axes = _axes(values.ndim - 1)
@@ -198,6 +206,15 @@ def _merged(one: Tally | None, other: Tally | None) -> Tally | None:
     if one is None or other is None or len(one.counts) != len(other.counts):
         return None
     return one.merge(other)
+
+
+def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
+    """Slices of axis 0, of so many rows that a few copies in float64 fit; all of it if `whole`."""
+    if whole:
+        yield slice(None)
+        return
+    step = max(1, _CHUNK * len(array) // max(array.size, 1))
+    yield from (slice(start, start + step) for start in range(0, len(array), step))
 
 
 def _axes(rank: int) -> tuple[int, ...]:

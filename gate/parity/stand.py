@@ -12,6 +12,7 @@ from torch import nn
 from gate.errors import EvidenceError, GateError, ModelError
 from gate.evidence import Latency
 from gate.parity.binding import Binding
+from gate.parity.change import columns, worst_ratio
 from gate.parity.latency import Stopwatch
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples
@@ -48,8 +49,9 @@ class Reference:
             ) from error
 
     def spread(self, batch: Batch, expected: list[Array]) -> float:
-        """max|a - b| / max|a| of a further run; the worst over the outputs, infinite for another
-        number of outputs, other shapes, or other integers, bools or non-finite values."""
+        """max|a - b| / max|a| of a further run; the worst over the outputs and their columns,
+        infinite for another number of outputs, other shapes, or other integers, bools or
+        non-finite values."""
         again = self.run(batch)
         if len(again) != len(expected):
             return math.inf
@@ -118,9 +120,8 @@ def _spread(one: Array, other: Array) -> float:
     if one.dtype.kind != "f" or not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return math.inf
     finite = np.isfinite(one)
-    a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
-    largest = float(np.abs(a).max(initial=0.0))
-    return float(np.abs(a - b).max(initial=0.0)) / largest if largest else math.inf
+    a, b = (np.where(finite, array, 0.0).astype(np.float64) for array in (one, other))
+    return worst_ratio(columns(np.abs(a - b)), columns(np.abs(a)))
 
 
 @dataclass(frozen=True)

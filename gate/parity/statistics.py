@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gate.evidence import OutputParity
 from gate.parity.classification import ClassStatistics
+from gate.parity.elements import ElementMoments
 from gate.parity.mismatches import Mismatches
-from gate.parity.moments import Moments
 from gate.parity.rows import LARGEST, RowStatistics
 from gate.parity.worst import Worst, worse
 
@@ -52,7 +52,7 @@ class OutputStatistics:
         self._nonfinite_same = 0
         self._unequal = 0
         self._variation = _Variation()
-        self._finite = Moments()
+        self._finite = ElementMoments()
         self._abs_max = 0.0
         self._worst = Worst()
         self._sum_diff = 0.0
@@ -82,6 +82,7 @@ class OutputStatistics:
             c = candidate.reshape(rows, -1).astype(np.float64)
             self._update_reference(r)
             diff = self._differences(r, c)
+            self._finite.update(r, r != c)
             if reference.dtype.kind in "biu":
                 unequal = (reference != candidate).reshape(rows, -1)
                 self._unequal += int(unequal.sum())
@@ -158,7 +159,6 @@ class OutputStatistics:
         finite = np.isfinite(r)
         values = r if finite.all() else r[finite]
         self._nonfinite_reference += r.size - values.size
-        self._finite = self._finite.merge(Moments.of(values))
         if values.size:
             self._abs_max = max(self._abs_max, float(np.abs(values).max()))
 
