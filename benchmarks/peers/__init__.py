@@ -1,7 +1,7 @@
 """Other ways to compare an ONNX file with its PyTorch model, beside ours: cost and judgement.
 
     pip install -c constraints.txt -e '.[peers]'
-    python -m benchmarks.peers [--corpus] [--json FILE]
+    python -m benchmarks.peers [--corpus] [--world tune|confirm] [--json FILE]
 
 Each peer is used as its own documentation uses it, with its defaults, on the CPU. What differs is
 only what is compared with what: ours and theirs get the same model, file, samples and threads.

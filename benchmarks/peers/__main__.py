@@ -7,16 +7,20 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from gate import atomic
+
+if TYPE_CHECKING:
+    from benchmarks.corpus.entry import Entry
 
 NEEDED = ("polygraphy", "onnx_ir", "onnxscript")
 DISTRIBUTIONS = ("torch", "onnxruntime-gpu", "polygraphy", "onnxscript", "onnx-ir", "numpy")
@@ -32,7 +36,13 @@ def main() -> None:
     if arguments.rounds:
         told["race"] = raced(arguments.rounds, console)
     if arguments.corpus:
-        told["corpus"] = judged(arguments.only, console)
+        from benchmarks.corpus.registry import chosen
+
+        told["corpus"] = judged(chosen(arguments.only), console)
+    if arguments.world:
+        from benchmarks.world.registry import chosen as of_half
+
+        told["world"] = judged(of_half(arguments.only, arguments.world), console)
     if arguments.json:
         atomic.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
 
@@ -76,16 +86,15 @@ def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
     return [asdict(one) for one in standings]
 
 
-def judged(only: str | None, console: Console) -> dict[str, Any]:
+def judged(entries: Sequence[Entry], console: Console) -> dict[str, Any]:
+    """All opinions on the entries of a corpus."""
     import torch
 
     from benchmarks.corpus.judge import parity_gate
-    from benchmarks.corpus.registry import chosen
     from benchmarks.peers import escapes
     from gate.commands.progress import bar
 
     torch.set_num_threads(1)  # the corpus' layers are small: more threads wait for each other
-    entries = chosen(only)
     with bar("corpus") as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
@@ -97,7 +106,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="of the race; 0: none")
     parser.add_argument("--corpus", action="store_true", help="judge the corpus too")
-    parser.add_argument("--only", metavar="GLOB", help="entries of the corpus, by name")
+    parser.add_argument("--only", metavar="GLOB", help="entries of the corpora, by name")
+    parser.add_argument(
+        "--world",
+        choices=("tune", "confirm"),
+        help="judge a half of the second corpus too (needs the extra world)",
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

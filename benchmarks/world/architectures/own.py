@@ -96,7 +96,7 @@ ARCHITECTURES: list[Architecture] = [
     _headed("embedded", heads.Embedded),
     _headed("ranked", heads.Ranked, "best", "who", count=300),
     _headed(
-        "with-constants", heads.WithConstants, "logits", "temperature", "anchors", "places", "kept"
+        "with-constants", heads.WithConstants, "logits", "temperature", "grid", "positions", "kept"
     ),
     _headed("gaps", heads.Gaps),
     _headed("limited", heads.Limited, "logits"),
@@ -117,7 +117,7 @@ ARCHITECTURES: list[Architecture] = [
     _own("next-item", recommenders.NextItem, _history, "logits", head="head"),
     _own("blocks", series.Blocks, _past, "forecast", count=100),
     _own("causal", series.Causal, _past, "forecast"),
-    _own("deep-ar", series.DeepAr, _past, "mean", "deviation", count=48),
+    _own("deep-ar", series.DeepAr, _past, "expected", "spread", count=48),
     _own("sequences", series.Sequences, _past, "forecast", "hidden", "cell"),
     _own("both-ways", series.BothWays, _past, "logits", head="head"),
     _own("m5", series.M5, _sound, "logits", head="head", count=32),

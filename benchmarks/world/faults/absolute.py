@@ -181,15 +181,16 @@ def steps_in_half(model: nn.Module, _architecture: Architecture) -> nn.Module:
     return Then(model, lambda sums: sums.half().to(sums.dtype))
 
 
-as_exported(
-    "log of a sigmoid",
-    "own-log-likelihood",
-    DIRECT_17,
-    "The exporter writes logsigmoid as Log(Sigmoid), which is -inf below about -18.",
-)
-as_exported(
-    "log of one and little",
-    "own-small-increase",
-    DIRECT_17,
-    "The exporter writes log1p as Log(1 + x), which loses what is small beside one.",
-)
+for exporter in (DIRECT_17, DYNAMO_18):
+    as_exported(
+        "log of a sigmoid",
+        "own-log-likelihood",
+        exporter,
+        "The exporter writes logsigmoid as Log(Sigmoid), which is -inf below about -18.",
+    )
+    as_exported(
+        "log of one and little",
+        "own-small-increase",
+        exporter,
+        "The exporter writes log1p as Log(1 + x), which loses what is small beside one.",
+    )

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, spoils
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, as_exported, spoils
 
 _WEIGHTS = (
     ("timm-resnet26d", "layer2.0.conv2", DIRECT_17),
@@ -234,7 +234,15 @@ def undilated(layer: nn.Module, _architecture: Architecture) -> None:
     layer.dilation = tuple(1 for _ in layer.dilation)
 
 
-@spoils("slope and end of softplus", ("own-softened", "soften"))
+as_exported(
+    "end of softplus",
+    "own-softened",
+    DIRECT_17,
+    "The exporter forgets where softplus becomes a straight line.",
+)
+
+
+@spoils("end of softplus", ("own-softened", "soften", DYNAMO_18))
 def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
     """The threshold of softplus is the usual one."""
     layer.threshold = 20
