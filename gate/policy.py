@@ -21,6 +21,7 @@ from gate.policy_sections import (
     DeterminismPolicy,
     ExportFindings,
     Instruments,
+    NonFinite,
     PolicyRecord,
     PreprocessingPolicy,
     Role,
@@ -70,8 +71,7 @@ class Policy(PolicyRecord):
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     outputs: dict[str, Role] = later({})
     """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
-    nonfinite: Literal["refuse", "same_places"] = later("refuse")
-    """NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
+    nonfinite: NonFinite = later("refuse")
     determinism: DeterminismPolicy = DeterminismPolicy()
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     instruments: Instruments = later(Instruments())

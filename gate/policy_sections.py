@@ -13,6 +13,8 @@ from gate.record import Record, later
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Required = Literal["always", "when_present", "never"]
+NonFinite = Literal["refuse", "same_places"]
+"""NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
 Role = Literal[
     "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
 ]

@@ -16,6 +16,7 @@ from gate import atomic
 from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenTensor, Origin
+from gate.policy_sections import NonFinite
 
 GOLDEN_JSON = "golden.json"
 _RECORD_LIMIT = 1 << 20
@@ -31,6 +32,7 @@ class Expected:
     values: Array
     max_abs_diff: float
     top1_agreement: float | None = None
+    nonfinite: NonFinite = "refuse"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def write_golden(
 
     The same vectors give the same bytes. Files of data are named by their content and golden.json
     comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
-    vectors that could prove nothing: none, empty arrays, NaN anywhere, infinite inputs, dtypes
-    that are no plain numbers; StorageError.
+    vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
+    infinite inputs, dtypes that are no plain numbers; StorageError.
     """
     if not inputs or not outputs:
         raise EvidenceError(
@@ -73,9 +75,9 @@ def write_golden(
         given.append(_described(name, values, f"input-{index}", contents))
     expected: list[dict[str, object]] = []
     for index, (name, output) in enumerate(outputs.items()):
-        _check(name, output.values, output=True)
+        _check(name, output.values, output=True, nonfinite=output.nonfinite)
         described = _described(name, output.values, f"output-{index}", contents)
-        described["max_abs_diff"] = output.max_abs_diff
+        described |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
         expected.append(described | {"top1_agreement": output.top1_agreement})
     try:
         golden = Golden(
@@ -166,7 +168,8 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
         dtype = np.dtype(tensor.dtype)
         little = np.frombuffer(data, dtype=dtype.newbyteorder("<"))
         values: Array = little.astype(dtype).reshape(tensor.shape)
-        _check(tensor.name, values, output=output)
+        allowed = tensor.nonfinite if isinstance(tensor, GoldenOutput) else "refuse"
+        _check(tensor.name, values, output=output, nonfinite=allowed)
         arrays[tensor.name] = values
     return arrays
 
@@ -206,7 +209,7 @@ def _plain_file(path: Path, *, limit: int) -> bytes:
         ) from error
 
 
-def _check(name: str, values: Array, *, output: bool) -> None:
+def _check(name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse") -> None:
     """Refuse arrays that prove nothing."""
     if values.dtype.name not in get_args(DType):
         raise EvidenceError(
@@ -220,7 +223,7 @@ def _check(name: str, values: Array, *, output: bool) -> None:
     if values.dtype.kind != "f":
         return
     bad = np.isnan(values) if output else ~np.isfinite(values)
-    if bad.any():
+    if bad.all() or (bad.any() and nonfinite == "refuse"):
         kind = "NaN" if output else "NaN or infinite"
         raise EvidenceError(
             f"'{name}' has {int(bad.sum())} {kind} values, first at index "

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gate.digest import Digest
 from gate.files import wrong_name
+from gate.policy_sections import NonFinite
 from gate.preprocess.spec import PreprocessSpec
 from gate.record import Measured, Record, Sha256, later
 
@@ -89,6 +90,8 @@ class GoldenOutput(GoldenTensor):
     """The tolerance: largest absolute difference of an element."""
     top1_agreement: Share | None = None
     """Of logits, shape (samples, classes): the least share of samples with the same argmax."""
+    nonfinite: NonFinite = later("refuse")
+    """`same_places`: NaN stands in the vectors, and must stand in the same places."""
 
     @model_validator(mode="after")
     def _has_classes(self) -> Self:

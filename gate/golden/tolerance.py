@@ -12,6 +12,7 @@ from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
 from gate.instruments import EPSILON
 from gate.policy import Bounds, Policy
+from gate.policy_sections import NonFinite
 from gate.roles import classes_of
 from gate.runtime import RUNTIMES, RuntimeName
 
@@ -26,6 +27,7 @@ class Tolerance:
 
     max_abs_diff: float
     top1_agreement: float | None = None
+    nonfinite: NonFinite = "refuse"
 
 
 def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
@@ -66,8 +68,7 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     evidence.subject.sha256.verify(old.model.sha256, what=f"the file of the vectors in {source}")
     allowed = tolerances(policy, evidence)
     outputs = {
-        name: Expected(values, allowed[name].max_abs_diff, allowed[name].top1_agreement)
-        for name, values in vectors.outputs.items()
+        name: Expected(values, **vars(allowed[name])) for name, values in vectors.outputs.items()
     }
     golden = write_golden(
         target,
@@ -106,7 +107,7 @@ def _bounds(policy: Policy) -> Bounds:
 
 def _tolerance(policy: Policy, bounds: Bounds, output: OutputParity | None) -> Tolerance:
     agreement = bounds.top1_agreement if output and classes_of(policy, output) else None
-    return Tolerance(_known(_max_abs_diff(bounds, output)), agreement)
+    return Tolerance(_known(_max_abs_diff(bounds, output)), agreement, policy.nonfinite)
 
 
 def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:

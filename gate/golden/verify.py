@@ -144,8 +144,9 @@ def _other_kind(want: Array, got: Any) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
         return f"is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
     if got.dtype.kind == "f":
-        if np.isnan(got).any():
-            return f"has {int(np.isnan(got).sum())} NaN values"
+        other = np.isnan(got) != np.isnan(want)
+        if other.any():
+            return f"has {int(other.sum())} NaN values in other places than the vectors"
         infinite = np.isinf(got) | np.isinf(want)
         if (got[infinite] != want[infinite]).any():
             return "is infinite on one side only, or with another sign"

@@ -72,7 +72,7 @@ def write_golden_of(
             "Export the model again."
         )
     expected = {
-        name: Expected(values, allowed[name].max_abs_diff, allowed[name].top1_agreement)
+        name: Expected(values, **vars(allowed[name]))
         for name, values in zip(names, outputs, strict=True)
     }
     versions, code = evidence.environment.versions, evidence.source.code

@@ -13,6 +13,11 @@ from torch import nn
 
 from gate.check import Verdicted
 from gate.checks import CheckResult, Verdict
+from gate.export.onnx_file import read_subject
+from gate.golden.verify import verify_golden
+from gate.parity.candidate import Candidate
+from gate.parity.golden import write_golden_of
+from gate.parity.samples import Samples
 from gate.policy import Instruments, Policy
 from tests.guesses import nets
 from tests.guesses.nets import HEADS, Net, exported, judged
@@ -203,5 +208,12 @@ def test_nan_in_the_same_places_passes_where_the_policy_says_so(tmp_path: Path) 
     assert "nonfinite: same_places" in named(refused, "finite")[0].explanation
     allowed = judged(net, path, 48, quick(nonfinite="same_places"))
     assert allowed.decision.verdict is Verdict.PASS, allowed.decision.problems
+    golden = tmp_path / "golden"
+    samples, candidate = Samples.of({"input": nets.inputs(48)}), Candidate(path, read_subject(path))
+    write_golden_of(golden, net, candidate, samples, policy=allowed.policy,
+                    evidence=allowed.evidence)  # fmt: skip
+    assert verify_golden(path, golden).passed
+    moved = exported(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
+    assert not verify_golden(moved, golden).passed
     other = Net(lambda net, x: torch.log(x + 1.0))
     assert judged(other, path, 48, quick(nonfinite="same_places")).decision.verdict is Verdict.FAIL
