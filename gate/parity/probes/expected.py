@@ -140,17 +140,20 @@ class Expected:
                 true = _told(truth, scale, judged)
                 moved = [_told(draw, scale, judged) for draw in draws[index]]
                 known = _widest(true, [near, *moved])
-                ratios.append(_ratio(true, known, far))
+                ratios.append(_ratio(true, known, far, columns=self._by_sample(r)))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
     def _scale(self, r: Array) -> NDArray[np.float64]:
         """What each sample of an output is told in units of: powers of two, which round nothing."""
-        if not self.probe.apart or r.ndim == 0 or len(r) != self.probe.size or not r.size:
+        if not (self.probe.apart and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
         rows = np.where(np.isfinite(r), np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)
         largest = rows.max(axis=1)
         scale = np.where(largest > _LEAST_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
         return scale.reshape(-1, *[1] * (r.ndim - 1))
+
+    def _by_sample(self, r: Array) -> bool:
+        return r.ndim > 0 and len(r) == self.probe.size
 
     @cached_property
     def _runs(self) -> list[list[Array]]:
@@ -196,8 +199,8 @@ def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | 
 
 
 def _told(array: Array, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
-    """The judged elements of an array of floats in units of `scale`, flat."""
-    return np.asarray((array.astype(np.float64) / scale)[judged])
+    """An array of floats in units of `scale`; what is not judged is zero, on every side."""
+    return np.where(judged, array.astype(np.float64) / scale, 0.0)
 
 
 def _finite(outputs: list[Array]) -> bool:
@@ -248,9 +251,12 @@ def _widest(truth: Array, known: Sequence[Array]) -> Array:
     return np.asarray(r64 + error)
 
 
-def _ratio(truth: Array, known: Array, candidate: Array) -> float:
+def _ratio(truth: Array, known: Array, candidate: Array, *, columns: bool) -> float:
+    """The largest of the ratios over the output, as it is, and over its columns and channels,
+    which a few samples say little about."""
     if truth.size == 0:
         return 0.0
-    statistics = NoiseStatistics()
-    statistics.update(truth, known, candidate, samples=1)
-    return statistics.result().ratio
+    statistics = NoiseStatistics(columns=columns)
+    statistics.update(truth, known, candidate, samples=len(truth) if columns else 1)
+    noise = statistics.result()
+    return max(noise.ratio, noise.candidate_rms / noise.floor_rms)

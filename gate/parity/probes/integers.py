@@ -29,6 +29,10 @@ _COLUMNS = 64
 _ALL = 64
 """Values of a column of which each one is tried; of more, as many as fit into `_FEW` samples."""
 _FEW = 8
+_MOST = 512
+"""Samples, where each column has a range of its own: what has such columns is small."""
+_LISTED = 2**16
+"""Values of which those that no sample has are picked."""
 _ELEMENTS = 2**18
 """Of a probe with more samples than `_FEW`."""
 _TRIED = 96
@@ -81,7 +85,7 @@ class _Column:
     def most(self) -> int:
         """Samples of a probe: fewer where they are large."""
         elements = sum(int(array[0].size) for array in self.observed.rows.values())
-        return min(_ALL, max(_FEW, _ELEMENTS // max(elements, 1)))
+        return min(_MOST, max(_FEW, _ELEMENTS // max(elements, 1)))
 
     @property
     def by_column(self) -> bool:
@@ -120,7 +124,7 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ar
     if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
         yield (
             "values",
-            _dealt(column, [_new_first(column, range(limits.min, limits.max + 1), column.high)]),
+            _dealt(column, [_new_first(column, range(limits.min, limits.max + 1), column.rows)]),
         )
         return
     ends = column.ends(read)
@@ -152,24 +156,25 @@ def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
 def _values(column: _Column, seen: Array, end: int | None) -> Values:
     """From 0 to the end of the table, or the range of the samples where there is none."""
     low, high = int(seen.min()), int(seen.max())
-    if end is None:
-        return _new_first(column, range(low, high + 1), high)
-    return _new_first(column, range(min(low, 0), end), high)
+    every = range(low, high + 1) if end is None else range(min(low, 0), end)
+    return _new_first(column, every, seen)
 
 
-def _new_first(column: _Column, every: range, high: int) -> Values:
+def _new_first(column: _Column, every: range, seen: Array) -> Values:
     """All of them, or as many as are tried of very many: both ends and the neighbours of the
-    samples' range, what is above all samples, the rest."""
-    room = _FEW * max(1, math.prod(column.rows.shape[1:]))
-    above = every[every.index(high) + 1 :] if high in every else every[:0]
+    samples' range, what no sample has, the rest."""
+    room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
+    above = range(int(seen.max()) + 1, every.stop)
+    looked_at = every if len(every) <= _LISTED else range(every.start, every.start + _LISTED)
+    unseen = np.setdiff1d(np.asarray(looked_at), seen).tolist()
     chosen = [
         *every[-1:], *above[:_EDGE], *above[-_EDGE:], *every[:_EDGE],
-        *_spread(above, room // 2), *_spread(every, max(room, _ALL)),
+        *_spread(unseen, room // 2), *_spread(above, room // 2), *_spread(every, room),
     ]  # fmt: skip
     return np.asarray(list(dict.fromkeys(chosen)), np.int64)
 
 
-def _spread(values: range, most: int) -> list[int]:
+def _spread(values: Sequence[int], most: int) -> list[int]:
     count = min(most, len(values))
     return [values[int(place)] for place in np.linspace(0, len(values) - 1, count)]
 

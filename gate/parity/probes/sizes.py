@@ -106,7 +106,9 @@ def length_probes(stand: Stand, axes: Axes) -> Iterator[Probe]:
         return
     read = lookups(stand, axes.batch(axes.observed.small, axes.now))
     for place, now in enumerate(axes.now):
-        sizes = {min(one.size, _LONGEST) for one in read if _counts(one, now)}
+        sizes = {
+            min(one.size - int(one.indices.min()), _LONGEST) for one in read if _counts(one, now)
+        }
         for longest in sorted((size for size in sizes if size > now), reverse=True):
             there = (*axes.now[:place], longest, *axes.now[place + 1 :])
             if _fits(axes, there) and _takes(stand, axes.batch(axes.observed.small, there)):

@@ -78,6 +78,7 @@ def test_each_column_has_its_own_range():
     rows = values(Table(3, 11, 50), x)
     for place, size in enumerate((3, 11, 50)):
         assert set(rows[:, place]) == set(range(size))
+    assert set(values(Table(3, 400), x[:, :2])[:, 1]) == set(range(400))
 
 
 def test_columns_of_which_nothing_is_read_keep_their_range():

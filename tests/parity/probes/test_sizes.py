@@ -11,7 +11,7 @@ from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_pro
 from tests.parity.probes import benches
 
 DIGEST = Digest.of_bytes(b"file")
-"""Draws the batch sizes 16 and 38."""
+"""Draws the batch sizes 16 and 54."""
 X = benches.images()
 ALL = {2: "height", 3: "width"}
 
@@ -26,9 +26,9 @@ def sized(arrays, **axes):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, ["batch_1", "batch_4", "batch_7", "batch_16", "batch_38"]),
-        ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30", "batch_15", "batch_38"]),
-        ({"probe_batch_sizes": (16, 38)}, ["batch_16", "batch_38", "batch_15"]),
+        ({}, ["batch_1", "batch_4", "batch_7", "batch_16", "batch_54"]),
+        ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30", "batch_15", "batch_54"]),
+        ({"probe_batch_sizes": (16, 54)}, ["batch_16", "batch_54", "batch_15"]),
         ({"fixed": 6}, ["batch_6"]),
     ],
 )
@@ -99,18 +99,20 @@ def test_of_large_samples_none_becomes_much_longer():
 
 
 class Placed(nn.Module):
-    def __init__(self, most):
+    def __init__(self, most, *, first=0):
         super().__init__()
         self.words, self.places = nn.Embedding(3000, 2), nn.Embedding(most, 2)
+        self.first = first
 
     def forward(self, tokens):
-        return self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.words(tokens) + self.places(torch.arange(tokens.shape[1]) + self.first)
 
 
 @pytest.mark.parametrize(
     ("model", "names"),
     [
         (Placed(40), ["size_40"]),
+        (Placed(42, first=2), ["size_40"]),
         (Placed(5), []),
         (Placed(2000), ["size_1024"]),
         (nn.Embedding(3000, 2), []),
