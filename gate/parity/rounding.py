@@ -17,7 +17,7 @@ import torch
 from gate.parity.dispatch import DispatchMode
 from gate.parity.error_model import UNIT, ErrorModel
 from gate.parity.operators import COMPOSITES, bare, model_of
-from gate.parity.sums import Operation, accumulated
+from gate.parity.sums import ROUNDED, Operation, accumulated
 
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
@@ -75,7 +75,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         writes = any(alias.is_write for alias in aliases)
         if model is None or (aliases and not writes):
             return func(*args, **kwargs)
-        if writes and args and isinstance(args[0], torch.Tensor):
+        overwritten = writes and (model.approximated or model.terms is not None)
+        if overwritten and args and isinstance(args[0], torch.Tensor):
             before = (args[0].clone(), *args[1:])
         else:
             before = args
@@ -94,39 +95,45 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             return tensor
-        even = torch.rand(tensor.shape, generator=self._random)
-        width = model.relative * self._unit
-        tossed = tensor * even.mul_(2.0 * width).add_(1.0 - width)
-        if model.approximated:
-            tossed = self._approximated(tossed, tensor, model, operation)
+        if model.saturates:
+            moves = tensor != 0.0
+        else:
+            moves = (tensor.round() != tensor) | (tensor.abs() >= EXACT)
+        error = None
         if model.terms is not None:
             error = accumulated(model.terms, operation, tensor, draw=self._draw)
-            tossed = tossed if error is None else tossed.add_(error, alpha=self._unit)
-        if model.bounded:
-            tossed.clamp_(*model.range)
-        exact = (tensor == tensor.round()) & (tensor.abs() < EXACT)
-        if model.saturates:
-            exact &= tensor == 0.0
-        return torch.where(exact | ~tensor.isfinite(), tensor, tossed)
+        if error is not None and model.terms in ROUNDED:
+            return tensor.add(error.mul_(moves), alpha=self._unit)
+        width = model.relative * self._unit
+        share = torch.empty_like(tensor).uniform_(-width, width, generator=self._random)
+        if model.approximated:
+            share = self._approximated(share, tensor, model, operation)
+        tossed = share.mul_(moves).add_(1.0).mul_(tensor)
+        if error is not None:
+            tossed.add_(error.mul_(moves), alpha=self._unit)
+        return tossed.clamp_(*model.range) if model.bounded else tossed
 
     def _approximated(
-        self, tossed: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
+        self, share: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
     ) -> torch.Tensor:
         """With the error of an approximation, which leaves the sign and some of the result."""
         x = operation.factor(still)
         free = 1.0 - _BIAS
         error = self._draw(still.shape).mul_(free / 3.0).clamp_(-free, free)
         phase = 2.0 * math.pi * torch.rand((), generator=self._random)
-        error.add_(torch.cos(2.0 * math.pi * x.clamp(-_FAR, _FAR) + phase), alpha=_BIAS)
-        reach: Any = model.absolute + model.scaled * x.abs() if model.scaled else model.absolute
+        near = x.clamp(-_FAR, _FAR).mul_(2.0 * math.pi).add_(phase).cos_()
+        error.add_(near, alpha=_BIAS)
+        error.mul_(
+            x.abs().mul_(model.scaled).add_(model.absolute) if model.scaled else model.absolute
+        )
         if model.below_zero:
-            reach = reach * (still < 0.0)
-        moved = tossed + self._unit * reach * error
-        least = _LEAST * still
-        return torch.where(moved / still >= _LEAST, moved, least)
+            error.mul_(still < 0.0)
+        share.addcdiv_(error, still, value=self._unit)
+        # Zeros and infinities divide into nothing, and stay.
+        return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_LEAST - 1.0)
 
     def _draw(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(shape, generator=self._random)
+        return torch.empty(shape).normal_(generator=self._random)
 
 
 @contextmanager

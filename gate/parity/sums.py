@@ -70,14 +70,27 @@ class Operation:
         return result
 
 
+ROUNDED: frozenset[Terms] = frozenset({"reduced", "contracted", "window"})
+"""Where the last rounding of the result is in the walk."""
+
+
 def walk(
-    total: torch.Tensor, squares: torch.Tensor, n: float, *, lanes: float = 1.0
+    total: torch.Tensor,
+    squares: torch.Tensor,
+    n: float,
+    *,
+    lanes: float = 1.0,
+    last: bool = False,
 ) -> torch.Tensor:
-    """The rms error of adding n terms in `lanes` partial sums. `squares`: their sum of squares."""
-    length = n / lanes
-    inside = total.square() / lanes + squares * (1.5 - 1.0 / lanes)
-    outside = total.square() + squares / 2.0 if lanes > 1.0 else torch.zeros(())
-    return ROUNDING * (length / 3.0 * inside + lanes / 3.0 * outside).sqrt()
+    """The rms error of adding n terms in `lanes` partial sums. `squares`: their sum of squares.
+
+    `last`: the result is rounded once more.
+    """
+    length, over = n / lanes, lanes if lanes > 1.0 else 0.0
+    of_total = (length / lanes + over) / 3.0 + last
+    of_squares = (length * (1.5 - 1.0 / lanes) + over / 2.0) / 3.0
+    variance = total.square().mul_(of_total * ROUNDING**2)
+    return variance.add(squares, alpha=of_squares * ROUNDING**2).sqrt_()
 
 
 def accumulated(
@@ -91,16 +104,16 @@ def accumulated(
         return None
     error = _RULES[terms](operation, returned, draw)
     # Squares overflow where masks of finfo.min are among the terms.
-    return None if error is None else error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return None if error is None else error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     x = operation.argument
     squares = operation.again(x.square())
     if operation.name == "sum":
-        return walk(y, squares, _count(x, y)) * draw(y.shape)
+        return walk(y, squares, _count(x, y), last=True).mul_(draw(y.shape))
     n = _window(operation) or _count(x, y)
-    return walk(n * y, n * squares, n) / n * draw(y.shape)
+    return walk(n * y, n * squares, n, last=True).div_(n).mul_(draw(y.shape))
 
 
 def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -143,8 +156,8 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
     columns = b.square().sum(over)
     if a.dim() > 1 and b.dim() > 1:
         rows, columns = rows.unsqueeze(-1), columns.unsqueeze(-2 if columns.dim() > 1 else 0)
-    squares = (rows * columns / max(n, 1)).expand(y.shape)
-    return _OWN * walk(y, squares, n, lanes=max(1, math.ceil(n / _BLOCK))) * draw(y.shape)
+    squares = rows * (columns / max(n, 1))
+    return _product(y, squares, n, draw)
 
 
 def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -166,9 +179,15 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
     else:
         weights, steps = weight.square().flatten(1).mean(1), 1
     n = max(channels * math.prod(kernel) / max(steps, 1), 1.0)
-    power = power.repeat_interleave(y.shape[axis] // groups, dim=axis)
-    squares = channels * power * weights.reshape(-1, *[1] * len(kernel))
-    return _OWN * walk(y, squares, n, lanes=math.ceil(n / _BLOCK)) * draw(y.shape)
+    if groups not in (1, y.shape[axis]):
+        power = power.repeat_interleave(y.shape[axis] // groups, dim=axis)
+    squares = power * (channels * weights).reshape(-1, *[1] * len(kernel))
+    return _product(y, squares, n, draw)
+
+
+def _product(y: torch.Tensor, squares: torch.Tensor, n: float, draw: Draw) -> torch.Tensor:
+    rms = walk(y, squares, n, lanes=max(1, math.ceil(n / _BLOCK)), last=True)
+    return rms.mul_(draw(y.shape)).mul_(_OWN)
 
 
 def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
@@ -206,7 +225,7 @@ def _centred(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor 
     if named.get("weight") is not None:
         shift = shift * named["weight"]
     error = ROUNDING * shift * draw(shift.shape)
-    return error.reshape(-1, *[1] * (y.dim() - 2)).expand(y.shape)
+    return error.reshape(-1, *[1] * (y.dim() - 2)).expand(y.shape).clone()
 
 
 _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | None]] = {
