@@ -227,14 +227,6 @@ def _time_series() -> nn.Module:
     return hf.TimeSeriesTransformerModel(hf.TimeSeriesTransformerConfig(**_FORECASTER))
 
 
-def _autoformer() -> nn.Module:
-    return hf.AutoformerModel(hf.AutoformerConfig(**_FORECASTER))
-
-
-def _informer() -> nn.Module:
-    return hf.InformerModel(hf.InformerConfig(**_FORECASTER))
-
-
 def _decision() -> nn.Module:
     config = hf.DecisionTransformerConfig(
         state_dim=5,
@@ -333,8 +325,6 @@ ARCHITECTURES: list[Architecture] = [
     called("patchtst", _patchtst, _past, fields=_PREDICTED),
     called("patch-mixer", _patch_mixer, _past, fields=_PREDICTED),
     called("time-series", _time_series, draw.forecast, fields=_FORECAST),
-    called("autoformer", _autoformer, draw.forecast, fields=("trend", "loc", "scale")),
-    called("informer", _informer, draw.forecast, fields=_FORECAST),
     called("decision", _decision, _episodes, fields=_ACTIONS),
     called("univnet", _univnet, _mel_and_noise, fields=("waveforms",)),
 ]
