@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.effect import computed
 from benchmarks.corpus.trained import trained
+from benchmarks.world.architectures.seeds import SEEDS
 from benchmarks.world.fault import DIRECT_17, DYNAMO_18, Then, as_exported, spoils
 
 _PROBABILITIES = (
@@ -32,7 +33,10 @@ def _first(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     return Then(model, changed)
 
 
-@spoils("probabilities in fp16", *_PROBABILITIES, ("own-fraud", "", DYNAMO_18))
+_SEEDED = tuple(f"{name}.{seed}" for name in ("own-tagger", "own-fraud") for seed in SEEDS)
+
+
+@spoils("probabilities in fp16", *_PROBABILITIES, *_SEEDED, ("own-fraud", "", DYNAMO_18))
 def in_half(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """The probabilities go through fp16."""
     return _first(model, lambda shares: shares.half().to(shares.dtype))
@@ -47,7 +51,7 @@ def clipped(model: nn.Module, _architecture: Architecture) -> nn.Module:
     return _first(model, lambda shares: shares.clamp_min(1e-3))
 
 
-@spoils("prior off", "own-tagger", "own-fraud", "tv-retina", "own-dlrm")
+@spoils("prior off", "own-tagger", "own-fraud", "tv-retina", "own-dlrm", *_SEEDED)
 def other_prior(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """The bias behind the probabilities is off by a thousandth."""
     return _first(
@@ -83,7 +87,10 @@ def late_clip(model: nn.Module, architecture: Architecture) -> nn.Module:
     return Then(model, lambda answers: torch.minimum(answers, limit.to(answers.dtype)))
 
 
-@spoils("heavy tail in fp16", "own-heavy-tail", "own-depth")
+_TAILS = tuple(f"own-heavy-tail.{seed}" for seed in SEEDS)
+
+
+@spoils("heavy tail in fp16", "own-heavy-tail", "own-depth", *_TAILS)
 def tail_in_half(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """The answers go through fp16."""
     return _first(model, lambda answers: answers.half().to(answers.dtype))
@@ -99,7 +106,12 @@ def _map(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn
 _MAPS = ("own-class-map", "own-map-and-scores")
 
 
-@spoils("pixels of a map", *_MAPS, ("own-class-map", "", DYNAMO_18))
+@spoils(
+    "pixels of a map",
+    *_MAPS,
+    *(f"own-class-map.{seed}" for seed in SEEDS),
+    ("own-class-map", "", DYNAMO_18),
+)
 def four_pixels(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """Four pixels of every map have the next class."""
 

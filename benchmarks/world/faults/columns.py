@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
+from benchmarks.world.architectures.seeds import SEEDS
 from benchmarks.world.fault import DYNAMO_18, Then, spoils
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -24,7 +25,7 @@ _SMALLEST = {
 
 
 def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.Module:
-    place = _SMALLEST[architecture.name]
+    place = _SMALLEST[architecture.name.partition(".")[0]]
 
     def changed(first: torch.Tensor, *others: torch.Tensor) -> object:
         columns = list(first.unbind(-1))
@@ -35,13 +36,16 @@ def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.
     return Then(model, changed)
 
 
-@spoils("small column negated", *_SMALLEST, ("own-money", "", DYNAMO_18))
+_SEEDED = tuple(f"{name}.{seed}" for name in ("own-money", "own-weather") for seed in SEEDS)
+
+
+@spoils("small column negated", *_SMALLEST, *_SEEDED, ("own-money", "", DYNAMO_18))
 def negated(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit has the other sign."""
     return _column(model, architecture, torch.neg)
 
 
-@spoils("small column scaled", *_SMALLEST, ("own-weather", "", DYNAMO_18))
+@spoils("small column scaled", *_SMALLEST, *_SEEDED, ("own-weather", "", DYNAMO_18))
 def scaled(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit is 3 % too large."""
     return _column(model, architecture, lambda column: column * 1.03)

@@ -166,7 +166,7 @@ def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
 
 
 @spoils(
-    "queries, keys, values",
+    "order of queries and keys",
     ("timm-vit-tiny-patch16-224", "blocks.1.attn.qkv"),
     ("timm-swin-tiny-patch4-window7-224", "layers.0.blocks.0.attn.qkv", DYNAMO_18),
     ("tv-swin-video", "features.0.0.attn.qkv"),
