@@ -17,6 +17,7 @@ from gate.parity.probes.lookups import Lookup, lookups
 from gate.parity.probes.observed import Observed, Probe
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
+from gate.parity.statistics import Array
 
 _LARGEST = 2**18
 """Elements of the largest input that is tried, unless 16 samples have more."""
@@ -60,13 +61,24 @@ class Axes:
         return cls(observed, now, tuple(map(tuple, places.values())))
 
     def batch(self, size: int, sizes: Sequence[int]) -> Batch:
-        """`size` samples, cut off or repeated from their beginning along each axis."""
+        """`size` samples, cut off or repeated from their beginning along each axis. A mask is the
+        same everywhere, because one that is cut off may leave nothing."""
         batch = self.observed.batch(size)
         for length, places in zip(sizes, self.places, strict=True):
             for name, axis in places:
+                usual = _usual(self.observed.rows[name])
+                if usual is not None:
+                    batch[name][...] = usual
                 indices = np.arange(length) % batch[name].shape[axis]
                 batch[name] = np.ascontiguousarray(batch[name].take(indices, axis=axis))
         return batch
+
+
+def _usual(array: Array) -> int | None:
+    """Of nothing but zeros and ones, or of bools: the more frequent one. None: no mask."""
+    if not np.isin(array, (0, 1)).all():
+        return None
+    return int(2 * np.count_nonzero(array) >= array.size)
 
 
 def batch_probes(stand: Stand, observed: Observed, sha256: Digest) -> Iterator[Probe]:

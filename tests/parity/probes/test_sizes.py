@@ -126,3 +126,22 @@ def test_as_long_as_the_places_that_are_counted(model, names):
         probes = list(length_probes(stand, axes))
     assert [probe.name for probe in probes] == names
     assert [f"size_{probe.batch['tokens'].shape[1]}" for probe in probes] == names
+
+
+@pytest.mark.parametrize(
+    ("mask", "usual"),
+    [
+        (np.array([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]), 1),
+        (np.array([[True, False, False, False, False]] * 2), False),
+        (np.array([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], np.float32), 1.0),
+        (np.array([[0, 2, 0, 1, 1], [1, 1, 1, 1, 1]]), None),
+    ],
+)
+def test_a_mask_is_the_same_everywhere_in_another_size(mask, usual):
+    arrays = {"tokens": benches.tokens()[:2], "mask": mask}
+    seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
+    for name, batch in seen.items():
+        length = int(name.removeprefix("size_"))
+        expected = mask[:1, np.arange(length) % 5] if usual is None else np.full((1, length), usual)
+        assert np.array_equal(batch["mask"], expected)
+        assert batch["mask"].dtype == mask.dtype
