@@ -20,6 +20,9 @@ EPSILON = 2.0**-24
 UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
 
+_SHOWN = 4
+"""Names in a sentence."""
+
 Count = Annotated[int, Field(ge=0)]
 Side = Literal["reference", "candidate", "neither"]
 
@@ -29,6 +32,8 @@ GraphCode = Literal[
     "fixed_batch",
     "zero_initializer",
     "nonfinite_initializer",
+    "other_weights",
+    "rounded_weights",
     "float64",
     "float16",
     "quantized",
@@ -163,6 +168,50 @@ class GraphFinding(Record):
     detail: str
 
 
+class WeightsReport(Record):
+    """The constants of the file against the parameters, buffers and attributes of the model.
+
+    Single numbers, fills and settings of operators are none of them, unless they have the name of
+    a tensor of the model. Those that differ from what they surely are, are findings.
+    """
+
+    constants: Count
+    """Constants of the file that an output depends on."""
+    matched: dict[str, Count]
+    """In which way to how many: `as it is`, `reshaped`, `transposed`, `flipped`, `sliced`,
+    `joined`, `packed` (recurrent operators), `folded` (with a BatchNorm), `computed` (by the
+    model's forward, without its inputs), `rounded to float16`."""
+    unmatched: Count
+    """Constants of which nothing is known."""
+    unmatched_names: tuple[str, ...] = ()
+    """The first of them."""
+    absent: Count
+    """Tensors of floats of the model that no constant is, and none was made of for certain."""
+    absent_names: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """How much of the file is known to be the model's, and what is not. The names come from
+        the file."""
+        ways = ", ".join(f"{count} {way}" for way, count in self.matched.items())
+        same = sum(self.matched.values())
+        told = f"{same} of {self.constants} weights of the file are the model's"
+        told += f" ({ways})" if ways else ""
+        differ = self.constants - same - self.unmatched
+        if differ > 0:
+            told += f"; {differ} differ"
+        if self.unmatched:
+            told += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
+        if self.absent:
+            told += f". {self.absent} tensors of the model are not in the file as such: "
+            told += _listed(self.absent_names)
+        return f"{told}."
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
 class GraphReport(Record):
     """The ONNX graph, read without running it."""
 
@@ -173,6 +222,8 @@ class GraphReport(Record):
     external_data: dict[str, str] = Field(default_factory=dict)
     """File name to `sha256:<hex>`."""
     findings: tuple[GraphFinding, ...] = ()
+    weights: WeightsReport | None = later(None)
+    """None: of before the weights were compared."""
 
 
 __all__ = [
@@ -186,5 +237,6 @@ __all__ = [
     "Side",
     "StabilityParity",
     "TraceSearch",
+    "WeightsReport",
     "drawn_batch_sizes",
 ]

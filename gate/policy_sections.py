@@ -122,6 +122,8 @@ class Instruments(PolicyRecord):
         "fixed_batch",
         "zero_initializer",
         "nonfinite_initializer",
+        "other_weights",
+        "rounded_weights",
         "float16",
         "quantized",
         "external_data",

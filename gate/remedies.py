@@ -90,6 +90,10 @@ REMEDIES: dict[str, str] = {
     "graph_zero_initializer": "Load the checkpoint before the export: a weight of the file is all "
     "zero, that of the model is not.",
     "graph_nonfinite_initializer": "Export again from a checkpoint whose weights are finite.",
+    "graph_other_weights": "The file has other weights than the model: export again from the very "
+    "checkpoint that --checkpoint names, or give the checkpoint that the file was made from.",
+    "graph_rounded_weights": "The file keeps weights in fewer bits than the model: export the "
+    "float32 model, or say precision: reduced in the policy.",
     "graph_float64": "Keep numpy scalars and Python floats out of forward, or cast to float32.",
     "graph_float16": "Export the float32 model, or say precision: reduced in the policy.",
     "graph_quantized": "Promote the float32 file; a quantized one goes beside it as its twin, "

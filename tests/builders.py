@@ -30,6 +30,7 @@ from gate.instruments import (
     ProbeParity,
     StabilityParity,
     TraceSearch,
+    WeightsReport,
 )
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES, RuntimeName
@@ -181,6 +182,9 @@ def graph_report(**overrides: Any) -> GraphReport:
         "operators": {"Add": 8, "Conv": 20, "Relu": 17, "Gemm": 4},
         "findings": (
             GraphFinding(code="opset", place="opset_import", detail="version 12 is older than 13"),
+        ),
+        "weights": WeightsReport(
+            constants=42, matched={"as it is": 2, "folded": 40}, unmatched=0, absent=0
         ),
     }
     return GraphReport(**fields | overrides)

@@ -27,6 +27,11 @@ GOLDEN = Path(__file__).parent / "golden"
             "65ef4c8261c9faacab861cd093c9d2ce644b971e792d883e112fd5ef6988b926",
         ),
         (
+            Evidence,
+            "evidence-v1-weights.json",
+            "de6d3e8f4421c69b5524e74c26779ffb6523735247ae38d415e5cd034ffaa8a4",
+        ),
+        (
             Policy,
             "policy-v1.json",
             "6fc97bc90532d1de5722d8c93deb110bd1504d2cb91fabd7c31c6d9be875ca04",
@@ -46,4 +51,6 @@ def test_old_records_are_read_forever(kind, name, digest):
 
 
 def test_the_golden_evidence_is_what_the_builders_make():
-    assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == builders.evidence()
+    assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == builders.evidence()
+    before = builders.evidence(graph=builders.graph_report(weights=None))
+    assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == before

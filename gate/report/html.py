@@ -45,6 +45,7 @@ def page(
             for sentence in (
                 *wording.agreement_sentences(decision, evidence, confidence=0.95),
                 *wording.code_sentences(evidence),
+                *wording.weight_sentences(evidence),
             )
         ),
         "</ul>",

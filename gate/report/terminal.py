@@ -36,6 +36,8 @@ def print_decision(
     console.print(_table(decision))
     for sentence in wording.agreement_sentences(decision, evidence, confidence=confidence):
         _say(console, sentence, "dim")
+    for sentence in wording.weight_sentences(evidence):
+        _say(console, sentence, "dim")
     for sentence in wording.code_sentences(evidence):
         _say(console, sentence, _STYLES[Verdict.WAIVED])
     for reason, titles in wording.waivers(decision).items():

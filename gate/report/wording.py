@@ -172,6 +172,12 @@ def code_sentences(evidence: Evidence) -> Iterator[str]:
         yield f"model code not read, so not in the evidence: {printable(f'{name}: {reason}')}"
 
 
+def weight_sentences(evidence: Evidence) -> Iterator[str]:
+    """How many weights of the file are the model's; nothing where they were not compared."""
+    if evidence.graph is not None and evidence.graph.weights is not None:
+        yield printable(evidence.graph.weights.sentence)
+
+
 def _first_problem(decision: Decision) -> str:
     wanted = Verdict.FAIL if decision.verdict is Verdict.FAIL else Verdict.ERROR
     for check in decision.checks:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence, OutputParity, RuntimeEvidence
-from gate.instruments import GraphReport, NoiseParity, ProbeParity
+from gate.instruments import GraphCode, GraphReport, NoiseParity, ProbeParity
 from gate.policy import Bounds, Policy
 from gate.remedies import REMEDIES
 from gate.rules.comparisons import Comparison, check
@@ -21,6 +21,7 @@ _CLOSER = {
     "candidate": "The runtime is closer to the float64 truth than PyTorch.",
     "neither": "Both are equally far from the float64 truth.",
 }
+_WEIGHTS = ("other_weights", "rounded_weights")
 _ROUNDING = 1e-9
 """Of float64 sums: two ways to the same ratio."""
 
@@ -131,11 +132,20 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     for code in policy.instruments.graph_forbid:
         if code == "fixed_batch" and not _dynamic_asked(evidence):
             continue
-        if code == "float16" and policy.precision != "exact":
+        if code in ("float16", "rounded_weights") and policy.precision != "exact":
             continue
         if code == "quantized" and policy.precision == "quantized":
             continue
         found = [finding for finding in report.findings if finding.code == code]
+        if code in _WEIGHTS and report.weights is None and not found:
+            yield CheckResult(
+                name=f"graph_{code}",
+                verdict=Verdict.ERROR,
+                explanation="the weights of the file were not compared with the model's: the "
+                "evidence is of an older version.",
+                remedy=REMEDIES["graph"],
+            )
+            continue
         shown = "; ".join(f"{finding.place}: {finding.detail}" for finding in found[:3])
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
         yield CheckResult(
@@ -144,9 +154,15 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
             bound=0.0,
             relation="<=",
             verdict=Verdict.FAIL if found else Verdict.PASS,
-            explanation=f"{shown}{more}." if found else "Nothing of the kind is in the graph.",
+            explanation=f"{shown}{more}." if found else _nothing(report, code),
             remedy=REMEDIES[f"graph_{code}"],
         )
+
+
+def _nothing(report: GraphReport, code: GraphCode) -> str:
+    if code in _WEIGHTS and report.weights is not None:
+        return report.weights.sentence
+    return "Nothing of the kind is in the graph."
 
 
 def _widened(bound: float | None, elements: int) -> float | None:

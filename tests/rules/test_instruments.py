@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gate.checks import Verdict
 from gate.decision import Decision, decide
 from gate.evidence import Evidence, ExportRecord, TensorSpec
-from gate.instruments import GraphFinding, TraceSearch
+from gate.instruments import GraphFinding, TraceSearch, WeightsReport
 from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.record import Record
 from gate.remedies import REMEDIES
@@ -137,6 +137,11 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (graph(**finding("zero_initializer")), "graph_zero_initializer", FAIL),
         (graph(**finding("nonfinite_initializer")), "graph_nonfinite_initializer", FAIL),
         (graph(**finding("float16")), "graph_float16", FAIL),
+        (graph(**finding("other_weights")), "graph_other_weights", FAIL),
+        (graph(**finding("rounded_weights")), "graph_rounded_weights", FAIL),
+        (graph(weights=None), "graph_other_weights", ERROR),
+        (graph(weights=None), "graph_rounded_weights", ERROR),
+        (graph(weights=None, **finding("other_weights")), "graph_other_weights", FAIL),
         (graph(**finding("external_data")), "graph_external_data", FAIL),
     ],
 )  # fmt: skip
@@ -163,6 +168,22 @@ def test_a_fixed_batch_is_forbidden_where_the_export_was_asked_for_a_dynamic_one
 
 def test_half_precision_is_no_finding_for_a_policy_that_is_not_exact():
     assert judge(graph(**finding("float16")), precision="reduced").passed
+    assert judge(graph(**finding("rounded_weights")), precision="reduced").passed
+    assert not judge(graph(**finding("other_weights")), precision="reduced").passed
+
+
+def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
+    weights = WeightsReport(
+        constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
+        absent=1, absent_names=("alpha",),
+    )  # fmt: skip
+    decision = judge(graph(weights=weights))
+    assert decision.passed
+    (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
+    assert check.explanation == (
+        "7 of 9 weights of the file are the model's (5 folded, 2 packed); 1 differ; 1 could not be "
+        "matched: table. 1 tensors of the model are not in the file as such: alpha."
+    )
 
 
 def test_all_findings_of_a_kind_are_counted_and_three_are_shown():

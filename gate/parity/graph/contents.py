@@ -7,7 +7,7 @@ the values of the others are dropped once they are counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +21,10 @@ from gate.errors import OnnxFileError
 from gate.parity.candidate import Candidate
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+INTEGERS = (
+    TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8, TensorProto.UINT8,
+    TensorProto.BOOL,
+)  # fmt: skip
 _SMALL = 1024
 """Elements of a tensor whose values stay: shapes, flags and scalars are all smaller."""
 _CHUNK = 1 << 20
@@ -60,6 +64,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._counted: list[Contents] = []
+        self._notes: list[object] = []
 
     def contents(self, tensor: TensorProto) -> Contents:
         """What the tensor holds or, if its values were dropped, held."""
@@ -67,17 +72,33 @@ class Ledger:
             return self._counted[int(tensor.external_data[0].value)]
         return Contents.of_tensor(tensor, numpy_helper.to_array(tensor))
 
-    def drop(self, tensor: TensorProto, contents: Contents) -> None:
+    def dropped(self, tensor: TensorProto) -> bool:
+        """True if the tensor has no values any more."""
+        return _is_dropped(tensor)
+
+    def note(self, tensor: TensorProto) -> object:
+        """What was noted of a tensor before its values were dropped; None for small ones."""
+        return self._notes[int(tensor.external_data[0].value)] if _is_dropped(tensor) else None
+
+    def drop(self, tensor: TensorProto, contents: Contents, note: object = None) -> None:
         """Drop the values of a tensor and leave the place of their count as its data file."""
         self._counted.append(contents)
+        self._notes.append(note)
         _clear(tensor)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=str(len(self._counted) - 1))
 
 
-def condense(model: onnx.ModelProto, folder: Path, files: tuple[str, ...]) -> Ledger:
+def condense(
+    model: onnx.ModelProto,
+    folder: Path,
+    files: tuple[str, ...],
+    *,
+    look: Callable[[TensorProto, NDArray[Any]], object] | None = None,
+) -> Ledger:
     """Drop the values of the big tensors of `model`, and take in those of small external ones.
 
+    `look` sees each big tensor once more, and the ledger keeps what it returns as its note.
     Data is read from `files` in `folder` only. Raises OnnxFileError for any other.
     """
     ledger = Ledger()
@@ -86,11 +107,14 @@ def condense(model: onnx.ModelProto, folder: Path, files: tuple[str, ...]) -> Le
             data = _external_bytes(tensor, folder, files)
             _clear(tensor)
             tensor.raw_data = data
-        elements = math.prod(tensor.dims)
-        if elements > _SMALL and tensor.data_type not in FLOATS:
-            ledger.drop(tensor, Contents(elements))
-        elif elements > _SMALL:
-            ledger.drop(tensor, Contents.of_tensor(tensor, numpy_helper.to_array(tensor)))
+        if math.prod(tensor.dims) <= _SMALL:
+            continue
+        if tensor.data_type not in (FLOATS if look is None else (*FLOATS, *INTEGERS)):
+            ledger.drop(tensor, Contents(math.prod(tensor.dims)))
+            continue
+        values = numpy_helper.to_array(tensor)
+        note = None if look is None else look(tensor, values)
+        ledger.drop(tensor, Contents.of_tensor(tensor, values), note)
     return ledger
 
 

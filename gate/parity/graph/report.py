@@ -13,6 +13,7 @@ from gate.digest import Digest
 from gate.errors import OnnxFileError
 from gate.instruments import GraphFinding, GraphReport
 from gate.parity.candidate import Candidate
+from gate.parity.graph.constants import Constants
 from gate.parity.graph.contents import condense
 from gate.parity.graph.external import external_data
 from gate.parity.graph.interface import domain, fixed_batch, opset, unused_output, versions
@@ -41,13 +42,16 @@ def read_graph(candidate: Candidate, witness: Witness) -> GraphReport:
             f"{candidate.path} names no opset of the ONNX domain. Export the model again."
         )
     about_files = list(external_data(model, folder))
-    ledger = condense(model, folder, subject.external_data)
+    constants = Constants(witness)
+    ledger = condense(model, folder, subject.external_data, look=constants.look)
     graph = Graph(_typed(model))
+    about_weights, weights = constants.compare(graph, ledger)
     found = chain(
         training_mode(graph, witness),
         fixed_batch(subject, witness),
         zero_initializer(graph, ledger, witness),
         nonfinite_initializer(graph, ledger, witness),
+        about_weights,
         float64(graph, witness),
         float16(graph, witness),
         quantized(graph, witness),
@@ -62,6 +66,7 @@ def read_graph(candidate: Candidate, witness: Witness) -> GraphReport:
         operators=dict(sorted(Counter(node.operator for node in graph.nodes).items())),
         external_data={name: str(Digest.of_file(folder / name)) for name in subject.external_data},
         findings=tuple(_limited(found)),
+        weights=weights,
     )
 
 

@@ -45,15 +45,16 @@ class Witness:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and value of all parameters, buffers and plain attributes that hold floats."""
-        return ((name, value) for name, value in self._held() if value.is_floating_point())
+        return ((name, value) for name, value in self.held() if value.is_floating_point())
 
     def bytes_held(self) -> set[int]:
         """Numbers of elements of what the model holds in integers of eight bits."""
         few = (torch.int8, torch.uint8)
-        return {value.numel() for _, value in self._held() if value.dtype in few}
+        return {value.numel() for _, value in self.held() if value.dtype in few}
 
-    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for path, module in self.model.named_modules():
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same of every type; what is shared comes under each of its names."""
+        for path, module in self.model.named_modules(remove_duplicate=False):
             own = {
                 **vars(module),
                 **dict(module.named_parameters(recurse=False, remove_duplicate=False)),

@@ -1,0 +1,227 @@
+"""Weights into which a BatchNorm was folded: what the layer's weight and bias become.
+
+Folded, output channel k of a weight is `weight[k] * scale[k]` and its bias
+`bias[k] * scale[k] + shift[k]`, with `scale = gamma / sqrt(var + eps)` and
+`shift = beta - mean * scale` (Ioffe and Szegedy 2015, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from gate.parity.graph.pool import Values, is_plain
+
+Floats = NDArray[np.float64]
+
+_ULP = 2.0**-23
+TOLERANCE = 8 * _ULP
+"""Of a product, relative. Exporters fold in float32 with up to four roundings; measured on real
+exports: at most 2.4 ulp for weights, 2.5 for biases."""
+_CHANNELS = 0.5
+"""The share of channels that must follow a BatchNorm, for the others to be told from it."""
+_COLUMNS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A BatchNorm in eval mode, as factors and terms of its channels."""
+
+    path: str
+    scale: Floats
+    shift: Floats
+    size: Floats
+    """Of the terms that the shift is made of, for the error that folding may make."""
+    way: str = "folded"
+
+    @property
+    def parameters(self) -> str:
+        """All of them by one name; none for the scale of an attention."""
+        return f"{self.path}.*" if self.way == "folded" else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer with a weight: a convolution, transposed or not, or a Linear."""
+
+    path: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    transposed: bool
+    groups: int
+
+    def channels(self, values: Values) -> Values:
+        """A weight of this layer, (output channels, elements of each)."""
+        if not self.transposed:
+            return values.reshape(len(values), -1)
+        inputs, each = values.shape[:2]
+        grouped = values.reshape(self.groups, inputs // self.groups, each, -1)
+        return grouped.transpose(0, 2, 1, 3).reshape(self.groups * each, -1)
+
+    def restored(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """The inverse of `channels`."""
+        shape = tuple(self.weight.shape)
+        if not self.transposed:
+            return rows.reshape(shape)
+        inputs, each = shape[:2]
+        grouped = rows.reshape(self.groups, each, inputs // self.groups, -1)
+        return grouped.transpose(0, 2, 1, 3).reshape(shape)
+
+    def offset(self) -> Floats:
+        """The bias, zero without one."""
+        return np.zeros(1) if self.bias is None else _numbers(self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A constant as the weight of a layer with a BatchNorm folded in."""
+
+    expected: Values
+    """In the shape of the layer's weight, float32."""
+    norms: tuple[Norm, ...]
+    """Those with this scale; none: scaled by what no BatchNorm of the model has."""
+    factor: Floats
+    """By what each channel is scaled."""
+
+    @property
+    def way(self) -> str:
+        """`folded` with a BatchNorm or `scaled` by what attention divides by."""
+        return self.norms[0].way if self.norms else "scaled"
+
+    def wrong(self, values: Values) -> NDArray[np.bool_]:
+        """Elements that are farther off than folding in float32 explains."""
+        with np.errstate(all="ignore"):
+            apart = np.subtract(values, self.expected)
+            np.abs(apart, out=apart)
+            allowed = np.abs(self.expected)
+            allowed *= np.float32(TOLERANCE)
+            allowed += np.finfo(np.float32).tiny
+        wrong: NDArray[np.bool_] = ~(apart <= allowed)
+        return wrong
+
+
+def norms(model: nn.Module) -> Iterator[Norm]:
+    """All modules that normalise by running statistics, subclasses and others with the names of
+    nn.BatchNorm included."""
+    for path, module in model.named_modules():
+        mean, variance = (_tensor(module, name) for name in ("running_mean", "running_var"))
+        if mean is None or variance is None:
+            continue
+        gamma, beta = (_tensor(module, name) for name in ("weight", "bias"))
+        with np.errstate(all="ignore"):
+            root = np.sqrt(_numbers(variance) + float(getattr(module, "eps", 0.0)))
+            scale = (1.0 if gamma is None else _numbers(gamma)) / root
+        if scale.shape != mean.shape or scale.ndim != 1:
+            continue
+        offset = np.zeros_like(scale) if beta is None else _numbers(beta)
+        moved = _numbers(mean) * scale
+        yield Norm(path, scale, offset - moved, np.abs(offset) + np.abs(moved))
+
+
+def layers(model: nn.Module) -> Iterator[Layer]:
+    """All modules with a weight of two axes and more."""
+    for path, module in model.named_modules():
+        weight = _tensor(module, "weight")
+        if weight is None or weight.ndim < 2 or not weight.numel():
+            continue
+        groups, transposed = getattr(module, "groups", 1), bool(getattr(module, "transposed", 0))
+        yield Layer(path, weight, _tensor(module, "bias"), transposed, int(groups))
+
+
+def folded(values: Values, layer: Layer, known: Iterable[Norm]) -> Folded | None:
+    """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
+
+    None if that is not what they are: fewer than half of the channels are scaled.
+    """
+    weight = layer.weight.detach().to("cpu", torch.float32).numpy()
+    rows, plain = layer.channels(values), layer.channels(weight)
+    each = plain.shape[1]
+    some = np.linspace(0, each - 1, min(each, _COLUMNS)).astype(np.int64)
+    factor, scaled, usable = _factors(rows[:, some], plain[:, some])
+    if not usable.any() or scaled[usable].mean() < _CHANNELS:
+        return None
+    fitting = [(one, _agreement(factor[usable], one.scale, usable)) for one in known]
+    best = max((share for _, share in fitting), default=0.0)
+    same = tuple(one for one, share in fitting if share == best)
+    if best >= _CHANNELS:
+        return Folded(layer.restored(_scaled(plain, same[0].scale)), same, factor)
+    if each == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
+        return None
+    root = _root(factor[usable], len(rows))
+    if root is not None:
+        constant = np.full(len(rows), root)
+        norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled")
+        return Folded(layer.restored(_scaled(plain, constant)), (norm,), constant)
+    return Folded(layer.restored(_scaled(plain, factor)), (), factor)
+
+
+def folded_bias(values: Values, layer: Layer, norm: Norm) -> NDArray[np.bool_] | None:
+    """Channels in which `values` is not the bias that folding gives; None for another number."""
+    if values.shape != norm.scale.shape:
+        return None
+    own = layer.offset() * norm.scale
+    allowed = TOLERANCE * (norm.size + np.abs(own)) + np.finfo(np.float32).tiny
+    return ~(np.abs(values - (own + norm.shift)) <= allowed)
+
+
+def _scaled(plain: Values, scale: Floats) -> Values:
+    with np.errstate(all="ignore"):
+        product: Values = plain * scale.astype(np.float32)[:, None]
+    return product
+
+
+def _factors(rows: Values, plain: Values) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """By what each channel was scaled, the median so that single weights that are wrong don't move
+    it; which channels are scaled so; and of which one can tell, those that are not all zero."""
+    with np.errstate(all="ignore"):
+        ratios = np.where(plain == 0.0, np.nan, rows.astype(np.float64) / plain)
+    some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
+    factor = np.zeros(len(rows))
+    if some.any():
+        factor[some] = np.nanmedian(ratios[some], axis=1)
+    near = np.abs(ratios - factor[:, None]) <= 2 * TOLERANCE * np.abs(factor[:, None])
+    scaled = some & ((near | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
+    return factor, scaled, some
+
+
+def _root(factor: Floats, rows: int) -> float | None:
+    """The scale of an attention, if it is what all channels have: the dimension of a head to the
+    power of -1/2, or of -1/4 for query and key each. A head is a part of the rows."""
+    middle = float(np.median(factor))
+    if not 0.0 < middle < 1.0:
+        return None
+    for power in (-0.5, -0.25):
+        head = round(middle ** (1.0 / power))
+        if head > 1 and rows % head == 0:
+            root: float = float(head) ** power
+            if (np.abs(factor - root) <= 2 * TOLERANCE * root).mean() >= _CHANNELS:
+                return root
+    return None
+
+
+def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_]) -> float:
+    """The share of channels that have the scale."""
+    if scale.shape != usable.shape:
+        return 0.0
+    wanted = scale[usable]
+    return float((np.abs(factor - wanted) <= 2 * TOLERANCE * np.abs(wanted)).mean())
+
+
+def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:
+    try:
+        value = getattr(module, name, None)
+    except Exception:  # a parametrization that can't be computed
+        return None
+    usable = isinstance(value, torch.Tensor) and value.is_floating_point() and is_plain(value)
+    return value if usable else None
+
+
+def _numbers(tensor: torch.Tensor) -> Floats:
+    numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
+    return numbers

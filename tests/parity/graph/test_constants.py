@@ -1,0 +1,294 @@
+"""Constants of real exports against their model: correct ones are all matched, and of one element
+that is another the tensor is named."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from tests.parity.graph.build import model, node, report, value
+
+CODES = ("other_weights", "rounded_weights")
+
+
+class Convolutions(nn.Module):
+    """Every layer that a BatchNorm is folded into."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8)
+        self.up, self.norm3 = nn.ConvTranspose2d(8, 6, 3), nn.BatchNorm2d(6)
+        self.grouped, self.norm4 = nn.ConvTranspose2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)
+        self.dense, self.norm5 = nn.Linear(4, 7), nn.BatchNorm1d(7)
+        self.head = nn.Linear(7, 3, bias=False)
+
+    def forward(self, x):
+        x = self.norm2(self.depthwise(self.norm1(self.first(x)).relu())).relu()
+        x = self.norm4(self.grouped(self.norm3(self.up(x)))).mean((2, 3))
+        return self.head(self.norm5(self.dense(x)))
+
+
+class Encoder(nn.Module):
+    """Attention, an embedding tied to the head, positions of which a slice is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(11, 8, padding_idx=0)
+        self.positions = nn.Parameter(torch.randn(1, 12, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.layer(self.words(x) + self.positions[:, : x.shape[1]]))
+
+
+class Computing(nn.Module):
+    """Weights that forward computes from parameters."""
+
+    def __init__(self):
+        super().__init__()
+        parametrized = torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 9))
+        self.normed = parametrized
+        self.spectral = torch.nn.utils.spectral_norm(nn.Linear(9, 4))
+        self.register_buffer("mask", torch.tril(torch.ones(4, 4)))
+        self.masked = nn.Parameter(torch.randn(4, 4))
+        self.mixture = nn.Parameter(torch.randn(4))
+        self.gain = torch.rand(4)
+
+    def forward(self, x):
+        x = nn.functional.linear(self.spectral(self.normed(x)), self.masked * self.mask)
+        return x * nn.functional.softmax(self.mixture, 0) + self.gain
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **settings):
+        super().__init__()
+        self.cells = kind(6, 5, batch_first=True, **settings)
+        self.head = nn.Linear(10 if settings.get("bidirectional") else 5, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+def sequences():
+    return torch.randn(2, 4, 6)
+
+
+CASES = {
+    "convolutions": (Convolutions, lambda: torch.randn(2, 3, 9, 9)),
+    "encoder": (Encoder, lambda: torch.arange(12).reshape(2, 6) % 11),
+    "computing": (Computing, lambda: torch.randn(2, 5, 6)),
+    "lstm": (functools.partial(Recurrent, nn.LSTM), sequences),
+    "deep lstm": (
+        functools.partial(Recurrent, nn.LSTM, num_layers=2, bidirectional=True),
+        sequences,
+    ),
+    "gru": (functools.partial(Recurrent, nn.GRU, bidirectional=True), sequences),
+    "rnn": (functools.partial(Recurrent, nn.RNN), sequences),
+}
+MODES = ("folded", "unfolded", "dynamo")
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_attention():
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@functools.cache
+def exported(name, mode):
+    """The reference, a batch, and its correct file."""
+    build, batch = CASES[name]
+    torch.manual_seed(7)
+    reference, samples = build().eval(), batch()
+    with torch.no_grad():
+        for key, tensor in reference.state_dict().items():
+            if tensor.is_floating_point() and not key.endswith("mask"):
+                fresh = torch.rand_like(tensor) + 0.1 if "var" in key else torch.randn_like(tensor)
+                tensor.copy_(fresh)
+    return reference, samples, export(copy.deepcopy(reference), samples, mode)
+
+
+def export(net, samples, mode):
+    target = io.BytesIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        if mode == "dynamo":
+            shapes = ({0: torch.export.Dim("batch")},)
+            program = torch.onnx.export(
+                net, (samples,), dynamo=True, verbose=False, dynamic_shapes=shapes
+            )
+            return program.model_proto.SerializeToString()
+        torch.onnx.export(
+            net, (samples,), target, dynamo=False, opset_version=17, input_names=["x"],
+            do_constant_folding=mode == "folded", dynamic_axes={"x": {0: "batch"}},
+        )  # fmt: skip
+    return target.getvalue()
+
+
+def judged(reference, samples, proto, folder):
+    """The report on the weights, and the findings about them."""
+    seen = report(proto, folder, reference, batch={"x": samples.numpy()})
+    return seen.weights, [one for one in seen.findings if one.code in CODES]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_constant_of_a_correct_export_is_matched(name, mode, tmp_path):
+    reference, samples, data = exported(name, mode)
+    weights, found = judged(reference, samples, onnx.load_from_string(data), tmp_path)
+    assert found == []
+    assert (weights.unmatched, weights.unmatched_names) == (0, ())
+    assert sum(weights.matched.values()) == weights.constants > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
+    reference, samples, data = exported(name, mode)
+    missed = []
+    initializers = onnx.load_from_string(data).graph.initializer
+    floats = [at for at, tensor in enumerate(initializers) if tensor.data_type == 1 and tensor.dims]
+    for at in floats:
+        proto = onnx.load_from_string(data)
+        tensor = proto.graph.initializer[at]
+        changed = numpy_helper.to_array(tensor).copy()
+        if changed.size < 4:
+            continue
+        changed.reshape(-1)[changed.size // 3] += 0.05
+        tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+        _, found = judged(reference, samples, proto, tmp_path)
+        where = f"[{', '.join(map(str, np.unravel_index(changed.size // 3, changed.shape)))}]"
+        told = [(one.place, f"1 of its {changed.size} elements" in one.detail) for one in found]
+        if told != [(tensor.name, True)] or where not in found[0].detail:
+            missed.append((tensor.name, found))
+    assert floats
+    assert missed == []
+
+
+def test_the_ways_are_told(tmp_path):
+    ways = {}
+    for name, mode in (("convolutions", "dynamo"), ("encoder", "dynamo"), ("lstm", "folded")):
+        reference, samples, data = exported(name, mode)
+        weights, _ = judged(reference, samples, onnx.load_from_string(data), tmp_path)
+        ways |= weights.matched
+    assert {"as it is", "folded", "transposed", "sliced", "packed"} <= set(ways)
+
+
+def changed_weights(data, change):
+    proto = onnx.load_from_string(data)
+    for tensor in proto.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.ndim:
+            tensor.CopyFrom(numpy_helper.from_array(change(tensor.name, array), tensor.name))
+    return proto
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_were_rounded_are_found(dtype, tmp_path):
+    reference, samples, data = exported("encoder", "folded")
+
+    def through(_, array):
+        return torch.from_numpy(array.copy()).to(dtype).float().numpy()
+
+    weights, found = judged(reference, samples, changed_weights(data, through), tmp_path)
+    assert {one.code for one in found} == {"rounded_weights"}
+    assert len(found) == weights.constants
+    assert all(f"rounded to {str(dtype).removeprefix('torch.')}" in one.detail for one in found)
+
+
+def test_another_checkpoint_is_one_finding(tmp_path):
+    reference, samples, data = exported("encoder", "unfolded")
+    rng = np.random.default_rng(0)
+    proto = changed_weights(data, lambda _, a: rng.normal(size=a.shape).astype(np.float32))
+    _, (found,) = judged(reference, samples, proto, tmp_path)
+    assert "14 of 14 weights are others" in found.detail
+
+
+def test_weights_in_each_others_place_are_found(tmp_path):
+    reference, samples, data = exported("encoder", "folded")
+    other = {"layer.norm1.weight": "layer.norm2.weight", "layer.norm2.weight": "layer.norm1.weight"}
+    state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    proto = changed_weights(data, lambda name, a: state[other[name]] if name in other else a)
+    _, found = judged(reference, samples, proto, tmp_path)
+    assert sorted(one.place for one in found) == sorted(other)
+
+
+def test_what_no_tensor_of_the_model_is_like_is_listed_and_refuses_nothing(tmp_path):
+    own = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
+    proto = model(
+        [node("MatMul", ["x", "own"], ["y"])], {"own": own}, outputs=[value("y", ("b", 3))]
+    )
+    weights, found = judged(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
+    assert found == []
+    assert (weights.unmatched_names, weights.absent_names) == (("own",), ("weight", "bias"))
+
+
+def test_a_constant_that_nothing_reads_does_not_matter(tmp_path):
+    reference = nn.Linear(4, 4)
+    wrong = reference.weight.detach().numpy().copy()
+    wrong[0, 0] += 1.0
+    proto = model([node("Relu", ["x"], ["y"])], {"weight": wrong})
+    weights, found = judged(reference, torch.ones(3, 4), proto, tmp_path)
+    assert (found, weights.constants) == ([], 0)
+
+
+class Clamped(nn.Module):
+    """Half of the weight that it uses is the parameter, the rest is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return x @ self.weight.clamp(min=0.0)
+
+
+def test_what_forward_computes_is_no_spoiled_weight(tmp_path):
+    torch.manual_seed(3)
+    reference = Clamped()
+    used = reference.weight.detach().clamp(min=0.0).numpy()
+    shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
+    for changed in (False, True):
+        used = used.copy()
+        used[2, 2] += changed
+        proto = model(
+            [node("MatMul", ["x", "w"], ["y"])], {"w": used}, inputs=shape[0], outputs=shape[1]
+        )
+        weights, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        assert weights.matched == ({} if changed else {"computed": 1})
+        assert len(found) == changed
+
+
+class Unwatchable(Clamped):
+    def forward(self, x):
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise RuntimeError("not under a mode")
+        return super().forward(x)
+
+
+def test_where_forward_cannot_be_watched_only_names_are_blamed(tmp_path):
+    torch.manual_seed(3)
+    reference = Unwatchable()
+    used = reference.weight.detach().clamp(min=0.0).numpy()
+    shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
+    for name, count in (("w", 0), ("weight", 1)):
+        proto = model(
+            [node("MatMul", ["x", name], ["y"])], {name: used}, inputs=shape[0], outputs=shape[1]
+        )
+        _, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        assert len(found) == count
