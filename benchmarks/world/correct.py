@@ -20,12 +20,16 @@ WRONG: dict[str, tuple[str, ...]] = {
     "own-log-likelihood": ("direct", "dynamo"),
     "own-small-increase": ("direct", "dynamo"),
     "own-softened": ("direct",),
+    "hf-decision": ("dynamo",),
+    "hf-patchtst": ("direct",),
+    "hf-patch-mixer": ("direct",),
 }
 """Exporters that write a wrong file of an architecture."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "timm-eva02-tiny-patch14-224": ("direct",),
     "hf-fnet": ("direct",),
+    "hf-univnet": ("direct",),
 }
 """Exporters that write none, with an error: left out, so that no time is spent on them."""
 

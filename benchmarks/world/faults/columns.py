@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.world.architectures.seeds import SEEDS
-from benchmarks.world.fault import DYNAMO_18, Then, spoils
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, Then, spoils
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,6 +22,11 @@ _SMALLEST = {
     "hf-patch-mixer": 2,
 }
 """The column of the first output that is in the smallest unit."""
+
+
+_EVERY = tuple(
+    (name, "", DYNAMO_18 if name.startswith("hf-patch") else DIRECT_17) for name in _SMALLEST
+)
 
 
 def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.Module:
@@ -39,25 +44,25 @@ def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.
 _SEEDED = tuple(f"{name}.{seed}" for name in ("own-money", "own-weather") for seed in SEEDS)
 
 
-@spoils("small column negated", *_SMALLEST, *_SEEDED, ("own-money", "", DYNAMO_18))
+@spoils("small column negated", *_EVERY, *_SEEDED, ("own-money", "", DYNAMO_18))
 def negated(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit has the other sign."""
     return _column(model, architecture, torch.neg)
 
 
-@spoils("small column scaled", *_SMALLEST, *_SEEDED, ("own-weather", "", DYNAMO_18))
+@spoils("small column scaled", *_EVERY, *_SEEDED, ("own-weather", "", DYNAMO_18))
 def scaled(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit is 3 % too large."""
     return _column(model, architecture, lambda column: column * 1.03)
 
 
-@spoils("small column in fp16", *_SMALLEST, ("own-boxes-and-score", "", DYNAMO_18))
+@spoils("small column in fp16", *_EVERY, ("own-boxes-and-score", "", DYNAMO_18))
 def in_half(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit goes through fp16."""
     return _column(model, architecture, lambda column: column.half().float())
 
 
-@spoils("small column shifted", *_SMALLEST)
+@spoils("small column shifted", *_EVERY)
 def shifted(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit is off by a thousandth of its own spread."""
 

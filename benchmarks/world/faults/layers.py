@@ -55,7 +55,7 @@ def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
     ("hf-deberta", "model.deberta.encoder.layer.1.attention.self.query_proj"),
     ("hf-mpnet", "model.encoder.layer.0.attention.attn.v"),
     ("hf-detr", "model.class_labels_classifier"),
-    ("hf-patchtst", "model.model.encoder.layers.0.ff.0"),
+    ("hf-patchtst", "model.model.encoder.layers.0.ff.0", DYNAMO_18),
     ("tv-deeplab", "head.1"),
 )
 def in_half(layer: nn.Module, _architecture: Architecture) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.world.architectures.called import Called
-from benchmarks.world.fault import DYNAMO_18, First, spoils
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, First, as_exported, spoils
 
 
 class Unmasked(nn.Module):
@@ -86,8 +86,29 @@ _TABLES = {
 }
 
 
-@spoils("parameter of no layer", *_TABLES, ("timm-vit-tiny-patch16-224", "", DYNAMO_18))
+@spoils(
+    "parameter of no layer",
+    *(name for name in _TABLES if name != "hf-patchtst"),
+    ("hf-patchtst", "", DYNAMO_18),
+    ("timm-vit-tiny-patch16-224", "", DYNAMO_18),
+)
 def one_of_a_table(model: nn.Module, architecture: Architecture) -> None:
     """The largest number of a table that is a parameter of its own is 10 % larger."""
     numbers = model.get_parameter(_TABLES[architecture.name]).view(-1)
     numbers[int(numbers.abs().argmax())] *= 1.1
+
+
+as_exported(
+    "words that see nothing",
+    "hf-decision",
+    DYNAMO_18,
+    "Where all that a word could attend to is masked, the exporter's attention gives something "
+    "else than PyTorch's.",
+)
+for broken in ("hf-patchtst", "hf-patch-mixer"):
+    as_exported(
+        "graph that does not load",
+        broken,
+        DIRECT_17,
+        "The exporter writes a graph whose types or shapes contradict each other.",
+    )
