@@ -125,7 +125,7 @@ class Comparison:
             if noise is None:
                 continue
             if name not in self._late:
-                units = noise.units()
+                units = noise.units(self._rounding.get(name))
                 if not units:
                     continue
                 self._late[name] = LateErrors(units)

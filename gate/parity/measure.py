@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -27,14 +27,13 @@ from gate.parity.candidate import Candidate
 from gate.parity.determinism import cublas_reason, deterministic
 from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
 from gate.parity.examination import Examination
-from gate.parity.floor import rounding_floor
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
 from gate.parity.onnx_runner import OnnxRunner
 from gate.parity.precision import keeps_double
 from gate.parity.runner import Batch
 from gate.parity.samples import Samples, check_labels
-from gate.parity.second_look import MOST, SecondLook
+from gate.parity.second_look import RoundingFloor, look_again
 from gate.parity.stand import Reference, Stand, Truth, length
 from gate.parity.statistics import Array, Span
 from gate.parity.torch_runner import TorchRunner, private_copy
@@ -132,6 +131,7 @@ def measure(  # noqa: PLR0913
         stand = Stand(own, reference, truth, binding, samples, policy)
         examination = Examination(stand, candidate.subject.inputs, sha256=candidate.subject.sha256)
         advance = _Advance(progress, len(samples) + examination.samples)
+        rounding = RoundingFloor(stand, tracks)
         done = 0
         for batch in samples.batches(binding.batch_size):
             count = length(batch)
@@ -139,11 +139,14 @@ def measure(  # noqa: PLR0913
             expected = reference.timed_run(batch)
             _check_classes(expected, names, span, policy=policy)
             true = truth.of_first(batch)
+            if true is None:  # the samples from here on are judged by the floor of those before
+                rounding.widen()
             for track in tracks:
                 track.step(batch, expected, span, truth=true)
             done += count
             advance(count)
-        _look_again(stand, tracks)
+        rounding.widen()
+        look_again(stand, tracks)
         search = examination.run(tracks, advance)
         runtimes = tuple(track.evidence() for track in tracks)
         environment = describe_environment(switches)
@@ -159,22 +162,6 @@ def measure(  # noqa: PLR0913
         graph=graph,
         graph_unread=graph_unread,
     )
-
-
-def _look_again(stand: Stand, tracks: Sequence[Track]) -> None:
-    """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
-    if any(track.suspicious for track in tracks):
-        rounding = rounding_floor(stand)
-        for track in tracks:
-            track.widen(rounding)
-    second = SecondLook(stand)
-    doubtful = sorted({sample for track in tracks for sample in track.doubtful})
-    for sample in doubtful[:MOST]:
-        look = second.at(sample)
-        if look is None:
-            return
-        for track in tracks:
-            track.look(look)
 
 
 class _Advance:

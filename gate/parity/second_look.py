@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gate.errors import GateError
-from gate.parity.floor import seed
+from gate.parity.floor import rounding_floor, seed
 from gate.parity.look import Look, row_of
 from gate.parity.rounding import RandomRounding
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.parity.statistics import Array
+from gate.parity.track import Track
 
 MOST = 64
 """Samples that are computed again."""
@@ -60,3 +61,32 @@ class SecondLook:
     def _run(self, batch: Batch, draw: int) -> list[Array]:
         with RandomRounding(seed(self._stand, draw)):
             return self._stand.reference.run(batch)
+
+
+class RoundingFloor:
+    """Measures the floor of rounding, once, if a runtime is farther off than PyTorch itself."""
+
+    def __init__(self, stand: Stand, tracks: Sequence[Track]) -> None:
+        self._stand = stand
+        self._tracks = tracks
+        self._done = False
+
+    def widen(self) -> None:
+        """Give it to every track; later calls do nothing."""
+        if not self._done and any(track.suspicious for track in self._tracks):
+            floors = rounding_floor(self._stand)
+            for track in self._tracks:
+                track.widen(floors)
+        self._done = True
+
+
+def look_again(stand: Stand, tracks: Sequence[Track]) -> None:
+    """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
+    second = SecondLook(stand)
+    doubtful = sorted({sample for track in tracks for sample in track.doubtful})
+    for sample in doubtful[:MOST]:
+        look = second.at(sample)
+        if look is None:
+            return
+        for track in tracks:
+            track.look(look)

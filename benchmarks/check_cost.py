@@ -1,0 +1,97 @@
+"""What `gate check` costs here in units of what it costs in another checkout of the project.
+
+    python -m benchmarks.check_cost --against ../before
+
+CPU time, user and system, of the whole command on a resnet18 of torchvision, alternating between
+the two checkouts, so that both see the same machine. The ratio of the medians is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parents[1]
+_FACTORY = """
+import torch, torchvision
+
+def build():
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=10).eval()
+    images = torch.randn(64, 3, 64, 64)
+    with torch.no_grad():
+        model.fc.bias -= model(images).mean(0)  # so that answers vary
+    return model
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    parser = argparse.ArgumentParser("python -m benchmarks.check_cost")
+    parser.add_argument("--against", type=Path, required=True, metavar="CHECKOUT")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        _prepare(Path(folder), asked.samples, asked.size)
+        seconds: dict[str, list[float]] = {"here": [], "against": []}
+        for _ in range(asked.rounds):
+            for name, checkout in (("against", asked.against), ("here", HERE)):
+                seconds[name].append(_cpu_seconds(checkout.resolve(), Path(folder)))
+                print(f"{name}: {seconds[name][-1]:.1f} s of CPU", flush=True)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = medians["here"] / medians["against"]
+    print(json.dumps({**medians, "ratio": round(ratio, 3), "rounds": asked.rounds}))
+    return 0
+
+
+def _prepare(folder: Path, samples: int, size: int) -> None:
+    """The factory, the samples and a correct export."""
+    (folder / "factory.py").write_text(_FACTORY)
+    images = np.random.default_rng(0).normal(size=(samples, 3, size, size)).astype(np.float32)
+    np.save(folder / "images.npy", images)
+    made: dict[str, Any] = {}
+    exec(_FACTORY, made)
+    model = made["build"]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (torch.from_numpy(images[:4]),),
+            str(folder / "model.onnx"),
+            dynamo=False,
+            opset_version=17,
+            input_names=["input"],
+            output_names=["logits"],
+            dynamic_axes={"input": {0: "batch"}, "logits": {0: "batch"}},
+        )
+
+
+def _cpu_seconds(checkout: Path, folder: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference"]
+    command += ["factory:build", "--inputs", "images.npy"]
+    path = os.pathsep.join([str(checkout), str(folder)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
+    if done.returncode == 2:
+        raise SystemExit(f"gate check could not judge in {checkout}: {done.stdout.decode()}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())
