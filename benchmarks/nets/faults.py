@@ -75,7 +75,7 @@ def draw_fault(drawn: Drawn) -> Fault:
 
 def _column(drawn: Drawn, rng: np.random.Generator) -> Fault:
     """One column of one output negated or scaled."""
-    factor = float(rng.choice([-1.0, 1.001, 0.999, 1.0001]))
+    factor = -1.0 if rng.random() < 0.3 else float(1.0 + 10.0 ** rng.uniform(-5.0, -2.0))
     which = _floats(drawn, rng)
     share = rng.random()
 
@@ -89,18 +89,19 @@ def _column(drawn: Drawn, rng: np.random.Generator) -> Fault:
             made[which] = one * factors
         return made
 
-    return Fault(f"column of out{which} by {factor}", drawn, Changed(drawn.model, change))
+    return Fault(f"column of out{which} by {factor:.6g}", drawn, Changed(drawn.model, change))
 
 
 def _bias(drawn: Drawn, rng: np.random.Generator) -> Fault:
-    """One bias of a head by a thousandth of the scale."""
+    """One bias of a head by a hundred-thousandth to a hundredth of the scale."""
     model: Any = copy.deepcopy(drawn.model)
     place = int(rng.integers(len(model.heads)))
     linear = model.heads[place].linear
     with torch.no_grad():
         unit = int(rng.integers(linear.out_features))
-        linear.bias[unit] += 1e-3 * linear.weight.norm(dim=1).mean()
-    return Fault(f"bias of head {place} by 1e-3", drawn, model)
+        part = float(10.0 ** rng.uniform(-5.0, -2.0))
+        linear.bias[unit] += part * linear.weight.norm(dim=1).mean()
+    return Fault(f"bias of head {place} by {part:.2g} of its scale", drawn, model)
 
 
 def _half(drawn: Drawn, rng: np.random.Generator) -> Fault:
@@ -152,14 +153,19 @@ def _late(drawn: Drawn, rng: np.random.Generator) -> Fault:
     early, late = values[: len(values) // 2], values[len(values) // 2 :]
     if not len(late) or not np.isfinite(values).all() or late.max() <= early.max():
         return _column(drawn, rng)
-    edge, factor = float((early.max() + late.max()) / 2), float(rng.choice([1.001, 1.01]))
+    edge, factor = (
+        float((early.max() + late.max()) / 2),
+        float(1.0 + 10.0 ** rng.uniform(-4.0, -2.0)),
+    )
 
     def change(made: list[torch.Tensor]) -> list[torch.Tensor]:
         one = made[which]
         made[which] = torch.where(one > edge, one * factor, one)
         return made
 
-    return Fault(f"out{which} by {factor} above {edge:.3g}", drawn, Changed(drawn.model, change))
+    return Fault(
+        f"out{which} by {factor:.6g} above {edge:.3g}", drawn, Changed(drawn.model, change)
+    )
 
 
 def _unclamped(drawn: Drawn, rng: np.random.Generator) -> Fault:

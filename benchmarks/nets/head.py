@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.nets.trunks import Features
+from gate.policy import Role
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[[torch.Tensor, torch.Tensor], Tensors]
@@ -27,6 +28,8 @@ class Design:
     table: list[float] = field(default_factory=lambda: [1.0])
     classes: bool = False
     """Whether the largest of axis 1 of the first output is an answer."""
+    roles: tuple[Role, ...] = ()
+    """What the first outputs are, as a policy would say; of those beyond, what any may be."""
     source: str = "vector"
     """`vector`, `spread` or `state` of the features."""
 

@@ -9,25 +9,29 @@ import torch
 from torch.nn import functional
 
 from benchmarks.nets.head import Design, Function, Tensors
+from gate.policy import Role
 
 
 def _logits(rng: np.random.Generator) -> Design:
     width = int(rng.choice([2, 2, 3, 5, 10, 40, 200]))
     gain = 10.0 ** rng.uniform(-6.0, 6.0) if rng.random() < 0.4 else rng.uniform(0.5, 8.0)
-    return Design(width, lambda y, _: (y,), gain=gain, classes=True)
+    return Design(width, lambda y, _: (y,), gain=gain, classes=True, roles=("logits",))
 
 
 def _softmax(rng: np.random.Generator) -> Design:
     width, gain = int(rng.choice([2, 3, 10, 60])), rng.uniform(0.3, 6.0)
     if rng.random() < 0.5:
-        return Design(width, lambda y, _: (torch.softmax(y, -1),), gain=gain, classes=True)
+        roles: tuple[Role, ...] = ("probabilities",)
+        return Design(
+            width, lambda y, _: (torch.softmax(y, -1),), gain=gain, classes=True, roles=roles
+        )
     return Design(width, lambda y, _: (functional.log_softmax(y, -1),), gain=gain, classes=True)
 
 
 def _sigmoid(rng: np.random.Generator) -> Design:
     width, bias = int(rng.choice([1, 2, 5, 30])), rng.uniform(-9.0, 1.0)
     gain = rng.uniform(0.3, 2.0)
-    return Design(width, lambda y, _: (torch.sigmoid(y),), gain=gain, bias=bias)
+    return Design(width, lambda y, _: (torch.sigmoid(y),), gain=gain, bias=bias, roles=("scores",))
 
 
 def _units(rng: np.random.Generator) -> Design:
@@ -48,7 +52,9 @@ def _boxes(rng: np.random.Generator) -> Design:
         corners = torch.cat([centre - size / 2, centre + size / 2], 1).clamp(0.0, 640.0)
         return corners, torch.sigmoid(y[:, 4:] + t)
 
-    return Design(4 + int(rng.choice([1, 3])), boxes, table=[float(prior)])
+    return Design(
+        4 + int(rng.choice([1, 3])), boxes, table=[float(prior)], roles=("boxes", "scores")
+    )
 
 
 def _heavy(rng: np.random.Generator) -> Design:
@@ -86,7 +92,9 @@ def _embedding(rng: np.random.Generator) -> Design:
         lambda y, t: (y, y @ y.t() * t.mean()),
     ]
     table = rng.normal(0.0, 1.0, width).tolist()
-    return Design(width, kinds[rng.integers(len(kinds))], bias=bias, table=table)
+    place = int(rng.integers(len(kinds)))
+    roles: tuple[Role, ...] = ("embedding",) if place in (0, 3) else ()
+    return Design(width, kinds[place], bias=bias, table=table, roles=roles)
 
 
 def _ranked(rng: np.random.Generator) -> Design:

@@ -19,6 +19,7 @@ from gate.check import Reference, Workload, check
 from gate.checks import CheckResult
 from gate.errors import GateError
 from gate.evidence import Source
+from gate.export.onnx_file import read_subject
 from gate.parity.samples import Samples
 from gate.policy import Policy
 
@@ -65,11 +66,7 @@ class Outcome:
 
 def parity_gate(drawn: Drawn, path: Path) -> Ruling:
     """Our gate with the policy of the seed. An error is no pass."""
-    policy = None
-    if drawn.task != "default":
-        policy = Policy.default(task=drawn.task)
-    if policy is not None and drawn.logits is not None:
-        policy = policy.model_copy(update={"logits": (drawn.logits,)})
+    policy = _policy(drawn, path)
     reference = Reference(copy.deepcopy(drawn.model), Source(factory="benchmarks.nets"))
     workload = Workload(Samples.of(drawn.samples), batch_size=drawn.batch_size)
     try:
@@ -79,6 +76,19 @@ def parity_gate(drawn: Drawn, path: Path) -> Ruling:
     return Ruling(
         verdicted.decision.passed, tuple(_reason(one) for one in verdicted.decision.problems)
     )
+
+
+def _policy(drawn: Drawn, path: Path) -> Policy | None:
+    """None: the gate's own choice. Roles are by the file's names: an exporter may give a constant
+    another than was asked for."""
+    if drawn.task == "default":
+        return None
+    if drawn.task == "roles":
+        names = (spec.name for spec in read_subject(path).outputs)
+        roles = dict(zip(names, drawn.roles.values(), strict=True))
+        return Policy.default(task="auto").with_answers(outputs=roles)
+    policy = Policy.default(task=drawn.task)
+    return policy.model_copy(update={"logits": (drawn.logits,)}) if drawn.logits else policy
 
 
 def judge(seed: int, *, faulty: bool = False, gate: Gate = parity_gate) -> Outcome:

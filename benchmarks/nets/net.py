@@ -16,8 +16,10 @@ from benchmarks.corpus.samples import Arrays
 from benchmarks.nets import heads, inputs, trunks
 from benchmarks.nets.head import Design, Head
 from benchmarks.nets.trunks import Trunk
+from gate.policy import Role
 
-Task = Literal["default", "tensors", "classification"]
+Task = Literal["default", "tensors", "classification", "roles"]
+"""The policy: none, an explicit task, or what each output is."""
 LEAST, MOST = 16, 2000
 """Samples."""
 _CALIBRATION = 256
@@ -52,6 +54,8 @@ class Drawn:
     task: Task
     logits: str | None
     """The output that holds the classes, with the task `classification`."""
+    roles: dict[str, Role]
+    """What each output is, with the task `roles`."""
     batch_size: int
 
     @property
@@ -82,7 +86,7 @@ def draw(seed: int) -> Drawn:
         model = Net(trunk, chosen, named=bool(rng.random() < 0.3)).eval()
         answers = tensors_of(model(*tensors))
         place = _classes(model, features, designs)
-        task = str(rng.choice(["default", "default", "tensors", "classification"]))
+        task = str(rng.choice(["default", "default", "tensors", "classification", "roles"]))
         if task == "classification" and place is None:
             task = "default"
         recipe = Recipe("dynamo", 18)
@@ -98,6 +102,7 @@ def draw(seed: int) -> Drawn:
             recipe=recipe,
             task=task,  # type: ignore[arg-type]
             logits=f"out{place}" if task == "classification" else None,
+            roles=_roles(model, features, designs) if task == "roles" else {},
             batch_size=int(rng.choice([8, 32, 32])),
         )
 
@@ -158,3 +163,21 @@ def _classes(model: Net, features: trunks.Features, designs: list[Design]) -> in
             return place
         place += len(made)
     return None
+
+
+def _roles(model: Net, features: trunks.Features, designs: list[Design]) -> dict[str, Role]:
+    """What a careful user would say of each output: logits and probabilities of one class are
+    tensors."""
+    found: dict[str, Role] = {}
+    for head, design in zip(model.heads, designs, strict=True):
+        for place, made in enumerate(head(features)):
+            role: Role = "tensor"
+            if made.dtype == torch.bool:
+                role = "mask"
+            elif not made.is_floating_point():
+                role = "indices" if made.dtype in (torch.int32, torch.int64) else "tensor"
+            elif place < len(design.roles):
+                role = design.roles[place]
+            one = role in ("logits", "probabilities") and len(made.argmax(1).unique()) < 2
+            found[f"out{len(found)}"] = "tensor" if one else role
+    return found
