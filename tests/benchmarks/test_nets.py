@@ -17,7 +17,7 @@ from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
 
 PASSING = (5, 9, 10, 11, 13)
-FAULTY = 0
+FAULTY = 10
 
 
 @pytest.mark.parametrize("seed", [0, 3, 14, 17, 25])
