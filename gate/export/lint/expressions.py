@@ -12,6 +12,7 @@ from gate.export.lint import attributes, calls, indexing
 from gate.export.lint.arithmetic import combine, compared
 from gate.export.lint.conditions import chosen, condition, decided
 from gate.export.lint.items import item
+from gate.export.lint.rewritten import floor_division
 from gate.export.lint.scope import Arguments, Local, Scope
 from gate.export.lint.value import (
     NOTHING,
@@ -146,6 +147,7 @@ def _binary(node: ast.BinOp, scope: Scope) -> Value:
         if value.truth:
             scope.tell("TRC008", part, message="Python's True or False of the example is computed "
                        "with", rewrite="use the mask itself, torch.logical_not, &, |")  # fmt: skip
+    floor_division(node, sides, scope)
     return combine(node.op, *sides)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from gate.export.lint.arithmetic import combine
 from gate.export.lint.conditions import condition, decided, only_guards
 from gate.export.lint.expressions import asked, assign, evaluate, iterate
+from gate.export.lint.rewritten import floor_division
 from gate.export.lint.scope import Local, Scope
 from gate.export.lint.value import Kind, Value, join, of_object, ranks_differ, unknown
 
@@ -45,8 +46,9 @@ def _annotated(node: ast.AnnAssign, scope: Scope) -> bool:
 
 
 def _augmented(node: ast.AugAssign, scope: Scope) -> bool:
-    before = evaluate(node.target, scope)
-    value = combine(node.op, before, evaluate(node.value, scope))
+    before, by = evaluate(node.target, scope), evaluate(node.value, scope)
+    floor_division(node, [before, by], scope)
+    value = combine(node.op, before, by)
     if before.kind is Kind.SIZE and _shared(before, node.target, scope):
         scope.tell("TRC007", node)
     assign(node.target, value, scope)

@@ -142,4 +142,18 @@ RULES: dict[str, Rule] = {
         "compute with the sizes (torch.nn.functional.pad, slices), or fix the axis at the export",
         _TRACE,
     ),
+    "TRC017": Rule(
+        "an argument that the exporter drops",
+        "error",
+        "the exporter drops the argument: the file computes with another value",
+        "write the formula out",
+        _ALL,
+    ),
+    "TRC018": Rule(
+        "a function that the exporter writes otherwise",
+        "warning",
+        "the file computes another formula, which is not the same everywhere",
+        "write the formula out",
+        _ALL,
+    ),
 }

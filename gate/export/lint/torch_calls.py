@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from gate.export.lint import operations
 from gate.export.lint.numbers import tell_size
+from gate.export.lint.rewritten import tell_rewritten
 from gate.export.lint.scope import Arguments, Scope, ShapeMethod, TensorMethod
 from gate.export.lint.value import Kind, Value, of_object, python, tensor, unknown
 
@@ -61,6 +62,7 @@ def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> 
         return _of_module(owner, name)
     if known in _DROPOUTS:
         _dropout(node, known, arguments, scope)
+    tell_rewritten(name, node, arguments, scope)
     if name == "tensor":
         first = arguments.get(0, "data")
         if first is not None and _from_tensors(first):
@@ -106,6 +108,8 @@ def tensor_method(
     if name in ("index_put", "index_put_"):
         _index_put(node, arguments, scope)
     whole = Arguments((owner, *arguments.positional), arguments.keywords, arguments.spread)
+    if not owner.constant:
+        tell_rewritten(name, node, whole, scope)
     return operations.operation(name, whole)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from gate.export.lint import arguments as binding
 from gate.export.lint.expressions import evaluate
 from gate.export.lint.flow import run
+from gate.export.lint.rewritten import READ_ON
 from gate.export.lint.rulebook import RULES
 from gate.export.lint.scope import Arguments, Local, Scope
 from gate.export.lint.source import Code, Definition, Unreadable, python_function
@@ -61,7 +62,7 @@ class ModelWalk:
             return unknown()
         forward = inspect.getattr_static(module, "forward", None)
         function = python_function(forward)
-        if function is None or _of_torch(function):
+        if function is None or (_of_torch(function) and type(module) not in READ_ON):
             return self._torch_module(module, arguments, scope)
         owner = None if inspect.ismethod(forward) or isinstance(forward, staticmethod) else module
         given = None

@@ -333,6 +333,147 @@ class SameRank(Net):
         return z.transpose(-1, -2).flatten(1)
 
 
+class SoftplusThreshold(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(functional.softplus(x, threshold=0.5))
+
+
+class SoftplusModule(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.soft = nn.Softplus(beta=2, threshold=1)
+
+    def before(self, x):
+        return self.soft(x)
+
+
+class SoftplusWritten(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.where(x > 0.5, x, functional.softplus(x)))
+
+
+class PoolDivisor(Net):
+    def before(self, x):
+        pooled = functional.avg_pool2d(x.reshape(-1, 1, 2, 3), (1, 3), divisor_override=2)
+        return x + pooled.sum((1, 2, 3))[:, None]
+
+
+class PoolTimes(Net):
+    def before(self, x):
+        pooled = functional.avg_pool2d(x.reshape(-1, 1, 2, 3), (1, 3)) * 1.5
+        return x + pooled.sum((1, 2, 3))[:, None]
+
+
+class Manhattan(Net):
+    def before(self, x):
+        a, b = x.reshape(-1, 2, 3), x.reshape(-1, 2, 3) * 2
+        return torch.cat([torch.cdist(a, b, p=1.0).flatten(1), x[:, :2]], 1)
+
+
+class ManhattanWritten(Net):
+    def before(self, x):
+        a, b = x.reshape(-1, 2, 3), x.reshape(-1, 2, 3) * 2
+        between = (a[:, :, None] - b[:, None]).abs().sum(-1)
+        return torch.cat([between.flatten(1), x[:, :2]], 1)
+
+
+class PairwiseEpsilon(Net):
+    def before(self, x):
+        return x * functional.pairwise_distance(x, x.flip(1), eps=0.1, keepdim=True)
+
+
+class PairwiseWritten(Net):
+    def before(self, x):
+        return x * (x - x.flip(1) + 0.1).square().sum(1, keepdim=True).sqrt()
+
+
+class FractionalCorrection(Net):
+    def before(self, x):
+        return x * torch.std(x, 1, correction=0.5, keepdim=True)
+
+
+class CorrectionWritten(Net):
+    def before(self, x):
+        centred = x - x.mean(1, keepdim=True)
+        return x * (centred.square().sum(1, keepdim=True) / 5.5).sqrt()
+
+
+class ScatterMean(Net):
+    def before(self, x):
+        places = torch.tensor([0, 0, 2, 2, 1, 1]).expand(x.shape[0], -1)
+        return x.scatter_reduce(1, places, x.flip(1), reduce="mean")
+
+
+class ScatterMeanWritten(Net):
+    def before(self, x):
+        places = torch.tensor([0, 0, 2, 2, 1, 1]).expand(x.shape[0], -1)
+        summed = x.scatter_add(1, places, x.flip(1))
+        return summed / torch.ones_like(x).scatter_add(1, places, torch.ones_like(x))
+
+
+class Accumulate(Net):
+    def before(self, x):
+        y = x.t().index_put((torch.tensor([0, 0, 2]),), x.t()[:3], accumulate=True)
+        return y.t()
+
+
+class AccumulateByScatter(Net):
+    def before(self, x):
+        places = torch.tensor([0, 0, 2]).expand(x.shape[0], -1)
+        return x.scatter_add(1, places, x[:, :3])
+
+
+class IntegerMean(Net):
+    def before(self, x):
+        return x + (x * 5).long().mean(1, keepdim=True, dtype=torch.float32)
+
+
+class FloatMean(Net):
+    def before(self, x):
+        return x + (x * 5).long().float().mean(1, keepdim=True)
+
+
+class LogAddExp(Net):
+    def before(self, x):
+        return torch.logaddexp(x * 90, x.flip(1) * 90)
+
+
+class LogSumExp(Net):
+    def before(self, x):
+        return torch.logsumexp(torch.stack([x * 90, x.flip(1) * 90]), 0)
+
+
+class FloorDivide(Net):
+    def before(self, x):
+        return x + x // 0.7
+
+
+class DivideFloor(Net):
+    def before(self, x):
+        return x + torch.div(x, 0.7, rounding_mode="floor")
+
+
+class LogSigmoid(Net):
+    def before(self, x):
+        return functional.logsigmoid(x * 20)
+
+
+class MinusSoftplus(Net):
+    def before(self, x):
+        return -functional.softplus(-x * 20)
+
+
+class CosineEpsilon(Net):
+    def before(self, x):
+        return x * functional.cosine_similarity(x, x.flip(1), eps=5.0)[:, None]
+
+
+class CosineWritten(Net):
+    def before(self, x):
+        a, b = functional.normalize(x, eps=5.0), functional.normalize(x.flip(1), eps=5.0)
+        return x * (a * b).sum(1, keepdim=True)
+
+
 class LongRows(nn.Module):
     """Rows over 5 columns are cut; those of the example are not, so the cut is not there."""
 
@@ -430,5 +571,21 @@ CASES = (
     Case("TRC013", Dropout, DropoutInTraining, strategy="dynamo"),
     Case("TRC014", WhileExporting, Always, strategy="dynamo"),
     Case("TRC015", RanksOfBranches, SameRank, strategy="scripted"),
+    Case("TRC017", SoftplusThreshold, SoftplusWritten),
+    Case("TRC017", SoftplusThreshold, SoftplusWritten, strategy="scripted"),
+    Case("TRC017", SoftplusModule, SoftplusWritten),
+    Case("TRC017", PoolDivisor, PoolTimes),
+    Case("TRC017", PoolDivisor, PoolTimes, strategy="dynamo"),
+    Case("TRC017", Manhattan, ManhattanWritten),
+    Case("TRC017", PairwiseEpsilon, PairwiseWritten),
+    Case("TRC017", FractionalCorrection, CorrectionWritten),
+    Case("TRC017", ScatterMean, ScatterMeanWritten, strategy="dynamo"),
+    Case("TRC018", Accumulate, AccumulateByScatter),
+    Case("TRC018", IntegerMean, FloatMean, strategy="dynamo"),
+    Case("TRC018", LogAddExp, LogSumExp, strategy="dynamo"),
+    Case("TRC018", FloorDivide, DivideFloor),
+    Case("TRC018", LogSigmoid, MinusSoftplus),
+    Case("TRC018", LogSigmoid, MinusSoftplus, strategy="dynamo"),
+    Case("TRC018", CosineEpsilon, CosineWritten),
     Case("TRC016", LongRows, Cut, example=lambda: (rows(4, 4),)),
 )  # fmt: skip

@@ -164,3 +164,33 @@ def test_the_wrong_answers_are_numbers_and_no_crash(make, batch: int, tmp_path: 
         expected = model(given).numpy()
     assert answer.shape == expected.shape
     assert np.abs(answer - expected).max() > 0.1
+
+
+class BatchStatistics(Net):
+    """Its samples depend on each other, so no policy that asks for batch invariance passes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((6,), 2.0))
+        self.register_buffer("var", torch.full((6,), 9.0))
+
+    def before(self, x):
+        return torch.nn.functional.batch_norm(x, self.mean * 1, self.var * 1, training=True)
+
+
+class NoStatistics(BatchStatistics):
+    def before(self, x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
+def test_statistics_of_the_batch_are_dropped(make, wrong: bool, tmp_path: Path) -> None:
+    model, path, given = make().eval(), tmp_path / "model.onnx", rows(4)
+    found = [finding.code for finding in lint_model(model, strategy="dynamo").active]
+    assert found == (["TRC017"] if wrong else [])
+    export(model, (given,), path, strategy="dynamo", inputs=["x"], outputs=["y"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"x": given.numpy()})
+    with torch.no_grad():
+        difference = np.abs(answer - model(given).numpy()).max()
+    assert difference > 0.1 if wrong else difference < 1e-5

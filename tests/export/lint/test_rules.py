@@ -7,6 +7,24 @@ import pytest
 from tests.export.lint.written import lint, told
 
 ANNOUNCED = [
+    ("TRC017 error", "return F.softplus(x, 1, 2.0)"),
+    ("TRC017 error", "return F.softplus(x, threshold=1)"),
+    ("TRC017 error", "return F.avg_pool2d(x, 2, 2, 0, False, True, 3)"),
+    ("TRC017 error", "return F.avg_pool3d(x, 2, divisor_override=self.size)"),
+    ("TRC017 error", "return torch.cdist(x, x, 1)"),
+    ("TRC017 error", "return torch.cdist(x, x, p=math.inf)"),
+    ("TRC017 error", "return F.pairwise_distance(x, x * 2, 1.0)"),
+    ("TRC017 error", "return F.pairwise_distance(x, x * 2, eps=1e-3)"),
+    ("TRC017 error", "return x.std(1, correction=0.5)"),
+    ("TRC017 error", "return torch.var_mean(x, 1, correction=1.5)[0]"),
+    ("TRC018 warning", "return x.index_put((self.i,), self.w, accumulate=True)"),
+    ("TRC018 warning", "return x // 2"),
+    ("TRC018 warning", "y = 7 // x\nreturn y"),
+    ("TRC018 warning", "x //= 2\nreturn x"),
+    ("TRC018 warning", "return x.floor_divide(2)"),
+    ("TRC018 warning", "return torch.floor_divide(x, 2)"),
+    ("TRC018 warning", "return F.logsigmoid(x)"),
+    ("TRC018 warning", "return F.cosine_similarity(x, x * 2, 1, 0.1)"),
     ("TRC001 error", "return x * float(x.max())"),
     ("TRC001 error", "return x[int(x.argmax())]"),
     ("TRC001 error", "return x * math.sqrt(x.sum())"),
@@ -150,8 +168,20 @@ self.table = {'a': torch.ones(3)}
 self.list = [1, 2, 3]
 self.yes = torch.tensor(True)
 self.many = [torch.ones(2), torch.ones(3)]
+self.usual = nn.ModuleList([nn.Softplus(2), nn.AvgPool2d(2), nn.PairwiseDistance(), nn.CosineSimilarity()])
 """
 RIGHT = [
+    "return F.softplus(x) + F.softplus(x, beta=2, threshold=20) + self.usual[0](x)",
+    "return F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=None) + self.usual[1](x)",
+    "return torch.cdist(x, x) + torch.cdist(x, x, p=4) + torch.cdist(x, x, 2.0)",
+    "return F.pairwise_distance(x, x * 2) + self.usual[2](x, x * 2)",
+    "return F.cosine_similarity(x, x * 2, dim=-1) + self.usual[3](x, x * 2)",
+    "return x.std(1) + x.var(1, correction=2) + torch.std(x, 1, False)",
+    "return x[: x.shape[0] // 2] * (self.w // 2)",
+    "return F.batch_norm(x, None, None, training=True) + F.batch_norm(x, self.w, self.w)",
+    "return F.batch_norm(x, self.w, self.w, None, None, self.training)",
+    "return x.scatter_reduce(1, self.i[None], x, 'mean')",  # no file is written at all
+    "more = {'p': 1.0}\nreturn torch.cdist(x, x, **more)",
     "return x * (self.size and 2 or 1)",
     "y = self.extra or x\nreturn y",
     "return x * [1.0, 2.0][self.size - 2]",
@@ -280,6 +310,21 @@ def test_arguments_are_what_they_are_declared_to_be(arguments, body, expected) -
 @pytest.mark.parametrize(
     ("strategy", "body", "expected"),
     [
+        ("dynamo", "return F.softplus(x, threshold=1) + x // 2 + torch.cdist(x, x, p=1.0)", []),
+        ("dynamo", "y = F.avg_pool2d(x, 2, divisor_override=3)\nreturn F.logsigmoid(y)",
+         ["TRC017 error", "TRC018 warning"]),
+        ("dynamo", "return x.scatter_reduce(1, self.i[None], x, 'mean')", ["TRC017 error"]),
+        ("dynamo", "return x.scatter_reduce(1, self.i[None], x, reduce='sum')", []),
+        ("dynamo", "return (x > 0).long().mean(1, dtype=torch.float32)", ["TRC018 warning"]),
+        ("dynamo", "return x.mean(1) + x.mean(dim=1, dtype=None)", []),
+        ("dynamo", "return torch.logaddexp(x, -x)", ["TRC018 warning"]),
+        ("dynamo", "return F.batch_norm(x, self.w * 1, self.w * 1, training=True)",
+         ["TRC017 error"]),
+        ("dynamo", "y = F.batch_norm(x, None, None, training=True)\n"
+         "return y + F.batch_norm(x, self.w, self.w, None, None, self.training)", []),
+        ("traced", "return torch.logaddexp(x, -x) + x.mean(1, dtype=torch.float32)", []),
+        ("scripted", "y = F.softplus(x, threshold=1)\nreturn y + x // 2",
+         ["TRC017 error", "TRC018 warning"]),
         ("scripted", "if x.sum() > 0:\n    x = x * 2\nreturn x", []),
         ("dynamo", "if x.sum() > 0:\n    x = x * 2\nreturn x", []),
         ("direct", "return x.max().item()", ["TRC002 error"]),
@@ -296,4 +341,26 @@ def test_arguments_are_what_they_are_declared_to_be(arguments, body, expected) -
     ],
 )  # fmt: skip
 def test_another_strategy_has_other_hazards(strategy, body, expected) -> None:
-    assert told(lint(body, strategy=strategy)) == expected
+    assert told(lint(body, strategy=strategy, init=INIT)) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "made", "expected"),
+    [
+        ("traced", "nn.Softplus(threshold=1)", ["TRC017 error"]),
+        ("dynamo", "nn.Softplus(threshold=1)", []),
+        ("dynamo", "nn.AvgPool2d(2, divisor_override=3)", ["TRC017 error"]),
+        ("direct", "nn.AvgPool3d(2, divisor_override=3)", ["TRC017 error"]),
+        ("traced", "nn.PairwiseDistance(p=1.0)", ["TRC017 error"]),
+        ("scripted", "nn.PairwiseDistance(eps=0.5)", ["TRC017 error"]),
+        ("traced", "nn.CosineSimilarity(eps=0.5)", ["TRC018 warning"]),
+        ("dynamo", "nn.LogSigmoid()", ["TRC018 warning"]),
+        ("traced", "nn.Sequential(nn.ReLU(), nn.LogSigmoid())", ["TRC018 warning"]),
+        ("traced", "nn.Sequential(nn.Softplus(), nn.AvgPool2d(2))", []),
+    ],
+)
+def test_settings_of_torch_s_own_modules(strategy, made, expected) -> None:
+    report = lint("return self.one(x, x)", init=f"self.one = {made}", strategy=strategy)
+    assert told(report) == expected
+    assert all(finding.module.startswith("one") for finding in report.findings)
+    assert all(finding.path.startswith("torch/nn/") for finding in report.findings)
