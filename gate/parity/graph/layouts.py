@@ -105,5 +105,6 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _sample(values: Values) -> Values:
     """The bits of some elements, spread over the array."""
     where = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
-    chosen = np.ascontiguousarray(values[np.unravel_index(where, values.shape)])
+    rows = np.atleast_1d(values)  # a scalar has no places to choose
+    chosen = np.ascontiguousarray(rows[np.unravel_index(where, rows.shape)])
     return chosen.view(np.uint32 if chosen.itemsize == 4 else np.uint64)

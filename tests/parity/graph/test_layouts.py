@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.parity.graph.layouts import same
+from gate.parity.graph.layouts import equal, same
 from gate.parity.graph.lines import Lines
 from gate.parity.graph.pool import Pool, Stored, bit_sum, of_tensor
 from gate.parity.graph.suspicion import nearest
@@ -20,6 +20,13 @@ def stored(name, values):
 
 def weights(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_scalars_are_compared():
+    """CLIP's logit_scale has no axis."""
+    one, other = np.array(2.5, np.float32), np.array(2.75, np.float32)
+    assert equal(one, one.copy())
+    assert not equal(one, other)
 
 
 @settings(deadline=None)
