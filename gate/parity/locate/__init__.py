@@ -9,7 +9,9 @@
     layout             the result: where the file is cut, and what goes in there
     measuring, rows    the differences of all layers on all samples
     verdicts           what is rounding, and what is not
+    counterparts       which constants of the file are which tensors of the model
     weights, settings  the file's constants and attributes against the module's
+    loose              tensors that code between modules may use
     cause, telling     why, in words; the record
     locate             all of it
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import onnx
 from torch import nn
 
 from gate.parity.locate import settings, weights
+from gate.parity.locate.counterparts import Floats
 from gate.parity.locate.graph import Graph
 from gate.parity.locate.layout import Layout
+from gate.parity.locate.loose import tensor_names, tensors_around
 from gate.parity.locate.rows import Deviation
 from gate.parity.locate.values import Value
 from gate.runtime import RUNTIMES, RuntimeName
@@ -18,6 +21,9 @@ from gate.runtime import RUNTIMES, RuntimeName
 _TF32 = 2.0**-12
 """Typical relative error (rms) of rounding to 10 bits of mantissa."""
 _SHOWN = 4
+"""Nodes."""
+_NAMES = 6
+"""Tensors and settings."""
 _EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
 WEIGHTS = (
     "Export again from the checkpoint of the reference; if it stays, try "
@@ -75,9 +81,18 @@ class Detective:
     """Looks for the cause of a source in the file and in the model."""
 
     def __init__(
-        self, model: nn.Module, graph: Graph, layout: Layout, runtime: RuntimeName
+        self,
+        model: nn.Module,
+        graph: Graph,
+        layout: Layout,
+        runtime: RuntimeName,
+        *,
+        loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
+        """`loose`: finds the tensors that code may use anywhere, where that is asked."""
         self._model = model
+        self._loose = cache(loose)
+        self._names = tensor_names(model)
         self._graph = graph
         self._cuts = layout.cuts
         self._cuda = RUNTIMES[runtime].cuda
@@ -101,9 +116,12 @@ class Detective:
                 return evidence
         path, shown = suspect.paths[0], _operators(nodes)
         kind = type(self._model.get_submodule(path)).__name__
-        text = (
-            f"weights and settings are the model's, but {shown} computes something else than {kind}"
-        )
+        text = f"{shown} computes something else than {kind}"
+        same, unfound = self._compared(suspect, places, nodes)
+        if same:
+            text = f"{_listed(same)} {'is' if len(same) == 1 else 'are'} the model's, but {text}"
+        if unfound:
+            text += f" (not compared: {_listed(unfound)})"
         return Cause(path, text, _OPERATOR)
 
     def nowhere(self, value: Value, behind: str) -> Cause:
@@ -136,15 +154,41 @@ class Detective:
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is None:
-            told = weights.differences(module, value.path, found, own=value.functional)
+            told = [*self._comparison(suspect, places).differences]
+            told += weights.affine_differences(module, value.path, found)
             turned = weights.transposed(module, value.path, nodes, found)
             told += [] if turned is None else [turned]
+            told.sort(key=lambda one: one.module != value.path)  # its own ones first
         else:
             pair = (self._model.get_submodule(layer.path), module)
             told = weights.folded_differences(pair, (layer.path, value.path), found)
         if not told:
             return None
         return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else WEIGHTS)
+
+    def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.Comparison:
+        """Of the module's tensors; where code computed the value, also of what it may have used."""
+        value = suspect.value
+        around = tensors_around(self._model, value.path) if value.functional else {}
+        return weights.comparison(
+            self._model.get_submodule(value.path),
+            value.path,
+            self._graph.constants(places),
+            loose={**self._loose(), **around} if value.functional else None,
+            others=self._names,
+        )
+
+    def _compared(
+        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> tuple[list[str], list[str]]:
+        """What of the module is as in the file, and what could not be compared."""
+        if suspect.folded is not None:
+            return [], []
+        told = self._comparison(suspect, places)
+        cut = len(suspect.value.path) + 1 if suspect.value.path else 0
+        module = self._model.get_submodule(suspect.value.path)
+        same = [f"`{name[cut:]}`" for name in told.same] + settings.compared(module, nodes)
+        return same, [f"`{name[cut:]}`" for name in told.unfound]
 
     def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
         if suspect.value.functional:
@@ -186,6 +230,11 @@ class Detective:
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
         text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
         return Cause(value.path, text, _CODE)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:_NAMES]) + ([f"{len(names) - _NAMES} more"] if len(names) > _NAMES else [])
+    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from gate.errors import GateError
 from gate.parity.locate.bench import Bench
@@ -37,6 +38,10 @@ class Finder:
         tried: set[int] = set()
         for _ in range(_ROUNDS):
             better = self._matched(layout)
+            misplaced = self._misplaced(layout, better)
+            if misplaced:
+                layout = _absent(layout, misplaced)
+                continue
             if better.names != layout.names:
                 layout = better
                 continue
@@ -52,7 +57,7 @@ class Finder:
         """The layout without a tensor for the value, if that is the better one."""
         stand_in = self._stand_in(layout, value)
         if stand_in is None:
-            trial = self._matched(_absent(layout, value))
+            trial = self._matched(_absent(layout, {value.number}))
             return trial if trial.matching.equal >= layout.matching.equal else layout
         trial = self._matched(_without(layout, value, stand_in))
         # The first value on which they disagree decides: further behind, what is still off in one
@@ -87,6 +92,21 @@ class Finder:
         without = {*layout.missing, *layout.absent}
         matching = self._matcher.match(tensors, layout.matching.names, without=without)
         return Layout(matching, layout.missing, layout.absent)
+
+    def _misplaced(self, layout: Layout, better: Layout) -> set[int]:
+        """Values whose tensor, since it is cut, spoils what equalled its value before: the file has
+        no such tensor, as where an exporter joins two reshapes or moves a factor."""
+        tensors, equal = layout.matching.tensors, layout.matching.equal
+        unsure = {tensors[n].name: n for n in tensors if n not in equal}
+        spoiled = [
+            n for n in equal - better.matching.equal if better.names.get(n) == layout.names[n]
+        ]
+        met = {
+            name
+            for n in spoiled
+            for name in self._bench.graph.segment(layout.names[n], layout.cuts)[1]
+        }
+        return {unsure[name] for name in met if name in unsure}
 
     def _doubtful(self, layout: Layout, tried: set[int]) -> Value | None:
         """The first value of a module that may have no tensor, where something behind is off."""
@@ -137,14 +157,11 @@ def _narrower(layout: Layout, survey: Survey) -> Layout | None:
     unsure = [n for n in matching.tensors if n not in matching.equal]
     resized = [n for n in unsure if matching.tensors[n].shape != survey.values[n].shape]
     lost = frozenset(resized or unsure)
-    if not lost:
-        return None
-    tensors = {n: one for n, one in matching.tensors.items() if n not in lost}
-    return Layout(Matching(tensors, matching.equal), layout.missing, layout.absent | lost)
+    return _absent(layout, lost) if lost else None
 
 
-def _absent(layout: Layout, value: Value) -> Layout:
-    """No tensor for the value; all others keep theirs."""
-    tensors = {n: one for n, one in layout.matching.tensors.items() if n != value.number}
+def _absent(layout: Layout, lost: Set[int]) -> Layout:
+    """No tensor for these values; all others keep theirs."""
+    tensors = {n: one for n, one in layout.matching.tensors.items() if n not in lost}
     matching = Matching(tensors, layout.matching.equal)
-    return Layout(matching, layout.missing, layout.absent | {value.number})
+    return Layout(matching, layout.missing, layout.absent | lost)

@@ -99,7 +99,7 @@ def locate(  # noqa: PLR0913
             ) from error
     candidate.verify()
     _check_finite(measured)
-    findings = Findings(survey, graph, layout, measured, matcher.folded)
+    findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
     limits = Limits(runtime, twin=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
 

@@ -89,7 +89,8 @@ class Matcher:
         """`inputs`: names of the file's inputs in the order of the model's arguments.
         `constants`: finds the values that are the same for all samples, where that is asked."""
         self._values = survey.values
-        self._constants = cache(constants)
+        self.constants = cache(constants)
+        """As given, asked once."""
         self._returned = dict(zip(survey.outputs, graph.outputs, strict=False))
         self._given = dict(zip(survey.inputs, inputs, strict=False))
         self._graph = graph
@@ -225,7 +226,7 @@ class Matcher:
         after, until = free.neighbours(value)
         known = self.before(value, free.taken)
         got = {free.taken[number].name for number in known or ()}
-        constant = value.number in self._constants()
+        constant = value.number in self.constants()
         resized = not constant and not self._is_one_of_many(value)
         for tensor in free.like(value, any_size=resized):
             name = self._clues.name(value, tensor.place, tensor.scope)

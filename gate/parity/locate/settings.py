@@ -57,6 +57,12 @@ def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[st
                 yield f"{name} is {_short(text)} in the file, {attribute} is {want} in the model"
 
 
+def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    """The attributes of the module that nodes have too."""
+    names = (one for node in nodes for one, _ in _SETTINGS.get(node.op_type, {}).values())
+    return [name for name in dict.fromkeys(names) if hasattr(module, name)]
+
+
 def training(nodes: Iterable[onnx.NodeProto]) -> bool:
     """True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
     for node in nodes:

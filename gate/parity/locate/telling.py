@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,8 +10,10 @@ from torch import nn
 from gate.evidence import Subject
 from gate.localisation import LayerRow, LayerVerdict, Localisation
 from gate.parity.locate.cause import WEIGHTS, Cause, Detective, Suspect
+from gate.parity.locate.counterparts import Floats
 from gate.parity.locate.graph import Graph
 from gate.parity.locate.layout import Layout
+from gate.parity.locate.loose import loose_tensors
 from gate.parity.locate.measuring import Layer, Level, Measured
 from gate.parity.locate.rows import Deviation
 from gate.parity.locate.values import Survey, Value
@@ -39,6 +41,8 @@ class Findings:
     measured: Measured
     folded: Mapping[int, int]
     """Values of layers to those of the BatchNorm that is folded into them."""
+    constants: Callable[[], Container[int]] = frozenset
+    """Finds the values that are the same for all samples."""
 
     def suspect(self, number: int) -> Suspect:
         """The value as a suspect."""
@@ -68,6 +72,12 @@ class Findings:
             or value.number in self.survey.inputs
         )
 
+    def loose(self, model: nn.Module) -> Mapping[str, Floats]:
+        """As `loose_tensors`, of the values that no tensor of the file has."""
+        unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
+        constant = self.constants()
+        return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
+
     def unmatched_before(self, number: int) -> Value | None:
         """The first value without a tensor that this one is computed from, if there is any: a
         node would equal it, as right as its inputs are, if the file computed it."""
@@ -78,15 +88,25 @@ class Findings:
             unknown = before.number not in known and (before.path, before.call) not in matched
             parent = before.path.rpartition(".")[0]
             read = parent == value.path if value.functional else before.number in value.inputs
-            if unknown and read and self.is_comparable(before):
+            if unknown and read and self.is_comparable(before) and not self._is_constant(before):
                 return before
         return None
+
+    def _is_constant(self, value: Value) -> bool:
+        """True for what an exporter may have computed beforehand."""
+        return value.number in self.constants()
 
 
 def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject) -> Localisation:
     """The record."""
     measured = findings.measured
-    detective = Detective(model, findings.graph, findings.layout, limits.runtime)
+    detective = Detective(
+        model,
+        findings.graph,
+        findings.layout,
+        limits.runtime,
+        loose=lambda: findings.loose(model),
+    )
     causes: dict[int, Cause] = {}
     for number, layer in measured.layers.items():
         if limits.is_source(layer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.parity.locate.counterparts import Floats, Pair, counterparts
 from gate.parity.statistics import Array
-
-Floats = NDArray[np.float64]
 
 _FOLDING = 1e-5
 """Relative difference that folding in float32 makes at most."""
@@ -30,23 +29,55 @@ class Difference:
     """The format whose rounding explains all of the difference."""
 
 
-def differences(
-    module: nn.Module, path: str, found: Mapping[str, Array], *, own: bool = False
-) -> list[Difference]:
-    """The parameters of `module`, and unless only its `own` count of its children, that `found`,
-    the constants of the file that its nodes read, has otherwise. What has no counterpart by shape
-    says nothing."""
-    told = []
-    for name, parameter in _tensors(module, recurse=not own):
-        full = f"{path}.{name}" if path else name
-        told += list(_difference(full, parameter, found))
-    return told
+@dataclass(frozen=True)
+class Comparison:
+    """What the constants of a layer say about the model's tensors."""
+
+    differences: tuple[Difference, ...]
+    same: tuple[str, ...] = ()
+    """Tensors that the file has as they are."""
+    unfound: tuple[str, ...] = ()
+    """Tensors that nothing in the file was compared with."""
+
+
+def comparison(
+    module: nn.Module,
+    path: str,
+    found: Mapping[str, Array],
+    *,
+    loose: Mapping[str, Floats] | None = None,
+    others: Set[str] = frozenset(),
+) -> Comparison:
+    """The parameters and buffers of `module` against `found`, the constants of the file that its
+    nodes read. What has no counterpart is listed and says nothing.
+
+    `loose`: tensors of the model that code may use anywhere; with them only the module's own count
+    and not its children's. `others`: names of all tensors of the model, which constants may have.
+    """
+    own = {
+        f"{path}.{name}" if path else name: tensor
+        for name, tensor in _tensors(module, recurse=loose is None)
+    }
+    tensors = {**(loose or {}), **own}
+    foreign = others - set(tensors)
+    pairs = counterparts(tensors, found, others=foreign, loose=set(tensors) - set(own))
+    return Comparison(
+        tuple(_told_of(pair) for pair in pairs.differing),
+        tuple(name for name in pairs.same if name in own),
+        tuple(name for name in pairs.unfound if name in own),
+    )
+
+
+def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
+    """The module's own parameters and buffers of floats, by their full names."""
+    named = _tensors(module, recurse=False)
+    return {f"{path}.{name}" if path else name: tensor for name, tensor in named}
 
 
 def transposed(
     module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, Array]
 ) -> Difference | None:
-    """The square weight of a Linear, where a product reads it the wrong way round. `differences`
+    """The square weight of a Linear, where a product reads it the wrong way round. `comparison`
     takes both, because exporters turn the weights of Linear themselves."""
     if not isinstance(module, nn.Linear):
         return None
@@ -103,6 +134,27 @@ def folded_differences(
     return []
 
 
+def affine_differences(norm: nn.Module, path: str, found: Mapping[str, Array]) -> list[Difference]:
+    """The same for a norm with frozen statistics that the file has as a factor and an offset."""
+    if not all(hasattr(norm, name) for name in ("running_mean", "running_var", "eps")):
+        return []
+    if norm.running_mean is None or norm.running_var is None:
+        return []
+    wanted = dict(zip(("scale", "offset"), _affine(norm), strict=True))
+    sized = [
+        _like(array.reshape(-1), wanted["scale"])
+        for array in found.values()
+        if array.dtype.kind == "f" and array.size == wanted["scale"].size
+    ]
+    if len(sized) != 2:  # as BatchNormalization has them, or not at all
+        return []
+    lost = [name for name, want in wanted.items() if not _any_close(sized, want)]
+    if not lost:
+        return []
+    of = "weight, running_var, eps" if "scale" in lost else "bias, running_mean"
+    return [Difference(path, f"the {lost[0]} of `{path}` ({of}) in the file is another")]
+
+
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
     """The format to which the products were rounded. What folding in float32 makes of a product may
     be rounded up where its exact value is rounded down."""
@@ -154,14 +206,16 @@ def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
     return scale, (0.0 if beta is None else beta) - mean * scale
 
 
-def _difference(name: str, parameter: Floats, found: Mapping[str, Array]) -> Iterator[Difference]:
-    """Nothing if any constant equals it; else the nearest one, if any has its shape."""
-    named = {key: array for key, array in found.items() if key == name}
-    alike = [_like(a, parameter) for a in (named or found).values() if _fits(a, parameter)]
-    if not alike or any(np.array_equal(array, parameter) for array in alike):
-        return
-    seen = min(alike, key=lambda array: float(np.abs(array - parameter).sum()))
-    yield _told(name, parameter, seen, seen != parameter, tolerance=0.0)
+def _told_of(pair: Pair) -> Difference:
+    if pair.got.shape == pair.want.shape:
+        return _told(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
+    module = pair.name.rpartition(".")[0]
+    for name, rounded in _FORMATS.items():
+        if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
+            text = f"`{pair.name}` of the file is the model's, rounded to {name}"
+            return Difference(module, text, name)
+    share = f"{pair.changed} of {pair.of} elements that it holds of it differ"
+    return Difference(module, f"`{pair.name}` of the file is another: {share}")
 
 
 def _told(

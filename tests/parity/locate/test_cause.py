@@ -291,7 +291,7 @@ def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, ro
     wrong = right * (1 + rounding * np.random.default_rng(0).uniform(-1, 1, right.shape))
     alone = Deviation()
     alone.update(right, wrong.astype(np.float32))
-    alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64))
+    alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64).ravel())
     value = Value(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
     suspect = Suspect(value, "logits", missing=False, folded=None, alone=alone)
     cause = Detective(model, graph, Layout(), runtime).cause(suspect)

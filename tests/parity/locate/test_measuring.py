@@ -47,7 +47,7 @@ class ClosedGelu(nn.Module):
 def fused(activation: nn.Module, tmp_path):
     """A net whose activation the optimiser computes in another way, and its file."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 6), activation, nn.Linear(6, 3)).eval()
+    model = nn.Sequential(nn.Linear(6, 6), activation, nn.Linear(6, 64)).eval()
     return model, nets.export(model, tmp_path / "m.onnx", VECTORS)
 
 

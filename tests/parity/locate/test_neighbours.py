@@ -85,6 +85,7 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
     ("kind", "example", "parameter", "module"),
     [
         (Faint, VECTORS, "second.weight", "second"),
+        (Tabled, TOKENS, "table", ""),
         (Tabled, TOKENS, "positions.weight", "positions"),
         (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
         (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
@@ -98,6 +99,8 @@ def test_the_module_that_owns_what_differs_is_the_only_source(
     candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
     told = found(model, candidate, example)
     assert told.first_divergence == module
+    if "." not in parameter or parameter.startswith("lstm"):
+        assert f"`{parameter}` of the file is another" in told.cause
     assert {row.module for row in told.layers if row.verdict == "source"} == {module}
 
 
