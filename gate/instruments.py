@@ -133,14 +133,14 @@ class ProbeParity(Record):
     inapplicable: str | None = None
 
 
-_BETWEEN = range(2, 32)
-_ABOVE = range(41, 57)
+_BETWEEN = range(2, 17)
+_ABOVE = range(41, 49)
 """Beyond what is usually written into a condition; no farther, because each sample costs."""
 
 
 def drawn_batch_sizes(sha256: Digest, asked: Collection[int]) -> tuple[int, int]:
-    """Two further batch sizes for the file of this digest: one of 2 to 31 that is not
-    `asked`, one of 41 to 56. They follow from its bytes, so no file is made for them."""
+    """Two further batch sizes for the file of this digest: one of 2 to 16 that is not
+    `asked`, one of 41 to 48. They follow from its bytes, so no file is made for them."""
     number = int(sha256.hex, 16)
     between = [size for size in _BETWEEN if size not in asked] or list(_BETWEEN)
     return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
