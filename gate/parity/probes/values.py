@@ -1,7 +1,8 @@
 """Value probes: what else could be in the samples.
 
 Floats may take any value. Integers stay within the range of the samples here, because they may be
-indices (`integers` goes beyond); bools are all false, all true, turned round or random.
+indices (`integers` goes beyond), and words are never all the same, because among equal ones none is
+the largest; bools are all false, all true, turned round or random.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ def _bright(array: Array, values: Values) -> Array:
 _CHANGES: dict[str, dict[str, Change]] = {
     "zeros": {"f": _filled(0.0), "b": _filled(0.0)},
     "ones": {"f": _filled(1.0), "b": _filled(1.0)},
-    "min": {"f": _lowest, "i": _lowest, "u": _lowest},
-    "max": {"f": _highest, "i": _highest, "u": _highest},
+    "min": {"f": _lowest, "u": _lowest},
+    "max": {"f": _highest, "u": _highest},
     "noise": {"f": _uniform, "i": _drawn, "u": _drawn, "b": _tossed},
     "negated": {"f": _scaled(-1.0), "b": _turned},
     "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
