@@ -33,7 +33,8 @@ def spoils(
     kind: str, *places: Place, reach: Reach | None = None
 ) -> Callable[[ModelEdit], ModelEdit]:
     """Register a fault at each place. The edit gets the layer, or the model where none is named,
-    and may return what takes its place. `reach`: inputs on which it shows, where no sample does."""
+    and may return what takes its place. `reach`: inputs on which it shows, where no sample does;
+    no layer diverges then that localisation could name."""
 
     def register(edit: ModelEdit) -> ModelEdit:
         for place in places:
@@ -48,7 +49,7 @@ def spoils(
                     recipe,
                     story_of(edit),
                     exported_with(_at(layer, edit), architecture, recipe),
-                    layer or None,
+                    layer if layer and not reach else None,
                     partial(reach, architecture) if reach else None,
                 )
             )
