@@ -55,7 +55,14 @@ def families(observed: Observed) -> list[Family]:
 
 
 def mixtures(observed: Observed) -> Iterator[tuple[str, Batch]]:
-    """Other samples, mixes of two with random signs, and integers drawn from their range."""
+    """Integers that are all the same, other samples, mixes of two with random signs, and integers
+    drawn from their range."""
+    for title, ends in (("lowest", observed.low), ("highest", observed.high)):
+        if observed.integers:
+            filled = observed.batch(observed.small)
+            for name in observed.integers:
+                filled[name][...] = ends[name]
+            yield title, filled
     for index in range(1, min(_MIXES + 1, len(next(iter(observed.rows.values()))))):
         yield f"sample_{index}", observed.batch(observed.small, start=index)
     for index in range(_MIXES):

@@ -121,8 +121,9 @@ def test_integers_stay_in_their_range():
             y = self.table(tokens)
             return y * 2 if (tokens == tokens[0, 0]).all() else y
 
-    seen, _ = search(Tokens(), {"tokens": benches.tokens()})
-    assert {"min", "max"} <= set(seen.found)
+    seen, probes = search(Tokens(), {"tokens": benches.tokens()})
+    assert seen.found == ("search_lowest",)
+    assert (probes[0].batch["tokens"] == 3).all()
 
 
 @pytest.mark.parametrize(
