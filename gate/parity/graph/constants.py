@@ -124,6 +124,7 @@ class Constants:
         leading = [one for one in constants if self._own(one) is not None or _by_name(one)]
         right = [one for one in leading if _by_name(one)]
         trusted = len(right) >= _TRUST * max(len(leading), 1)
+        matched = {name for one in constants if one.match for name in one.match.names}
         for constant in constants:
             own = self._own(constant)
             if constant.values is None:
@@ -139,6 +140,8 @@ class Constants:
             alike = self._matcher.pool.of_dims(constant.values)
             constant.suspect(nearest(constant.name, constant.values, alike))
             if constant.suspicion is not None or constant.excused:
+                continue
+            if own is not None and self._matcher.may_be_folded(constant, matched):
                 continue
             if own is not None and not self._scaled(constant):
                 constant.suspicion = named(constant.name, constant.values, own)

@@ -180,6 +180,15 @@ class Matcher:
                         of_mask(constant.name, f"{prefix}bias", (values, expected), wrong)
                     )
 
+    def may_be_folded(self, constant: Constant, matched: set[str]) -> bool:
+        """True for a bias that a BatchNorm may be folded into: the weight beside it is nowhere in
+        the file, as where it was quantized after folding, so nothing says whether."""
+        values, (path, _, name) = constant.values, constant.name.rpartition(".")
+        if values is None or name != "bias" or f"{path}.weight" in matched:
+            return False
+        layer = any(one.path == path for group in self._layers.values() for one in group)
+        return layer and any(one.scale.shape == values.shape for one in self._norms)
+
     def computed(self, constant: Constant, pool: Pool) -> None:
         """What forward computes without the inputs, exactly or as far as float32 rounds."""
         values = constant.values

@@ -292,3 +292,28 @@ def test_where_forward_cannot_be_watched_only_names_are_blamed(tmp_path):
         )
         _, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
         assert len(found) == count
+
+
+class Beside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.dense(x))
+
+
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_a_bias_is_only_blamed_where_its_weight_says_that_nothing_was_folded_in(
+    with_weight, tmp_path
+):
+    reference = Beside().eval()
+    weight = reference.dense.weight.detach().numpy()
+    constants = {
+        "dense.weight" if with_weight else "dense.weight_quantized": weight
+        * (1 if with_weight else 0.3),
+        "dense.bias": np.asarray([3.3, 1.1, 2.2, 4.4], np.float32),
+    }
+    gemm = node("Gemm", ["x", *constants], ["y"], transB=1)
+    _, found = judged(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
+    assert [one.place for one in found] == (["dense.bias"] if with_weight else [])
