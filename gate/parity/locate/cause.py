@@ -191,7 +191,7 @@ class Detective:
         return same, [f"`{name[cut:]}`" for name in told.unfound]
 
     def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
-        if suspect.value.functional:
+        if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
             told = list(settings.differing(self._model.get_submodule(path), nodes))

@@ -30,8 +30,15 @@ _OPERATORS = {
 class Clues:
     """Scores of pairs of a value and a node; higher is likelier, 0 says nothing."""
 
-    def __init__(self, values: Sequence[Value], nodes: Sequence[tuple[str, Scope | None]]) -> None:
-        """`nodes`: operator and scope of each."""
+    def __init__(
+        self,
+        values: Sequence[Value],
+        nodes: Sequence[tuple[str, Scope | None]],
+        *,
+        norms: Mapping[str, int] | None = None,
+    ) -> None:
+        """`nodes`: operator and scope of each. `norms`: paths of BatchNorms that call modules of
+        their own, as an activation, with the value that each got."""
         scopes = [scope for _, scope in nodes]
         calls: dict[str, int] = defaultdict(int)
         for value in values:
@@ -39,7 +46,8 @@ class Clues:
         self._kinds = {_plain(value.kind) for value in values if value.kind}
         self._call_of = dict(_calls(scopes, calls))
         named = {scope.path for scope in scopes if scope is not None}
-        self.folded = dict(_folded(values, named, Counter(op for op, _ in nodes)))
+        pairs = list(_norms(values, norms or {}))
+        self.folded = dict(_folded(pairs, named, Counter(op for op, _ in nodes)))
         """Values of convolutions and their like to those of the BatchNorm that was probably folded
         into their weights: the file computes the second at once."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
@@ -71,20 +79,29 @@ class Clues:
         return RELATED if inside or value.path.startswith(f"{scope.path}.") else UNRELATED
 
 
+def _norms(values: Sequence[Value], norms: Mapping[str, int]) -> Iterable[tuple[Value, Value]]:
+    """What each BatchNorm got, and what it made of it; of those that call modules, their own code's
+    first value."""
+    met: set[str] = set()
+    for value in values:
+        if _plain(value.kind) == "batchnorm":
+            yield values[value.inputs[0]], value
+        elif value.functional and value.path in norms and value.path not in met:
+            met.add(value.path)
+            yield values[norms[value.path]], value
+
+
 def _folded(
-    values: Sequence[Value], named: Set[str], operators: Mapping[str, int]
+    norms: Sequence[tuple[Value, Value]], named: Set[str], operators: Mapping[str, int]
 ) -> Iterable[tuple[int, int]]:
     """Pairs of a layer and the BatchNorm that alone reads it, where names or the number of
     operators say that only one of the two has a node."""
-    norms = [value for value in values if _plain(value.kind) == "batchnorm"]
     missing = operators.get("BatchNormalization", 0) < len(norms)
-    for value in norms:
-        before = value.inputs[0]
-        layer = values[before]
+    for layer, value in norms:
         if _plain(layer.kind) in ("conv", "convtranspose", "linear"):
             has_name = {value.path in named, layer.path in named}
             if has_name == {True, False} or (has_name == {False} and missing):
-                yield before, value.number
+                yield layer.number, value.number
 
 
 def _calls(scopes: Sequence[Scope | None], calls: dict[str, int]) -> Iterable[tuple[int, int]]:

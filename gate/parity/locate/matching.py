@@ -96,7 +96,12 @@ class Matcher:
         self._graph = graph
         self._scopes = [paths.scope(node) for node in graph.nodes]
         operators = [node.op_type for node in graph.nodes]
-        self._clues = Clues(survey.values, list(zip(operators, self._scopes, strict=True)))
+        got = {path: survey.got(path) for path in paths.norms}
+        self._clues = Clues(
+            survey.values,
+            list(zip(operators, self._scopes, strict=True)),
+            norms={path: numbers[0] for path, numbers in got.items() if numbers},
+        )
 
     @property
     def folded(self) -> Mapping[int, int]:

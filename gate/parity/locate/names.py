@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import onnx
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _INDEXED = re.compile(r"(.+)_(\d+)")
@@ -38,6 +39,12 @@ class Paths:
             path: first[id(module)] for path, module in model.named_modules(remove_duplicate=False)
         }
         """Every path of a module to its first: shared modules have several."""
+        self.norms = tuple(
+            path
+            for path, module in model.named_modules()
+            if isinstance(module, _BatchNorm) and any(True for _ in module.children())
+        )
+        """Paths of BatchNorms that call modules, as timm's, which hold their activation."""
 
     def scope(self, node: onnx.NodeProto) -> Scope | None:
         """None if the name leads nowhere."""

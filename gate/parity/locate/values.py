@@ -87,6 +87,10 @@ class Survey:
                 else (self.inputs, (*self.outputs, number))
             )
 
+    def got(self, path: str) -> tuple[int, ...]:
+        """Numbers of the values that the first call of a module got."""
+        return self._got.get((path, 0), ())
+
     def _value(self, moment: Moment, tensor: torch.Tensor) -> Value:
         entering = moment.side == "in"
         functional = (entering or moment.composite) and not (entering and moment.path == "")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.parity.locate import nets
-from tests.parity.locate.nets import TOKENS, VECTORS, found, layers
+from tests.parity.locate.nets import IMAGES, TOKENS, VECTORS, found, layers
 
 SERIES = VECTORS[:, :, None] @ VECTORS[:1, None, :4]
 
@@ -52,6 +52,33 @@ class Recurrent(nn.Module):
         return self.head(y)
 
 
+class NormAct(nn.BatchNorm2d):
+    """A BatchNorm that holds its activation, as timm's."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.act = nn.SiLU()
+        nn.init.uniform_(self.weight, 0.5, 1.5)
+        nn.init.normal_(self.bias)
+        nn.init.normal_(self.running_mean)
+
+    def forward(self, x):
+        args = (self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return self.act(nn.functional.batch_norm(x, *args))
+
+
+class Pictures(nn.Module):
+    """Convolutions with such norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), NormAct()
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3), NormAct()
+
+    def forward(self, x):
+        return self.bn2(self.conv2(self.bn1(self.conv1(x)))).mean((2, 3))
+
+
 class Scaled(nn.Module):
     """A product whose last node adds little: what is before is near."""
 
@@ -71,7 +98,8 @@ def made(kind):
 
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 @pytest.mark.parametrize(
-    ("kind", "example"), [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES)]
+    ("kind", "example"),
+    [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
 )
 def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
     model = made(kind)
@@ -87,6 +115,9 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
         (Faint, VECTORS, "second.weight", "second"),
         (Tabled, TOKENS, "table", ""),
         (Tabled, TOKENS, "positions.weight", "positions"),
+        (Pictures, IMAGES, "conv2.weight", "conv2"),
+        (Pictures, IMAGES, "bn1.bias", "bn1"),
+        (Pictures, IMAGES, "bn2.running_mean", "bn2"),
         (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
         (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
     ],
@@ -95,7 +126,10 @@ def test_the_module_that_owns_what_differs_is_the_only_source(
     tmp_path, kind, example, parameter, module, by
 ):
     model, wrong = made(kind), made(kind)
-    dict(wrong.named_parameters())[parameter].data.mul_(1.2)
+    tensor = (
+        wrong.get_parameter if parameter in dict(wrong.named_parameters()) else wrong.get_buffer
+    )
+    tensor(parameter).data.view(-1)[::2] *= 1.5
     candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
     told = found(model, candidate, example)
     assert told.first_divergence == module
