@@ -43,6 +43,9 @@ class Trunk(nn.Module):
 
     def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> Features:
         spread, state = self._read(first, second), None
+        if self.extra == "mask" and second is not None:
+            # Before the blocks too: states read nothing else, and unused inputs get lost.
+            spread = spread * second.to(spread.dtype).unsqueeze(-1)
         for block in self.blocks:
             if isinstance(block, Recurrent):
                 spread, state = block(spread)
