@@ -114,6 +114,17 @@ class Joined:
         """Of the tensors it comes from."""
         return tuple(dict.fromkeys(run.source.stored.name for run in self.runs))
 
+    @property
+    def ordered(self) -> bool:
+        """False if parts of one tensor are in another order, as the gates of an LSTM may be: which
+        order is right, nothing here could say."""
+        last: dict[int, int] = {}
+        for run in self.runs:
+            if run.first < last.get(id(run.source.stored), 0):
+                return False
+            last[id(run.source.stored)] = run.first
+        return True
+
     def owner(self, flat: int) -> str:
         """The tensor that the element with this flat index comes from."""
         lines = self.runs[-1].stop

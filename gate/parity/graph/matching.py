@@ -116,7 +116,7 @@ class Matcher:
         values = constant.values
         assert values is not None
         found = self._lines.read(values)
-        if found is None:
+        if found is None or not found.ordered:
             return
         wrong = values != found.expected
         if not wrong.any():
