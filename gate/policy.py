@@ -237,7 +237,7 @@ class Policy(PolicyRecord):
         """
         agreement = None if task == "tensors" else 1.0
         cpu = Bounds(
-            scaled_diff=2e-2,
+            unequal_share=0.0,
             top1_agreement=agreement,
             noise_ratio=1.5,
             noise_peak=6.0,
@@ -246,7 +246,7 @@ class Policy(PolicyRecord):
             batch_invariance_ratio=16.0,
         )
         cuda = Bounds(
-            scaled_diff=2e-2,
+            unequal_share=0.0,
             top1_agreement=agreement,
             noise_ratio=32.0,
             noise_peak=64.0,

@@ -75,6 +75,9 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Co
         bound = bounds.unequal_share if bounds.unequal_share is not None else _UNEQUAL
         return [Comparison("unequal_share", _unequal_share(output), "<=", bound)]
     compared = numeric(bounds, output)
+    if not output.dtype.startswith("float") and bounds.unequal_share is not None:
+        share = Comparison("unequal_share", _unequal_share(output), "<=", bounds.unequal_share)
+        compared.append(share)
     if stated == "embedding":
         bound = bounds.cosine_distance if bounds.cosine_distance is not None else _COSINE
         seen = output.rows.cosine_distance if output.rows else None

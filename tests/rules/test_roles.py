@@ -24,13 +24,24 @@ INTEGERS: dict[str, Any] = {
 ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
+def scaled(policy: Policy) -> Policy:
+    """The policy with a bound on differences beside those on noise."""
+    runtimes = {
+        name: runtime.model_copy(
+            update={"bounds": runtime.bounds.model_copy(update={"scaled_diff": 2e-2})}
+        )
+        for name, runtime in policy.runtimes.items()
+    }
+    return policy.model_copy(update={"runtimes": runtimes})
+
+
 def judge(output: OutputParity, *, task: Any = "auto", **policy: Any) -> Decision:
     """The built-in policy on evidence whose every runtime gives this output."""
     good = builders.evidence()
     runtimes = tuple(
         runtime_evidence(r.runtime, outputs=(output,)) if r.outputs else r for r in good.runtimes
     )
-    chosen = Policy.default(task=task).model_copy(update=policy)
+    chosen = scaled(Policy.default(task=task)).model_copy(update=policy)
     evidence = good.model_copy(update={"runtimes": runtimes})
     return decide(chosen, evidence, decided_at="2026-01-01T00:00:00+00:00")
 
@@ -184,7 +195,9 @@ def judge_beside(output: OutputParity, **policy: Any) -> Decision:
     )
     evidence = good.model_copy(update={"subject": subject, "runtimes": runtimes})
     task = policy.pop("task", "auto")
-    return decide(Policy.default(task=task).model_copy(update=policy), evidence, decided_at="now")
+    return decide(
+        scaled(Policy.default(task=task)).model_copy(update=policy), evidence, decided_at="now"
+    )
 
 
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
