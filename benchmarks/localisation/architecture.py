@@ -121,5 +121,5 @@ def _calibrate(model: nn.Module, samples: Arrays) -> None:
         norm.train()
     with torch.no_grad():
         model(*(torch.from_numpy(array) for array in samples.values()))
-    for norm in norms:
-        norm.eval()
+    model.train()  # forgets what was computed beforehand, as timm's LeViT does
+    model.eval()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import onnx
 from torch import nn
@@ -24,6 +24,7 @@ _SHOWN = 4
 """Nodes."""
 _NAMES = 6
 """Tensors and settings."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
 WEIGHTS = (
     "Export again from the checkpoint of the reference; if it stays, try "
@@ -167,16 +168,25 @@ class Detective:
         return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else WEIGHTS)
 
     def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.Comparison:
-        """Of the module's tensors; where code computed the value, also of what it may have used."""
-        value = suspect.value
-        around = tensors_around(self._model, value.path) if value.functional else {}
-        return weights.comparison(
+        """Of the module's tensors; where code computed the value, also of what it may have used:
+        parameters first, and where none of them differs, constants that modules returned."""
+        value, found = suspect.value, self._graph.constants(places)
+        compare = partial(
+            weights.comparison,
             self._model.get_submodule(value.path),
             value.path,
-            self._graph.constants(places),
-            loose={**self._loose(), **around} if value.functional else None,
+            found,
             others=self._names,
         )
+        if not value.functional:
+            gates = any(self._graph.nodes[at].op_type in _RECURRENT for at in places)
+            return compare(reordered=gates)
+        loose = {**self._loose(), **tensors_around(self._model, value.path)}
+        told = compare(loose={name: loose[name] for name in loose if name in self._names})
+        if told.differences:
+            return told
+        # What a module returned may have been turned before it was stored.
+        return replace(told, differences=compare(loose=loose, reordered=True).differences)
 
     def _compared(
         self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]

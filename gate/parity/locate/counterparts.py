@@ -21,6 +21,8 @@ _MOST = 0.5
 """Share of equal elements from which a constant is a tensor of the model with changes."""
 _NEAR = 0.5
 """Relative difference (L1) up to which a constant of another place can be a changed tensor."""
+_ROUNDING = 2.0**-20
+"""Of the largest element: what a constant that was computed beforehand may be off by."""
 _DISTINCT = 4
 """Distinct values that a tensor needs to be known by them."""
 
@@ -54,11 +56,13 @@ def counterparts(
     *,
     others: Container[str] = (),
     loose: Container[str] = (),
+    reordered: bool = False,
 ) -> Counterparts:
     """Pair `tensors` with the constants `found`.
 
     `others`: names of tensors of the model that are none of these. `loose`: names of those among
     `tensors` that may belong elsewhere: they need evidence, where others only need the shape.
+    `reordered`: the operators want rows in an order of their own, as LSTM and GRU their gates.
     """
     constants = {
         name: array.astype(np.float64)
@@ -66,19 +70,27 @@ def counterparts(
         if array.dtype.kind == "f" and array.size and name not in others
     }
     told = Counterparts()
-    left = _equal(tensors, constants, told)
+    left = _equal(tensors, constants, told, loose)
+    if reordered:
+        left = _by_values(left, constants, told, reordered=True)
     left = _alike(left, constants, told, loose)
-    _by_values(left, constants, told)
+    left = _by_values(left, constants, told, reordered=reordered)
+    told.unfound.extend(left)
     return told
 
 
 def _equal(
-    tensors: Mapping[str, Floats], constants: dict[str, Floats], told: Counterparts
+    tensors: Mapping[str, Floats],
+    constants: dict[str, Floats],
+    told: Counterparts,
+    loose: Container[str],
 ) -> dict[str, Floats]:
-    """Take what equals a constant in some order; of equal tensors all."""
+    """Take what equals a constant; of equal tensors all. What may belong elsewhere may have been
+    computed anew, and then it is rounded anew."""
     left, used = {}, set()
     for name, want in tensors.items():
-        same = [key for key, got in constants.items() if _is_same(want, got)]
+        allowed = _ROUNDING if name in loose else 0.0
+        same = [key for key, got in constants.items() if _is_same(want, got, allowed)]
         if not same or (name in constants and name not in same):
             left[name] = want
             continue
@@ -89,12 +101,11 @@ def _equal(
     return left
 
 
-def _is_same(want: Floats, got: Floats) -> bool:
+def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
     if want.size != got.size:
         return False
-    if np.array_equal(want.ravel(), got.ravel()) or np.array_equal(want.T.ravel(), got.ravel()):
-        return True
-    return want.ndim > 2 and np.array_equal(np.sort(want, axis=None), np.sort(got, axis=None))
+    bound = allowed * float(np.abs(want).max(initial=0.0))
+    return any(bool((np.abs(one.ravel() - got.ravel()) <= bound).all()) for one in (want, want.T))
 
 
 def _alike(
@@ -125,40 +136,36 @@ def _alike(
 
 
 def _by_values(
-    tensors: Mapping[str, Floats], constants: Mapping[str, Floats], told: Counterparts
-) -> None:
+    tensors: Mapping[str, Floats],
+    constants: Mapping[str, Floats],
+    told: Counterparts,
+    *,
+    reordered: bool,
+) -> dict[str, Floats]:
     """Take what holds most values of a constant, or is held by one."""
-    rest = {key: got.ravel() for key, got in constants.items()}
-    left = []
+    left = {}
     for name, want in tensors.items():
-        held = _held(want, constants.values())
+        held = _held(want, constants.values(), reordered=reordered)
         best = min(held, default=None, key=lambda one: one[0] / one[1])
         if best is None or best[0] > _MOST * best[1]:
-            left.append(name)
-            continue
-        rest = {key: got[~np.isin(got, want)] for key, got in rest.items()}
-        if best[0] == 0:
+            left[name] = want
+        elif best[0] == 0:
             told.same.append(name)
         else:
-            told.differing.append(Pair(name, want, best[2], best[0], best[1]))
-    # What is left of a packed constant, where one tensor is left of that size.
-    for name in left:
-        fitting = [got for got in rest.values() if got.size == tensors[name].size]
-        rivals = [other for other in left if tensors[other].size == tensors[name].size]
-        if len(fitting) == 1 and len(rivals) == 1 and len(constants) < len(tensors):
-            size = fitting[0].size
-            told.differing.append(Pair(name, tensors[name], fitting[0], size, size))
-        else:
-            told.unfound.append(name)
+            told.differing.append(Pair(name, want, best[2].ravel(), best[0], best[1]))
+    return left
 
 
-def _held(want: Floats, constants: Iterable[Floats]) -> Iterator[tuple[int, int, Floats]]:
-    """(elements that are not held, of how many, the constant) for each constant."""
+def _held(
+    want: Floats, constants: Iterable[Floats], *, reordered: bool
+) -> Iterator[tuple[int, int, Floats]]:
+    """(elements that are not held, of how many, the constant) for each constant; for one of the
+    same size only if its rows may be in another order."""
     if not _is_telling(want):
         return
     for got in constants:
         small, large = (want, got) if want.size < got.size else (got, want)
-        if _is_telling(small):
+        if _is_telling(small) and (reordered or want.size != got.size):
             yield int((~np.isin(small, large)).sum()), small.size, got
 
 

@@ -47,12 +47,14 @@ def comparison(
     *,
     loose: Mapping[str, Floats] | None = None,
     others: Set[str] = frozenset(),
+    reordered: bool = False,
 ) -> Comparison:
     """The parameters and buffers of `module` against `found`, the constants of the file that its
     nodes read. What has no counterpart is listed and says nothing.
 
     `loose`: tensors of the model that code may use anywhere; with them only the module's own count
     and not its children's. `others`: names of all tensors of the model, which constants may have.
+    `reordered`: as in `counterparts`.
     """
     own = {
         f"{path}.{name}" if path else name: tensor
@@ -60,7 +62,9 @@ def comparison(
     }
     tensors = {**(loose or {}), **own}
     foreign = others - set(tensors)
-    pairs = counterparts(tensors, found, others=foreign, loose=set(tensors) - set(own))
+    pairs = counterparts(
+        tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
+    )
     return Comparison(
         tuple(_told_of(pair) for pair in pairs.differing),
         tuple(name for name in pairs.same if name in own),

@@ -58,6 +58,32 @@ def test_a_constant_stands_for(constant, differing, same):
     assert set(told.unfound) == MODEL.keys() - differing.keys() - same
 
 
+@pytest.mark.parametrize(
+    ("constant", "differing", "same"),
+    [
+        (np.roll(GATES, 2, 0)[None], {}, {"gates"}),
+        (np.roll(spoiled(GATES, 0), 2, 0)[None], {"gates": (1, 24)}, set()),
+        (GATES * 1.1, {"gates": (24, 24)}, set()),
+    ],
+)
+def test_gates_may_be_in_another_order(constant, differing, same):
+    told = counterparts(MODEL, float32(constant=constant), reordered=True)
+    assert {pair.name: (pair.changed, pair.of) for pair in told.differing} == differing
+    assert set(told.same) == same
+
+
+def test_rows_in_another_order_are_a_difference():
+    (pair,) = counterparts(MODEL, float32(constant=np.roll(TABLE, 1, 0))).differing
+    assert (pair.name, pair.changed) == ("table", 48)
+
+
+def test_what_was_computed_beforehand_may_be_rounded_otherwise():
+    anew = float32(constant=BIAS * (1 + 2.0**-23))
+    model = {"bias": MODEL["bias"]}
+    assert counterparts(model, anew, loose={"bias"}).same == ["bias"]
+    assert counterparts(model, anew).differing
+
+
 def test_a_name_comes_first_and_anothers_name_is_no_counterpart():
     found = float32(bias=spoiled(BIAS, 1), other=BIAS)
     (pair,) = counterparts({"bias": MODEL["bias"]}, found).differing

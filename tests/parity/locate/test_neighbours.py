@@ -52,6 +52,17 @@ class Recurrent(nn.Module):
         return self.head(y)
 
 
+class Gated(nn.Module):
+    """GRU has its gates in another order than ONNX."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.gru(x)[0])
+
+
 class NormAct(nn.BatchNorm2d):
     """A BatchNorm that holds its activation, as timm's."""
 
@@ -115,6 +126,8 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
         (Faint, VECTORS, "second.weight", "second"),
         (Tabled, TOKENS, "table", ""),
         (Tabled, TOKENS, "positions.weight", "positions"),
+        (Gated, SERIES, "gru.weight_ih_l0", "gru"),
+        (Gated, SERIES, "gru.bias_hh_l0", "gru"),
         (Pictures, IMAGES, "conv2.weight", "conv2"),
         (Pictures, IMAGES, "bn1.bias", "bn1"),
         (Pictures, IMAGES, "bn2.running_mean", "bn2"),
@@ -133,7 +146,7 @@ def test_the_module_that_owns_what_differs_is_the_only_source(
     candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
     told = found(model, candidate, example)
     assert told.first_divergence == module
-    if "." not in parameter or parameter.startswith("lstm"):
+    if "." not in parameter or parameter.startswith(("lstm", "gru")):
         assert f"`{parameter}` of the file is another" in told.cause
     assert {row.module for row in told.layers if row.verdict == "source"} == {module}
 
