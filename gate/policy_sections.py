@@ -61,8 +61,8 @@ class Bounds(PolicyRecord):
     row_sum_diff: Bound | None = later(None)
     """Of the role `probabilities`; None: 1e-3."""
     unequal_share: Share | None = later(None)
-    """Of integers and bools: elements that differ, but for near-ties. None: of the role `indices` 0,
-    of others not asked."""
+    """Of integers and bools: elements that differ, but for near-ties. None: 0 for the role
+    `indices`, else not asked."""
 
     @property
     def empty(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -133,14 +134,12 @@ class Comparison:
 
     @property
     def doubtful(self) -> list[int]:
-        """Samples that need a second look, without any order."""
-        samples: set[int] = set()
-        for output in self._outputs:
-            samples |= set(output.mismatches.doubtful)
-            samples |= set(output.logits.doubtful if output.logits else ())
-            late = self._late.get(output.name)
-            samples |= set(late.doubtful if late else ())
-        return sorted(samples)
+        """Samples that need a second look, the worst ones of each output first."""
+        lists = [late.doubtful for late in self._late.values()]
+        lists += [output.logits.doubtful for output in self._outputs if output.logits]
+        lists += [output.mismatches.doubtful for output in self._outputs]
+        turns = chain.from_iterable(zip_longest(*lists))
+        return list(dict.fromkeys(sample for sample in turns if sample is not None))
 
     def look(self, look: Look, runner: Runner) -> None:
         """Take what rounding makes of a doubtful sample for what an honest runtime may say."""

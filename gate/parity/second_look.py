@@ -8,6 +8,7 @@ say how far an honest float32 implementation may be off on that very sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 
 from gate.errors import GateError
 from gate.parity.floor import rounding_floor, seed
@@ -83,8 +84,9 @@ class RoundingFloor:
 def look_again(stand: Stand, tracks: Sequence[Track]) -> None:
     """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
     second = SecondLook(stand)
-    doubtful = sorted({sample for track in tracks for sample in track.doubtful})
-    for sample in doubtful[:MOST]:
+    turns = chain.from_iterable(zip_longest(*(track.doubtful for track in tracks)))
+    doubtful = dict.fromkeys(sample for sample in turns if sample is not None)
+    for sample in sorted(list(doubtful)[:MOST]):
         look = second.at(sample)
         if look is None:
             return

@@ -22,8 +22,9 @@ Floats = NDArray[np.float64]
 
 _ULP = 2.0**-23
 TOLERANCE = 8 * _ULP
-"""Of a product, relative. Exporters fold in float32 with up to four roundings; measured on real
-exports: at most 2.4 ulp for weights, 2.5 for biases."""
+"""Of a product, relative. Exporters fold in float32 with up to four roundings; measured on 646
+folded pairs of seven torchvision architectures, legacy and dynamo: at most 1.8 ulp for weights, 1.4
+for biases."""
 _CHANNELS = 0.5
 """The share of channels that must follow a BatchNorm, for the others to be told from it."""
 _COLUMNS = 16
