@@ -47,8 +47,8 @@ class Outcome:
     """What a script that compares winning classes would have said."""
     effect: float | None = None
     """rms(e64 - r64) / rms(r32 - r64) on the samples, in the output, sample, channel or column
-    where it is largest; e is the model that was exported instead of r: the size of the fault in units of
-    rounding, without ONNX and without the gate."""
+    where it is largest; e is the model that was exported instead of r: the size of the fault in
+    units of rounding, without ONNX and without the gate."""
     layer: str | None = None
     located_right: bool | None = None
     """Whether localisation named `layer`; None where there is none, or the file passed."""
