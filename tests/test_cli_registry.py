@@ -50,7 +50,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
 
     policy = place / "loose.yaml"
     policy.write_text(
-        "instruments: {probes: false, search_inputs: 0}\n"
+        "instruments: {probes: false, search_inputs: 0, graph_forbid: []}\n"
         "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5}}}"
     )
     _report("bad.onnx", "second", capsys, "--policy", "loose.yaml")
