@@ -7,6 +7,8 @@ A constant output is of no class unless the policy says so.
 
 from __future__ import annotations
 
+import math
+
 from gate.evidence import ClassParity, OutputParity
 from gate.policy import Policy
 
@@ -18,7 +20,7 @@ def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:
         return None
     if policy.role_of(output.name) is None and output.reference_constant:
         return None
-    return None if guessed(policy, output) and seen.predicted_classes < 2 else seen
+    return None if guessed(policy, output) and _why_unprovable(seen, output) else seen
 
 
 def guessed(policy: Policy, output: OutputParity) -> bool:
@@ -26,15 +28,33 @@ def guessed(policy: Policy, output: OutputParity) -> bool:
     return policy.task == "auto" and policy.role_of(output.name) is None
 
 
-def unclaimed(policy: Policy, output: OutputParity) -> bool:
-    """True where the shape is that of logits, and the samples can prove no agreement."""
-    return (
-        guessed(policy, output)
-        and output.classification is not None
-        and not output.reference_constant
-        and policy.counts_classes(output.name)
-        and classes_of(policy, output) is None
-    )
+def unclaimed(policy: Policy, output: OutputParity) -> str | None:
+    """Where the shape is that of logits, why the samples can prove no agreement; else None."""
+    seen = output.classification
+    if not guessed(policy, output) or seen is None or output.reference_constant:
+        return None
+    return _why_unprovable(seen, output) if policy.counts_classes(output.name) else None
+
+
+def most_ties(total: int) -> int:
+    """How many of so many answers or integers may be near-ties: 1 %, or one."""
+    return max(1, math.ceil(0.01 * total))
+
+
+def is_unsure(seen: ClassParity) -> bool:
+    """True if PyTorch's own rounding changes a tenth of the answers or more: disagreement then says
+    nothing."""
+    return seen.unsure >= max(2.0, 0.1 * (seen.unsure + seen.sure))
+
+
+def _why_unprovable(seen: ClassParity, output: OutputParity) -> str | None:
+    if seen.predicted_classes < 2:
+        return "every sample has the same largest column"
+    if seen.top1_ties > most_ties(output.samples):
+        return f"rounding decides which column is the largest in {seen.top1_ties} samples"
+    if seen.top1_disagreements and is_unsure(seen):
+        return f"PyTorch's own rounding changes the largest column in {seen.unsure} samples"
+    return None
 
 
 def proven_constant(output: OutputParity) -> bool:

@@ -151,8 +151,11 @@ class Comparison:
             if floor is None:
                 continue
             truth = np.asarray(look.truth[index], np.float64)
-            if output.logits is not None and look.sample in output.logits.doubtful:
-                output.logits.look(look.sample, truth, floor)
+            logits = output.logits
+            # All pairs of a batch have other columns in another batch.
+            same = logits is not None and truth.shape == (1, logits.classes)
+            if logits is not None and same and look.sample in logits.doubtful:
+                logits.look(look.sample, truth, floor)
             if late is not None and look.sample in late.doubtful:
                 measured = measured or look.measured(runner)
                 c = measured[index]

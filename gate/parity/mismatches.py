@@ -25,12 +25,15 @@ class Mismatches:
         self._kept: dict[tuple[int, int], tuple[float, object]] = {}
         """By sample and place in it: |c - r|, and what the candidate says."""
         self._excused: set[tuple[int, int]] = set()
+        self._widths: set[int] = set()
+        """Elements of a sample; of all pairs of a batch, more than one number."""
         self._overflown = False
 
     def update(
         self, diff: NDArray[np.float64], candidate: NDArray[np.generic], *, start: int
     ) -> None:
         """Add |c - r| and c, shape (samples, elements), whose first row is sample `start`."""
+        self._widths.add(diff.shape[1])
         rows, columns = np.nonzero(diff)
         if len(self._kept) + len(rows) > MOST:
             self._overflown = True
@@ -44,6 +47,7 @@ class Mismatches:
         merged = Mismatches()
         merged._kept = {**self._kept, **other._kept}
         merged._excused = self._excused | other._excused
+        merged._widths = self._widths | other._widths
         merged._overflown = self._overflown or other._overflown or len(merged._kept) > MOST
         return merged
 
@@ -55,12 +59,10 @@ class Mismatches:
     def look(self, sample: int, alternatives: Collection[Array]) -> None:
         """Excuse the elements of a sample of which the candidate says what one of `alternatives`
         has there: the float64 truth, or what random rounding makes of it."""
-        flat = [array.reshape(-1) for array in alternatives]
+        flat = [array.reshape(-1) for array in alternatives if {array.size} == self._widths]
         for row, place in self._kept:
             value = self._kept[row, place][1]
-            if row == sample and any(
-                len(other) > place and other[place].item() == value for other in flat
-            ):
+            if row == sample and any(other[place].item() == value for other in flat):
                 self._excused.add((row, place))
 
     @property

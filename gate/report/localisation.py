@@ -30,7 +30,8 @@ def sentences(explanation: Explanation) -> Iterator[str]:
     if found is None:
         return
     if found.first_divergence is not None:
-        yield f"First diverging layer: {printable(found.first_divergence)} ({found.runtime})."
+        place = printable(found.first_divergence) or "the model itself"
+        yield f"First diverging layer: {place} ({found.runtime})."
     yield printable(found.cause)
     if found.remedy:
         yield f"Try: {printable(found.remedy)}"

@@ -70,7 +70,7 @@ def _of_runtime(
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
             yield statements.unbounded(runtime, output)
         yield from checks
-        yield from comparisons.near_ties(runtime, output)
+        yield from comparisons.near_ties(policy, runtime, output)
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
     yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)

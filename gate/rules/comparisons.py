@@ -12,12 +12,8 @@ from gate.checks import CheckResult, Verdict
 from gate.evidence import ClassParity, OutputParity, RuntimeEvidence
 from gate.policy import Bounds, Policy
 from gate.remedies import REMEDIES
+from gate.roles import classes_of, is_unsure, most_ties
 
-_MOST_TIES = 0.01
-"""Share of elements or samples that may be near-ties."""
-_UNSURE = 0.1
-"""Share of samples whose answer PyTorch's own rounding changes, from which on agreement says
-nothing."""
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
 
@@ -96,15 +92,17 @@ def classification(
     return comparisons
 
 
-def near_ties(runtime: RuntimeEvidence, output: OutputParity) -> Iterator[CheckResult]:
+def near_ties(
+    policy: Policy, runtime: RuntimeEvidence, output: OutputParity
+) -> Iterator[CheckResult]:
     """What differs by rounding alone and is excused, as long as it is rare."""
-    logits = output.classification
+    logits = classes_of(policy, output)
     for what, count, total in (
         ("integers", output.near_ties, output.elements),
         ("answers", logits.top1_ties if logits else 0, output.samples),
     ):
         if count:
-            most = max(1, math.ceil(_MOST_TIES * total))
+            most = most_ties(total)
             yield CheckResult(
                 name="near_ties",
                 runtime=runtime.runtime,
@@ -127,14 +125,14 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     logits = output.classification
     if logits is None or result.verdict is not Verdict.FAIL or result.name not in _AGREEMENTS:
         return result
-    asked = logits.unsure + logits.sure
-    if logits.unsure < max(2.0, _UNSURE * asked):
+    if not is_unsure(logits):
         return result
     return result.model_copy(
         update={
             "verdict": Verdict.ERROR,
             "explanation": f"{result.explanation} That can't be judged: PyTorch's own float32 "
-            f"answers differ from its float64 answers on {logits.unsure} of {asked} samples, so "
+            f"answers differ from its float64 answers on {logits.unsure} of "
+            f"{logits.unsure + logits.sure} samples, so "
             "the model itself has no decided answer there.",
             "remedy": REMEDIES["unsure"],
         }

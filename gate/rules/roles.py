@@ -50,15 +50,15 @@ def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iter
             explanation=problem or f"It can be what the policy says: {stated}.",
             remedy=REMEDIES["role"],
         )
-    elif unclaimed(policy, output):
+    elif why := unclaimed(policy, output):
         yield CheckResult(
             name="agreement",
             runtime=runtime.runtime,
             output=output.name,
             observed="not claimed",
             verdict=Verdict.PASS,
-            explanation="no agreement is claimed: every sample has the same largest column; the "
-            f"numbers decide. Say --role {output.name}=logits if it is a classifier.",
+            explanation=f"no agreement is claimed: {why}; the numbers decide. "
+            f"Say --role {output.name}=logits if it is a classifier.",
             remedy=REMEDIES["agreement"],
         )
 

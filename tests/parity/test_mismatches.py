@@ -59,3 +59,9 @@ def test_merging_is_one_pass():
     whole, first, rest = mismatches(R, C), mismatches(R[:2], C[:2]), Mismatches()
     rest.update(np.abs(C - R)[2:].astype(np.float64), C[2:], start=2)
     assert first.merge(rest).remaining() == whole.remaining()
+
+
+def test_alternatives_of_another_size_say_nothing():
+    found = mismatches(R, C)
+    found.look(1, [np.array([[4, 9]]), np.array([[4, 9, 7, 7]])])
+    assert found.excused == 0

@@ -152,6 +152,27 @@ def test_answers_that_rounding_decides_are_ties(tmp_path):
     assert output.classification.top1_disagreements > 0
 
 
+class Pairs(nn.Module):
+    """Every sample with every other of its batch: as many columns as the batch has samples."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return (x * self.factor).argmax(1)[:, None] - x.argmax(1)[None], x @ (x * self.factor).T
+
+
+def test_pairs_of_a_batch_have_no_columns_to_look_at(tmp_path):
+    arrays = {"x": table(40)}
+    turned = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+    runtime = measured(Pairs().eval(), Pairs(turned).eval(), tmp_path, arrays)
+    assert runtime.failure is None
+    assert runtime.outputs[0].near_ties == 0
+    assert runtime.outputs[0].max_abs_diff > 0.0
+    assert runtime.outputs[1].noise.ratio > 1e3
+
+
 class Chaos(nn.Module):
     """Doubles an angle so often that float32 and float64 have nothing in common at the end."""
 

@@ -304,3 +304,35 @@ def test_decide_is_total_whatever_was_recorded(policy, data) -> None:
     decision = judge(output_parity(**fields), **policy)
     whole = not math.isnan(fields["max_abs_diff"]) and fields["nonfinite_mismatched"] == 0
     assert decision.verdict is not Verdict.PASS or (whole and fields["elements"] > 0)
+
+
+TIES = {"top1_ties": 30}
+UNSURE = {"unsure": 28, "sure": 4}
+
+
+@pytest.mark.parametrize("task", ["auto", "classification"])
+@pytest.mark.parametrize(
+    ("fields", "stated", "guess"),
+    [
+        ({}, Verdict.PASS, Verdict.PASS),
+        ({"top1_ties": 1}, Verdict.PASS, Verdict.PASS),
+        (TIES, Verdict.FAIL, Verdict.PASS),
+        (UNSURE, Verdict.PASS, Verdict.PASS),
+        (UNSURE | {"top1_disagreements": 3}, Verdict.ERROR, Verdict.PASS),
+        ({"unsure": 1, "sure": 31, "top1_disagreements": 3}, Verdict.FAIL, Verdict.FAIL),
+    ],
+    ids=["none", "one", "many", "unsure", "unsure and other", "sure and other"],
+)
+def test_answers_that_rounding_decides(task, fields, stated, guess) -> None:
+    """A guess claims nothing where rounding decides; who says that it is a classifier is told."""
+    decision = judge(output_parity(classification=class_parity(**fields)), task=task)
+    assert decision.verdict is (guess if task == "auto" else stated), decision.problems
+    claims = {check.observed for check in decision.checks if check.name == "agreement"}
+    assert (claims == {"not claimed"}) is (task == "auto" and guess is not stated)
+
+
+@pytest.mark.parametrize(("ties", "verdict"), [(0, "PASS"), (40, "PASS"), (41, "FAIL")])
+def test_integers_that_rounding_moves_may_be_rare(ties, verdict) -> None:
+    decision = judge(output_for("indices", elements=4000, near_ties=ties))
+    assert decision.verdict == verdict
+    assert ("near_ties" in {check.name for check in decision.checks}) is (ties > 0)
