@@ -175,7 +175,9 @@ class Comparison:
         """True if the runtime is farther off than PyTorch itself, in any output."""
         seen = [statistics.result() for statistics in self._noise.values()]
         return any(
-            one.ratio > _SUSPICIOUS_RATIO or one.peak > _SUSPICIOUS_PEAK
+            one.ratio > _SUSPICIOUS_RATIO
+            or one.peak > _SUSPICIOUS_PEAK
+            or one.diff * (one.scatter or 1.0) > _SUSPICIOUS_PEAK
             for one in seen
             if math.isfinite(one.ratio)
         )

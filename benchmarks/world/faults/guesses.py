@@ -15,8 +15,9 @@ _CONSTANTS = "own-with-constants"
 
 @spoils("temperature", _CONSTANTS, (_CONSTANTS, "", DYNAMO_18))
 def few_ulp(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The constant temperature is off by a millionth of itself."""
-    return Then(model, lambda scores, scale, *others: (scores, scale * (1 + 1e-6), *others))
+    """The constant temperature is off by thirty millionths of itself."""
+    # dynamo's optimiser takes a factor of 1 + 1e-6 for none, and then nothing is wrong.
+    return Then(model, lambda scores, scale, *others: (scores, scale * (1 + 3e-5), *others))
 
 
 @spoils("temperature", _CONSTANTS)
