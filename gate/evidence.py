@@ -64,6 +64,8 @@ class Dataset(Record):
     sha256: Sha256
     samples: Count
     labelled: bool
+    model_only: tuple[str, ...] = ()
+    """Inputs that the model takes and the file does not."""
 
 
 class ExportRecord(Record):

@@ -15,6 +15,7 @@ REMEDIES: dict[str, str] = {
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
     "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
+    "inputs": "An exporter drops an input that changes no output; export again if this one should.",
     "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
     "TRC013), and state that forward changes itself.",
     "role": "Say what the output is: outputs: {NAME: ROLE} in the policy, or --role NAME=ROLE; the "

@@ -109,6 +109,16 @@ def _items(value: Any) -> Sequence[Any]:
     )
 
 
+def parameters(model: nn.Module) -> frozenset[str] | None:
+    """Names that forward takes by keyword; None where it takes any number (`*inputs`), or its
+    signature can't be read."""
+    try:
+        kinds = {p.kind for p in inspect.signature(model.forward).parameters.values()}
+    except (TypeError, ValueError):
+        return None
+    return None if inspect.Parameter.VAR_POSITIONAL in kinds else frozenset(_signature(model)[0])
+
+
 class Call:
     """How tensors in a fixed order become the arguments of a model's forward.
 

@@ -43,6 +43,8 @@ class Architecture:
     """How many samples are drawn; None: as many as the bench says."""
     batch_size: int | None = None
     """Of the measurement; None: as the bench says."""
+    gaps: bool = False
+    """True if NaN is an answer of the model, as whoever judges it says in the policy."""
 
     def dynamic(self, name: str) -> dict[int, str]:
         """All dynamic axes of an input or output."""

@@ -33,6 +33,8 @@ class Pair:
     """Happens after the first batch was measured."""
     edited: nn.Module | None = None
     """The model that was exported instead, where the fault was made in a model."""
+    gaps: bool = False
+    """True if NaN is an answer of the model."""
 
 
 class Bench:
@@ -80,4 +82,5 @@ class Bench:
             self.samples(architecture),
             recipe.record(),
             batch_size=architecture.batch_size or BATCH,
+            gaps=architecture.gaps,
         )

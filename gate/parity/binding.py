@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gate.errors import InputMismatch
@@ -22,6 +22,19 @@ class Binding:
     """True if the file has a fixed batch axis."""
     double: bool = False
     """True if inputs of float64 go into the model as they are; else all floats as float32."""
+    given: tuple[str, ...] = ()
+    """Names of all samples, in their order, where the model takes more of them than the file:
+    exporters drop an input that changes no output."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the samples, in the order in which the model gets them."""
+        return self.given or tuple(sample for _, sample in self.pairs)
+
+    @property
+    def model_only(self) -> tuple[str, ...]:
+        """Names of the samples of what only the model takes."""
+        return _others(self.given, {sample for _, sample in self.pairs})
 
     def by_input(self, batch: Batch) -> dict[str, Array]:
         """A batch of the samples, by the names of the file's inputs."""
@@ -34,17 +47,22 @@ def bind(
     *,
     count: int,
     batch_size: int,
+    parameters: Collection[str] | None = None,
 ) -> Binding:
-    """Bind by name where the sets of names are equal, by position where no name is shared.
+    """Bind by name where the samples have all names of the file, by position where no name is
+    shared.
 
     `inputs` are the file's, `samples` those of `gate.parity.samples.Samples`, with
     `count` samples. A file with a fixed batch axis is measured with that batch size.
-    Raises InputMismatch where only some names are shared (position would contradict them), on
-    another number, dtype, rank or fixed size, and where the samples don't fill the fixed batches.
+    `parameters`: those of the model's forward; None without a model, and for one that takes any.
+    Samples beyond the file's inputs go into the model alone, if they are named as its parameters.
+    Raises InputMismatch where only some names of the file are shared (position would contradict
+    them), on another number, dtype, rank or fixed size, and where the samples don't fill the
+    fixed batches.
     """
     if batch_size < 1:
         raise InputMismatch(f"the batch size is {batch_size}, at least 1 is expected.")
-    pairs = _pairs(inputs, samples)
+    pairs = _pairs(inputs, samples, parameters)
     for wanted, given in pairs:
         _check(wanted, given)
     fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
@@ -63,14 +81,19 @@ def bind(
         tuple((wanted.name, given.name) for wanted, given in pairs),
         size,
         bool(fixed),
+        given=tuple(spec.name for spec in samples) if len(samples) > len(pairs) else (),
     )
 
 
 def _pairs(
-    inputs: Sequence[TensorSpec], samples: Sequence[TensorSpec]
+    inputs: Sequence[TensorSpec],
+    samples: Sequence[TensorSpec],
+    parameters: Collection[str] | None,
 ) -> list[tuple[TensorSpec, TensorSpec]]:
     by_name = {spec.name: spec for spec in samples}
-    if {spec.name for spec in inputs} == set(by_name):
+    named = {spec.name for spec in inputs}
+    if named <= set(by_name) and (named or not by_name):
+        _check_parameters(_others(list(by_name), named), parameters)
         return [(spec, by_name[spec.name]) for spec in inputs]
     if len(inputs) != len(samples):
         raise InputMismatch(
@@ -85,6 +108,22 @@ def _pairs(
             f"inputs, {_describe(inputs)}. Name every array as its input, or none."
         )
     return list(zip(inputs, samples, strict=True))
+
+
+def _others(samples: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in samples if name not in names)
+
+
+def _check_parameters(model_only: Sequence[str], parameters: Collection[str] | None) -> None:
+    if parameters is None:
+        return
+    strangers = [name for name in model_only if name.partition(".")[0] not in parameters]
+    if strangers:
+        raise InputMismatch(
+            f"the samples hold {strangers}, which is no input of the file and no parameter of "
+            f"the model's forward, {sorted(parameters)}. Leave it out, or name it as the parameter "
+            "that takes it."
+        )
 
 
 def _check(wanted: TensorSpec, given: TensorSpec) -> None:

@@ -22,6 +22,7 @@ from gate.parity.samples import Samples
 from gate.parity.stand import Reference
 from gate.parity.torch_runner import private_copy
 from gate.policy import Policy
+from gate.structure import parameters
 
 SAMPLES = 8
 """As many are kept, or one batch of a file with a fixed batch axis."""
@@ -57,6 +58,7 @@ def write_golden_of(
         samples.specs,
         count=len(samples),
         batch_size=min(SAMPLES, len(samples)),
+        parameters=parameters(model),
     )
     binding = replace(binding, double=keeps_double(model, subject))
     names = [spec.name for spec in subject.outputs]

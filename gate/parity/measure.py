@@ -40,6 +40,7 @@ from gate.parity.torch_runner import TorchRunner, private_copy
 from gate.parity.track import Track, describe_failure
 from gate.policy import Policy
 from gate.runtime import RUNTIMES
+from gate.structure import parameters
 
 __all__ = ["Candidate", "Measurement", "measure"]
 
@@ -107,6 +108,7 @@ def measure(  # noqa: PLR0913
         samples.specs,
         count=len(samples),
         batch_size=batch_size,
+        parameters=parameters(model),
     )
     binding = replace(binding, double=keeps_double(model, candidate.subject))
     if labels is not None:
@@ -154,7 +156,12 @@ def measure(  # noqa: PLR0913
     return Measurement(
         runtimes=runtimes,
         environment=environment,
-        dataset=Dataset(sha256=samples.digest(), samples=len(samples), labelled=labels is not None),
+        dataset=Dataset(
+            sha256=samples.digest(),
+            samples=len(samples),
+            labelled=labels is not None,
+            model_only=binding.model_only,
+        ),
         reference_latency=reference.latency(),
         reference_spread=spread,
         noise_unmeasured=truth.unmeasured,

@@ -60,7 +60,7 @@ class TorchRunner:
         self._device = torch.device(device)
         self._dtype = dtype
         self._double = binding.double
-        self._names = tuple(sample for _, sample in binding.pairs)
+        self._names = binding.arguments
         self._call = call_of(model, binding)
         self._seen: set[str] = set()
         self.keys: tuple[str | None, ...] = ()
@@ -101,7 +101,8 @@ class TorchRunner:
 def call_of(model: nn.Module, binding: Binding) -> Call:
     """How `model` takes the inputs: by the names of the file, else of the samples, else in the
     file's order."""
-    return Call(model, *zip(*binding.pairs, strict=True))
+    named = binding.given or tuple(name for name, _ in binding.pairs)
+    return Call(model, named, binding.arguments)
 
 
 def _to_numpy(output: torch.Tensor) -> Array:

@@ -29,6 +29,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.determinism(policy, evidence)
     yield statements.measured_once(evidence)
     yield from statements.repeats(evidence)
+    yield from statements.inputs(evidence)
     yield from export.told(policy, evidence)
     yield from roles.named(policy, evidence)
     yield from instruments.graph(policy, evidence)

@@ -192,6 +192,19 @@ def repeats(evidence: Evidence) -> Iterator[CheckResult]:
     )
 
 
+def inputs(evidence: Evidence) -> Iterator[CheckResult]:
+    """That the file does not take all that the model takes, which is right of what changes no
+    output: numbers and probes decide."""
+    if evidence.dataset.model_only:
+        yield _statement(
+            "inputs",
+            problems=[],
+            fine=f"The model takes {', '.join(evidence.dataset.model_only)}, the file does not; it "
+            "was given to the model as the samples and the probes have it, so an input that "
+            "changes the outputs shows.",
+        )
+
+
 def varies(runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """An ERROR where every output is the same for all samples: that proves nothing of any input."""
     if all(output.reference_constant for output in runtime.outputs):

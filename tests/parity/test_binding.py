@@ -28,10 +28,24 @@ def test_inputs_bind_by_equal_names_or_position(samples, pairs):
     assert binding == Binding(pairs, 4, fixed=False)
 
 
+@pytest.mark.parametrize("parameters", [None, {"a", "b", "mask"}])
+def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
+    samples = (spec("mask.0", "s"), spec("b", "s", 4), spec("a", "s", 3))
+    binding = bind((A, B), samples, **ARGUMENTS, parameters=parameters)
+    assert binding.pairs == (("a", "a"), ("b", "b"))
+    assert binding.model_only == ("mask.0",)
+    assert binding.arguments == ("mask.0", "b", "a")
+
+
+def test_a_name_that_the_model_does_not_take_is_refused():
+    with pytest.raises(InputMismatch, match=r"hold \['labels'\].*no parameter of"):
+        bind((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
+
+
 @pytest.mark.parametrize(
     ("inputs", "samples", "words"),
     [
-        ((A,), (spec("a", "s", 3), spec("b", "s", 4)), "takes 1 inputs"),
+        ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "takes 1 inputs"),
         ((A, B), (spec("a", "s", 3),), "takes 2 inputs"),
         ((), (A,), "takes 0 inputs, none"),
         ((A, B), (spec("b", "s", 3), spec("c", "s", 4)), r"share only the names \['b'\]"),

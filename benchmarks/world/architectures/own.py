@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -98,7 +99,7 @@ ARCHITECTURES: list[Architecture] = [
     _headed(
         "with-constants", heads.WithConstants, "logits", "temperature", "grid", "positions", "kept"
     ),
-    _headed("gaps", heads.Gaps),
+    replace(_headed("gaps", heads.Gaps), gaps=True),
     _headed("limited", heads.Limited, "logits"),
     _headed("softened", heads.Softened),
     _own("experts", heads.Experts, rows, "logits", count=100),

@@ -31,6 +31,7 @@ from gate.parity.torch_runner import private_copy
 from gate.parity.track import describe_failure
 from gate.policy import Policy
 from gate.runtime import RuntimeName
+from gate.structure import parameters
 
 _FIRST = 2
 """Samples on which tensors are matched and the float64 twin runs."""
@@ -62,6 +63,7 @@ def locate(  # noqa: PLR0913
         samples.specs,
         count=len(samples),
         batch_size=_FIRST,
+        parameters=parameters(model),
     )
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit

@@ -58,6 +58,11 @@ class Axes:
                 elif isinstance(size, str) and size != batch_axis:
                     places.setdefault(size, []).append((name, axis))
         now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
+        for name in stand.binding.model_only:
+            for axis, size in enumerate(observed.rows[name].shape[1:], start=1):
+                alike = [of for of, long in zip(places.values(), now, strict=True) if long == size]
+                if len(alike) == 1:  # the file can't say it: as long as that one axis
+                    alike[0].append((name, axis))
         return cls(observed, now, tuple(map(tuple, places.values())))
 
     def batch(self, size: int, sizes: Sequence[int]) -> Batch:

@@ -33,7 +33,7 @@ class Traced:
 
     def __init__(self, stand: Stand, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
-        self._names = tuple(sample for _, sample in stand.binding.pairs)
+        self._names = stand.binding.arguments
         self._flat = _Flat(stand.model, stand.binding)
         with _quiet() as seen:
             try:

@@ -1,0 +1,132 @@
+"""Inputs that the model takes and the file does not: dropped rightly, or baked in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.check import Reference, Verdicted, Workload, check
+from gate.checks import Verdict
+from gate.errors import GateError
+from gate.evidence import Source
+from gate.export.capture import captured
+from gate.export.onnx_file import read_subject
+from gate.parity.candidate import Candidate
+from gate.parity.locate.locate import locate
+from gate.parity.samples import Samples
+from gate.policy import Instruments, Policy
+
+POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
+
+
+class Tagger(nn.Module):
+    """Takes a mask, and looks at it or not."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.linear = nn.Embedding(30, 8), nn.Linear(8, 3)
+        self.masked = masked
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows = self.table(ids)
+        if self.masked:
+            rows = rows * mask[..., None]
+        return self.linear(rows)
+
+
+class Filled(nn.Module):
+    """The tagger with a mask of ones, as an exporter may bake it in."""
+
+    def __init__(self, tagger: Tagger) -> None:
+        super().__init__()
+        self.tagger = tagger
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.tagger(ids, torch.ones_like(ids))
+
+
+def file_without_mask(model: Tagger, path: Path) -> Path:
+    with captured():
+        torch.onnx.export(
+            Filled(model).eval(), (torch.zeros(2, 5, dtype=torch.long),), str(path), dynamo=False,
+            input_names=["ids"], output_names=["scores"], opset_version=17,
+            dynamic_axes={"ids": {0: "batch", 1: "length"}},
+        )  # fmt: skip
+    return path
+
+
+def samples(mask: int | None = 1, **others: np.ndarray) -> Samples:
+    """48 samples; a mask of ones, or one that varies."""
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 30, (48, 7))
+    masks = random.integers(0, 2, ids.shape) if mask is None else np.full(ids.shape, mask)
+    return Samples.of({"ids": ids, "mask": masks, **others})
+
+
+def judged(model: Tagger, path: Path, given: Samples) -> Verdicted:
+    return check(
+        file_without_mask(model, path), reference=Reference(model, Source(factory="tests")),
+        workload=Workload(given), policy=POLICY,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [1, None])
+def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path: Path, mask: int | None) -> None:
+    seen = judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
+    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
+    assert seen.evidence.dataset.model_only == ("mask",)
+    [line] = [one for one in seen.decision.checks if one.name == "inputs"]
+    assert "takes mask, the file does not" in line.explanation
+    ran = [
+        one for runtime in seen.evidence.runtimes for one in runtime.probes if one.kind == "size"
+    ]
+    assert ran
+
+
+@pytest.mark.parametrize("mask", [1, None])
+def test_one_that_is_baked_in_fails(tmp_path: Path, mask: int | None) -> None:
+    """With a mask of ones in all samples only the probes can show it."""
+    seen = judged(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
+    assert seen.decision.verdict is Verdict.FAIL
+    names = {one.name for one in seen.decision.problems}
+    assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
+
+
+def test_it_is_localised_with_what_only_the_model_takes(tmp_path: Path) -> None:
+    model = Tagger(masked=True).eval()
+    path = file_without_mask(model, tmp_path / "model.onnx")
+    candidate = Candidate(path, read_subject(path))
+    found = locate(model, candidate, samples(None), policy=POLICY, runtime="ort-cpu")
+    assert found.first_divergence is not None
+
+
+def test_an_array_that_nobody_takes_is_refused(tmp_path: Path) -> None:
+    labels = np.zeros((48, 1), np.int64)
+    with pytest.raises(GateError, match=r"hold \['labels'\]"):
+        judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
+
+
+class Any(nn.Module):
+    """Passes on whatever it is given, as wrappers do."""
+
+    def __init__(self, tagger: Tagger) -> None:
+        super().__init__()
+        self.tagger = tagger
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.tagger(*tensors)
+
+
+def test_a_wrapper_gets_the_samples_in_their_order(tmp_path: Path) -> None:
+    tagger = Tagger(masked=False).eval()
+    path = file_without_mask(tagger, tmp_path / "model.onnx")
+    seen = check(
+        path, reference=Reference(Any(tagger).eval(), Source(factory="tests")),
+        workload=Workload(samples(None)), policy=POLICY,
+    )  # fmt: skip
+    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
