@@ -64,7 +64,7 @@ class Dataset(Record):
     sha256: Sha256
     samples: Count
     labelled: bool
-    model_only: tuple[str, ...] = ()
+    model_only: tuple[str, ...] = later(())
     """Inputs that the model takes and the file does not."""
 
 

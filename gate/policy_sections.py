@@ -110,7 +110,7 @@ class Instruments(PolicyRecord):
     """Inputs that unmask baked-in behaviour."""
     probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
     """Where the batch axis is dynamic: one, the export's batch, an odd one."""
-    probe_noise_ratio: Bound = 64.0
+    probe_noise_ratio: Bound = 32.0
     """Bound for probes: they look for other answers, not for lost bits, and have few elements."""
     probe_relative_diff: Bound = 1e-3
     """Bound where no float64 twin runs, and where the precision is not exact."""

@@ -31,6 +31,7 @@ from gate.instruments import (
     StabilityParity,
     TraceSearch,
     WeightsReport,
+    drawn_batch_sizes,
 )
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.runtime import RUNTIMES, RuntimeName
@@ -209,7 +210,10 @@ def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> Runtime
         "outputs": (output_parity(),),
         "latency": Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0),
         "probes": (
-            *(probe_parity(f"batch_{n}", kind="batch", batch_size=n) for n in (1, 4, 7)),
+            *(
+                probe_parity(f"batch_{n}", kind="batch", batch_size=n)
+                for n in (1, 4, 7, *drawn_batch_sizes(digest("model.onnx"), (1, 4, 7)))
+            ),
             probe_parity("zeros"),
             probe_parity(
                 "size_9x9",

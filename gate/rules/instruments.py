@@ -11,7 +11,13 @@ from collections.abc import Iterator
 
 from gate.checks import CheckResult, Verdict
 from gate.evidence import Evidence, OutputParity, RuntimeEvidence
-from gate.instruments import GraphCode, GraphReport, NoiseParity, ProbeParity
+from gate.instruments import (
+    GraphCode,
+    GraphReport,
+    NoiseParity,
+    ProbeParity,
+    drawn_batch_sizes,
+)
 from gate.policy import Bounds, Policy
 from gate.remedies import REMEDIES
 from gate.rules.comparisons import Comparison, check
@@ -224,7 +230,9 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
     first_axes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
     if not any(isinstance(axis, int) for axis in first_axes):
         sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
-        lacking = sorted(set(instruments.probe_batch_sizes) - sizes)
+        asked = instruments.probe_batch_sizes
+        drawn, _ = drawn_batch_sizes(evidence.subject.sha256, asked)
+        lacking = sorted({*asked, drawn} - sizes)
         if lacking:
             yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
     if instruments.search_inputs and evidence.trace_search is None:

@@ -55,7 +55,7 @@ def test_folded_checks_are_all_in_the_details() -> None:
     decision, evidence = passed()
     text = page(decision, evidence, {})
     head, _, details = text.partition(f"All {len(decision.checks)} checks")
-    assert "5 passed, the worst batch_1" in head
+    assert "7 passed, the worst batch_1" in head
     assert "probe_zeros" not in head
     assert all(f"probe_{name}" in details for name in ("batch_7", "zeros", "size_9x9"))
     few = tuple(c for c in decision.checks if not c.name.startswith(("probe_", "graph_")))

@@ -115,7 +115,7 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (probed(PROBE(**EMPTY)), "probe_zeros", ERROR),
         (probed(PROBE(noise_ratio=None)), "probe_zeros", PASS),
         (probed(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
-        (probed(PROBE(noise_ratio=65.0)), "probe_zeros", FAIL),
+        (probed(PROBE(noise_ratio=33.0)), "probe_zeros", FAIL),
         (probed(PROBE(noise_ratio=NAN)), "probe_zeros", FAIL),
         (probed(PROBE(noise_ratio=INF)), "probe_zeros", FAIL),
         (probed(PROBE(noise_ratio=-1.0)), "probe_zeros", FAIL),

@@ -28,6 +28,9 @@ _ALONE = 3
 """Axes that become longer alone."""
 _DRAWN_FROM = 2**16
 """Places, which go around: so many more than samples that each comes about as often."""
+_BATCH_ELEMENTS = 2**23
+"""Of the larger batch that is drawn: 48 pictures of 224 x 224; of larger ones fewer, else it would
+take gigabytes."""
 _UNNAMED = "?"
 """How `gate.evidence.TensorSpec` writes a dynamic axis that the file gives no name."""
 
@@ -96,7 +99,9 @@ def batch_probes(stand: Stand, observed: Observed, sha256: Digest) -> Iterator[P
     asked = stand.policy.instruments.probe_batch_sizes
     for size in asked:
         yield _batch(observed, tuple(range(size)))
-    for size in drawn_batch_sizes(sha256, asked):
+    small, large = drawn_batch_sizes(sha256, asked)
+    width = sum(int(array[0].size) for array in observed.rows.values())
+    for size in dict.fromkeys((small, min(large, max(_BATCH_ELEMENTS // max(width, 1), 1)))):
         if size not in asked:
             random = observed.random(f"batch_{size}")
             yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
