@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,6 +128,15 @@ def test_a_prefix_sum_errs_by_all_roundings_so_far():
         assert 0.8 < measured / walked(x[:, :length]) < 1.25
     steps = errors.diff(dim=1).square().mean().sqrt()
     assert steps < 0.2 * errors[:, -1].square().mean().sqrt()
+
+
+def test_terms_that_come_again_are_rounded_the_same_way_each_time():
+    x = draw(200, 8).repeat(1, 128)
+    exact = x.double().cumsum(1)
+    one_by_one = torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)).double() - exact
+    floor = (error(lambda x: x.cumsum(1), x) * UNIT).square().mean().sqrt()
+    assert 0.5 < one_by_one.square().mean().sqrt() / floor < 1.2
+    assert walked(x) * UNIT < 0.5 * one_by_one[:, -1].square().mean().sqrt()
 
 
 @pytest.mark.parametrize(

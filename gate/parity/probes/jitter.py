@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from gate.parity.floor import DRAWS, seed
+from gate.parity.floor import seed
 from gate.parity.rounding import EXACT, RandomRounding
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand
@@ -16,13 +18,14 @@ _SCALE = 2.0
 """A probe may sit where rounding decides everything: both neighbours of a result are tried."""
 
 
-def jittered(stand: Stand, batch: Batch) -> list[list[Array]]:
-    """The reference's outputs in three runs with random rounding, seeded by the policy.
+def jittered(stand: Stand, batch: Batch, *, draws: Iterable[int]) -> list[list[Array]]:
+    """The reference's outputs in runs with random rounding, each seeded by the policy and its
+    number.
 
     Empty if the model can't be computed so: then nothing is excused by rounding.
     """
     runs = []
-    for draw in range(DRAWS):
+    for draw in draws:
         random = np.random.default_rng(seed(stand, draw))
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:

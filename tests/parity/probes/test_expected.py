@@ -291,7 +291,7 @@ def test_flushing_denormal_numbers_is_no_fault():
 def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "gate.parity.probes.expected.jittered", lambda *seen: calls.append(seen) or []
+        "gate.parity.probes.expected.jittered", lambda *seen, draws: calls.append(seen) or []
     )
     probe = expected(Linear())
     probe.parity(lambda batch, reference: reference)
@@ -385,3 +385,20 @@ def test_what_is_not_finite_is_asked_only_where_the_answer_is_finite(model, appl
     assert seen.relative_diff == (0.0 if applies else None)
     if applies:
         assert finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF
+
+
+class Steps(nn.Module):
+    """Whole numbers of what is multiplied."""
+
+    def forward(self, x):
+        return torch.floor(x * 3.0).to(torch.int32)
+
+
+@pytest.mark.parametrize(("units", "excused"), [(1, True), (4, False)])
+def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, excused):
+    """`units` of float32 beyond a whole number: three runs happen not to move the first."""
+    rows = np.full((12, 6), 0.5, np.float32)
+    rows[3, 2] = np.float32(7.0 / 3.0) * np.float32(1.0 + units * 2.0**-23)
+    seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 7, 6, outputs[0])], {"x": rows})
+    assert (seen.noise_ratio == 0.0) == excused
+    assert excused or seen.noise_ratio == INF
