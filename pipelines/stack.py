@@ -26,7 +26,7 @@ from gate.registry.mlflow_process import quiet_process
 from pipelines import paths, stage
 from pipelines.params import RegistryParams
 from pipelines.run import tracking_uri
-from pipelines.ui import HOST, require_free
+from pipelines.ui import HOST, NO_JOBS, require_free
 
 _PATIENCE_S = 120.0
 _STOP_S = 10.0
@@ -84,6 +84,7 @@ def mlflow_command(port: int, database: str) -> list[str]:
 def mlflow_environment() -> dict[str, str]:
     """Webhooks to this machine over plain http; the key that keeps their secrets stays the same."""
     return os.environ | {
+        **NO_JOBS,
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
         "MLFLOW_WEBHOOK_CACHE_TTL": "2",

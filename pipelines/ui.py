@@ -15,6 +15,8 @@ from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.run import known_run, tracking_uri
 
 HOST = "127.0.0.1"
+NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Jobs run judges of language models: eight more processes, ready after the pages are."""
 
 
 def main() -> int:
@@ -38,7 +40,7 @@ def _become_server(uri: str, port: int) -> NoReturn:
         sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port),
         "--backend-store-uri", uri, "--default-artifact-root", artifacts, "--workers", "1",
     ]  # fmt: skip
-    os.execv(sys.executable, command)
+    os.execve(sys.executable, command, os.environ | NO_JOBS)
 
 
 def links(base: str) -> list[str]:

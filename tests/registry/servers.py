@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.registry.mlflow_process import lent, quiet_process
+from pipelines.ui import NO_JOBS
 
 ADMIN = ("admin", "password-of-the-test-admin")
 
@@ -47,7 +48,9 @@ def serving(
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"} | dict(environment or {})
+    environment = (
+        os.environ | NO_JOBS | {"MLFLOW_DISABLE_TELEMETRY": "true"} | dict(environment or {})
+    )
     environment.pop("MLFLOW_TRACKING_URI", None)
     if guarded:
         command += ["--app-name", "basic-auth"]
