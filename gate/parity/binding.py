@@ -93,7 +93,8 @@ def _pairs(
     by_name = {spec.name: spec for spec in samples}
     named = {spec.name for spec in inputs}
     if named <= set(by_name) and (named or not by_name):
-        _check_parameters(_others(list(by_name), named), parameters)
+        if parameters is not None:
+            _check_parameters(inputs, samples, parameters)
         return [(spec, by_name[spec.name]) for spec in inputs]
     if len(inputs) != len(samples):
         raise InputMismatch(
@@ -114,15 +115,16 @@ def _others(samples: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in samples if name not in names)
 
 
-def _check_parameters(model_only: Sequence[str], parameters: Collection[str] | None) -> None:
-    if parameters is None:
-        return
-    strangers = [name for name in model_only if name.partition(".")[0] not in parameters]
+def _check_parameters(
+    inputs: Sequence[TensorSpec], samples: Sequence[TensorSpec], parameters: Collection[str]
+) -> None:
+    others = _others([spec.name for spec in samples], {spec.name for spec in inputs})
+    strangers = [name for name in others if name.partition(".")[0] not in parameters]
     if strangers:
         raise InputMismatch(
-            f"the samples hold {strangers}, which is no input of the file and no parameter of "
-            f"the model's forward, {sorted(parameters)}. Leave it out, or name it as the parameter "
-            "that takes it."
+            f"the samples hold {_describe(samples)}; {strangers} is no input of the file, "
+            f"{_describe(inputs)}, and no parameter of the model's forward, {sorted(parameters)}. "
+            "Leave it out, or name it as the parameter that takes it."
         )
 
 

@@ -137,17 +137,29 @@ class Comparison:
         """Samples that need a second look, the worst ones of each output first."""
         lists = [late.doubtful for late in self._late.values()]
         lists += [output.logits.doubtful for output in self._outputs if output.logits]
-        lists += [output.mismatches.doubtful for output in self._outputs]
         turns = chain.from_iterable(zip_longest(*lists))
         return list(dict.fromkeys(sample for sample in turns if sample is not None))
+
+    @property
+    def torn(self) -> list[int]:
+        """Samples of which integers or bools differ."""
+        return sorted({s for output in self._outputs for s in output.mismatches.doubtful})
+
+    def excuse(self, sample: int, run: Sequence[Array | None]) -> None:
+        """Take the integers that an honest runtime may have in a sample, by output, for ties."""
+        for output, array in zip(self._outputs, run, strict=False):
+            if array is not None:
+                output.mismatches.look(sample, array)
+
+    def unexplained(self, sample: int) -> int:
+        """How many integers of a sample no honest runtime had so far."""
+        return sum(output.mismatches.unexplained(sample) for output in self._outputs)
 
     def look(self, look: Look, runner: Runner) -> None:
         """Take what rounding makes of a doubtful sample for what an honest runtime may say."""
         measured: Sequence[Array | None] | None = None
         for index, output in enumerate(self._outputs):
             late, floor = self._late.get(output.name), look.floor(index)
-            if look.sample in output.mismatches.doubtful:
-                output.mismatches.look(look.sample, look.alternatives(index))
             if floor is None:
                 continue
             truth = np.asarray(look.truth[index], np.float64)

@@ -19,7 +19,7 @@ from gate.parity.tally import Floats
 
 DOUBTFUL = 8.0
 """Units from which on a sample is computed again."""
-KEPT = 64
+KEPT = 256
 """Samples whose scores are kept; the next worst one stands for all others."""
 
 

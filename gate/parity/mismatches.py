@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from gate.parity.worst import Worst
 
 Array = NDArray[np.generic]
 
-MOST = 10_000
+MOST = 100_000
 """Elements that are kept; where more differ, none of them is a near-tie."""
 
 
@@ -22,9 +22,10 @@ class Mismatches:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], tuple[float, object]] = {}
-        """By sample and place in it: |c - r|, and what the candidate says."""
-        self._excused: set[tuple[int, int]] = set()
+        self._kept: dict[int, dict[int, tuple[float, object]]] = {}
+        """By sample, and by place in it: |c - r|, and what the candidate says."""
+        self._count = 0
+        self._excused = 0
         self._widths: set[int] = set()
         """Elements of a sample; of all pairs of a batch, more than one number."""
         self._overflown = False
@@ -35,50 +36,64 @@ class Mismatches:
         """Add |c - r| and c, shape (samples, elements), whose first row is sample `start`."""
         self._widths.add(diff.shape[1])
         rows, columns = np.nonzero(diff)
-        if len(self._kept) + len(rows) > MOST:
+        self._count += len(rows)
+        if self._count > MOST:
             self._overflown = True
             return
         sizes, values = diff[rows, columns].tolist(), candidate[rows, columns].tolist()
-        places = zip((rows + start).tolist(), columns.tolist(), strict=True)
-        self._kept.update(zip(places, zip(sizes, values, strict=True), strict=True))
+        for row, column, size, value in zip(
+            rows.tolist(), columns.tolist(), sizes, values, strict=True
+        ):
+            self._kept.setdefault(start + row, {})[column] = size, value
 
     def merge(self, other: Mismatches) -> Mismatches:
         """The elements of both streams."""
         merged = Mismatches()
-        merged._kept = {**self._kept, **other._kept}
-        merged._excused = self._excused | other._excused
+        merged._kept = {
+            s: dict(places) for s, places in (*self._kept.items(), *other._kept.items())
+        }
+        merged._count = self._count + other._count
+        merged._excused = self._excused + other._excused
         merged._widths = self._widths | other._widths
-        merged._overflown = self._overflown or other._overflown or len(merged._kept) > MOST
+        merged._overflown = self._overflown or other._overflown or merged._count > MOST
         return merged
 
     @property
     def doubtful(self) -> list[int]:
         """Samples that differ; none where too much differs to be ties."""
-        return [] if self._overflown else sorted({sample for sample, _ in self._kept})
+        return [] if self._overflown else sorted(self._kept)
 
-    def look(self, sample: int, alternatives: Collection[Array]) -> None:
-        """Excuse the elements of a sample of which the candidate says what one of `alternatives`
-        has there: the float64 truth, or what random rounding makes of it."""
-        flat = [array.reshape(-1) for array in alternatives if {array.size} == self._widths]
-        for row, place in self._kept:
-            value = self._kept[row, place][1]
-            if row == sample and any(other[place].item() == value for other in flat):
-                self._excused.add((row, place))
+    def look(self, sample: int, alternative: Array) -> None:
+        """Excuse the elements of a sample of which the candidate says what `alternative` has there:
+        the float64 truth, or what random rounding makes of it."""
+        places = self._kept.get(sample, {})
+        if not places or {alternative.size} != self._widths:
+            return
+        flat = alternative.reshape(-1)
+        ties = [place for place, (_, value) in places.items() if flat[place].item() == value]
+        for place in ties:
+            del places[place]
+        self._excused += len(ties)
+        if not places:
+            del self._kept[sample]
+
+    def unexplained(self, sample: int) -> int:
+        """How many elements of a sample are not excused."""
+        return len(self._kept.get(sample, ()))
 
     @property
     def excused(self) -> int:
         """Number of near-ties."""
-        return 0 if self._overflown else len(self._excused)
+        return 0 if self._overflown else self._excused
 
     def remaining(self) -> tuple[Worst, float, tuple[float, float]]:
         """Of what is not excused: the worst |c - r|, the sum of all, and the sum and the largest of
         the Euclidean norms of the samples."""
         worst, total = Worst(0.0, 0), 0.0
-        squares: dict[int, float] = {}
-        for (sample, place), (size, _) in self._kept.items():
-            if (sample, place) not in self._excused:
-                worst = worst.merge(Worst(size, sample))
-                total += size
-                squares[sample] = squares.get(sample, 0.0) + size * size
-        norms = [float(np.sqrt(square)) for square in squares.values()]
+        norms = []
+        for sample, places in self._kept.items():
+            sizes = [size for size, _ in places.values()]
+            worst = worst.merge(Worst(max(sizes), sample))
+            total += sum(sizes)
+            norms.append(math.sqrt(sum(size * size for size in sizes)))
         return worst, total, (sum(norms), max(norms, default=0.0))

@@ -100,6 +100,19 @@ class Track:
         """Samples that need a second look; none of a runtime that does not compute."""
         return [] if self.runner is None else self._comparison.doubtful
 
+    @property
+    def torn(self) -> list[int]:
+        """Samples of which integers differ; none of a runtime that does not compute."""
+        return [] if self.runner is None else self._comparison.torn
+
+    def excuse(self, sample: int, run: Sequence[Array | None]) -> None:
+        """Take the integers that an honest runtime may have in a sample, by output, for ties."""
+        self._comparison.excuse(sample, run)
+
+    def unexplained(self, sample: int) -> int:
+        """How many integers of a sample no honest runtime had so far."""
+        return 0 if self.runner is None else self._comparison.unexplained(sample)
+
     def look(self, look: Look) -> None:
         """Judge a doubtful sample again."""
         if self.runner is None:

@@ -38,7 +38,9 @@ def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
 
 
 def test_a_name_that_the_model_does_not_take_is_refused():
-    with pytest.raises(InputMismatch, match=r"hold \['labels'\].*no parameter of"):
+    with pytest.raises(
+        InputMismatch, match=r"\['labels'\] is no input of the file, 'a'.*no parameter of"
+    ):
         bind((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
 
 

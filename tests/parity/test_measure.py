@@ -354,7 +354,7 @@ def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
         ({"input": tiny.images(4)[:, :, 0]}, "doesn't fit"),
         ({"input": tiny.images(4)[:, :2]}, "doesn't fit"),
         ({"input": tiny.images(4)[:, :, :, :7]}, "doesn't fit"),
-        ({"input": tiny.images(4), "more": tiny.images(4)}, "takes 1 inputs"),
+        ({"input": tiny.images(4), "more": tiny.images(4)}, "'more'. is no input of the file"),
         ({"input": np.zeros((4, 3, 8, 8), np.uint8)}, "Save the samples as float32"),
     ],
 )

@@ -205,3 +205,48 @@ def test_late_samples_have_the_floor_of_rounding_too(tmp_path):
     (output,) = measured(model, model, tmp_path, {"x": table(200)}).outputs
     assert output.noise.rounding_rms > 10.0 * output.noise.reference_rms
     assert output.noise.diff < 8.0
+
+
+class Picture(nn.Module):
+    """Rounded to bytes: of a hundred thousand levels some lie on a half."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x):
+        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * 255.0
+        return torch.round(levels).to(torch.uint8)
+
+
+def pictures():
+    rows = np.random.default_rng(2).normal(size=(90, 3, 160, 160))
+    return {"x": rows.astype(np.float32)}
+
+
+def test_ties_of_any_number_of_samples_are_found(tmp_path):
+    """More than a few draws find, in more samples than are looked at for their floats."""
+    model = Picture().eval()
+    (output,) = measured(model, model, tmp_path, pictures()).outputs
+    assert output.near_ties > 20
+    assert output.max_abs_diff == 0.0
+
+
+class Off(nn.Module):
+    """One byte too many in the last pixel of a picture that begins brightly."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.register_buffer("last", torch.zeros(1, 3, 160, 160, dtype=torch.uint8))
+        self.last[0, 2, 159, 159] = 1
+
+    def forward(self, x):
+        return self.model(x) + self.last * (x[:, :1, :1, :1] > 1.0).to(torch.uint8)
+
+
+def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
+    model = Picture().eval()
+    (output,) = measured(model, Off(model).eval(), tmp_path, pictures()).outputs
+    assert output.max_abs_diff == 1.0

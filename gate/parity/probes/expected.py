@@ -177,7 +177,7 @@ class Expected:
         return [list(arrays) for arrays in zip(*self._runs, strict=True)]
 
     def _nearly_equal(self, outputs: list[Array]) -> bool:
-        """True if so few integers differ that each may be a near-tie, and there are no more runs."""
+        """True if so few integers differ that each may be a near-tie. Once."""
         pairs = zip(self._reference, outputs, strict=True)
         integers = [(r, c) for r, c in pairs if r.dtype.kind != "f"]
         counts = [(int((r != c).sum()), r.size) for r, c in integers]
