@@ -93,6 +93,10 @@ def test_one_that_is_baked_in_fails(tmp_path: Path, mask: int | None) -> None:
     """With a mask of ones in all samples only the probes can show it."""
     seen = judged(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
     assert seen.decision.verdict is Verdict.FAIL
+    probes = [one for runtime in seen.evidence.runtimes for one in runtime.probes]
+    sizes = [one for one in probes if one.kind == "size"]
+    assert sizes
+    assert all(one.inapplicable is None for one in sizes)  # the mask is as long as the ids
     names = {one.name for one in seen.decision.problems}
     assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
 

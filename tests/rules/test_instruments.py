@@ -112,6 +112,7 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (only(PROBE(**EMPTY, inapplicable="too small")), "probes", ERROR),
         (only(PROBE()), "probes", ERROR),
         (only(PROBE("b", kind="batch", batch_size=1)), "probes", ERROR),
+        (only(*(PROBE(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
         (probed(PROBE(**EMPTY)), "probe_zeros", ERROR),
         (probed(PROBE(noise_ratio=None)), "probe_zeros", PASS),
         (probed(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
