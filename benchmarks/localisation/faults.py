@@ -226,7 +226,7 @@ of(
 WAV = "model.wav2vec2"
 of(
     "hf-wav2vec2",
-    ("weight-norm", f"{WAV}.encoder.pos_conv_embed.conv",
+    ("weight-norm", f"{WAV}.encoder.pos_conv_embed.conv.parametrizations.weight.0",
      scaled(f"{WAV}.encoder.pos_conv_embed.conv.parametrizations.weight.original0")),
     ("groupnorm", f"{WAV}.feature_extractor.conv_layers.0.layer_norm",
      element(f"{WAV}.feature_extractor.conv_layers.0.layer_norm.weight")),
