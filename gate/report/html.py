@@ -44,6 +44,7 @@ def page(
             f"<li>{_text(sentence)}"
             for sentence in (
                 *wording.agreement_sentences(decision, evidence, confidence=0.95),
+                *wording.input_sentences(decision),
                 *wording.code_sentences(evidence),
                 *wording.weight_sentences(evidence),
             )

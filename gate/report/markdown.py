@@ -39,6 +39,7 @@ def describe(
         f"- {_escape(text)}"
         for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
     ]
+    lines += [f"- {_escape(text)}" for text in wording.input_sentences(decision)]
     lines += [f"- {_escape(text)}" for text in wording.weight_sentences(evidence)]
     lines += [f"- {_escape(text)}" for text in wording.code_sentences(evidence)]
     lines += ["", *_bound_to(decision, evidence), ""]

@@ -36,7 +36,7 @@ def print_decision(
     console.print(_table(decision))
     for sentence in wording.agreement_sentences(decision, evidence, confidence=confidence):
         _say(console, sentence, "dim")
-    for sentence in wording.weight_sentences(evidence):
+    for sentence in (*wording.input_sentences(decision), *wording.weight_sentences(evidence)):
         _say(console, sentence, "dim")
     for sentence in wording.code_sentences(evidence):
         _say(console, sentence, _STYLES[Verdict.WAIVED])

@@ -156,6 +156,13 @@ def agreement_sentences(
         yield f"{printable(name or '')}: {printable(explanation)}"
 
 
+def input_sentences(decision: Decision) -> Iterator[str]:
+    """What the model takes and the file does not."""
+    for check in decision.checks:
+        if check.name == "inputs":
+            yield printable(check.explanation)
+
+
 def code_sentences(evidence: Evidence) -> Iterator[str]:
     """Where the model's code is another than the file was exported from, and what of it could not
     be read."""

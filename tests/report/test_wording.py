@@ -94,6 +94,17 @@ def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     assert "0.9642" in sentence
 
 
+def test_what_only_the_model_takes_is_said_on_every_page() -> None:
+    dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
+    lacking = evidence(dataset=dataset)
+    decision = decide(policy(), lacking, decided_at="now")
+    (sentence,) = wording.input_sentences(decision)
+    assert sentence.startswith("The model takes mask, the file does not")
+    assert "The model takes mask" in describe(decision, lacking)
+    assert "The model takes mask" in page(decision, lacking, {})
+    assert list(wording.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
+
+
 def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     one = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
