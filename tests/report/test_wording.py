@@ -100,7 +100,7 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     decision = decide(policy(), lacking, decided_at="now")
     (sentence,) = wording.input_sentences(decision)
     assert sentence.startswith("The model takes mask, the file does not")
-    assert "The model takes mask" in describe(decision, lacking)
+    assert "The model takes mask" in describe(decision, lacking, {})
     assert "The model takes mask" in page(decision, lacking, {})
     assert list(wording.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
 
