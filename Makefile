@@ -54,8 +54,9 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 	fi; \
 	echo "Not here:" $$missing "- tests that need it are skipped"
 
+test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
 test: $(READY) packages  ## Run the tests, with branch coverage
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not alone" --cov --cov-report= \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" --cov --cov-report= \
 		&& $(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term --cov-fail-under=90 \
 		&& echo "What happened: all tests passed. Where to look: the coverage table above; make repro, then make ui." \
 		|| { echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1; }

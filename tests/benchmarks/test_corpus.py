@@ -25,6 +25,8 @@ from benchmarks.corpus.run import run
 from benchmarks.corpus.table import family_of
 from benchmarks.corpus.trained import tensors, trained
 
+pytestmark = pytest.mark.slow
+
 UNREADABLE = {"truncated file", "no model", "swapped external data", "stale digest", "input dtype"}
 """Classes of which some files are refused before anything is computed."""
 REFUSED_UNREAD = {"OnnxFileError", "InputMismatch", "DigestMismatch"}
