@@ -107,7 +107,10 @@ def test_dvc_shows_metrics_parameters_and_plots(project: Project) -> None:
     assert "held-out accuracy" in page
 
 
-def test_a_weight_changed_before_parity_is_refused(project: Project) -> None:
+def test_a_weight_changed_before_parity_is_refused_and_made_anew_in_spite_of_a_kill(
+    project: Project,
+) -> None:
+    """kill -9 of DVC and its stage, while the stage writes into its MLflow run."""
     path = project.folder / "models/model.onnx"
     good, serving = project.digest(), project.champion().version
     model = onnx.load(path)
@@ -125,39 +128,8 @@ def test_a_weight_changed_before_parity_is_refused(project: Project) -> None:
     assert tags["gate.verdict"] == "FAIL"
     assert "max_abs_diff" in tags["gate.failed_checks"]
     assert tags["gate.sha256"] != good.hex
+
     path.unlink()
-    assert "Unchanged: champion is version 1" in project.repro()
-    assert project.digest() == good
-
-
-def test_an_edited_factory_is_measured_anew(project: Project) -> None:
-    """As the issue of it was: relu becomes sigmoid in the model's own file."""
-    source = project.folder / "tests/pipelines/tiny.py"
-    relu, before = source.read_text(), project.digest()
-    source.write_text(relu.replace("nn.ReLU()", "nn.Sigmoid()"))
-    assert "models/code" in project.dvc("status")
-    assert "Promoted: champion is version 2 of tiny" in project.repro()
-    assert project.champion().tags["gate.sha256"] == project.digest().hex != before.hex
-    evidence = json.loads((project.folder / "reports/evidence.json").read_text())
-    code = {"tests.pipelines.tiny": str(Digest.of_file(source))}
-    assert evidence["source"]["code"]["files"] == code
-    assert UP_TO_DATE in project.repro()
-    source.write_text(relu)
-    project.dvc("repro")  # without make, too
-    assert project.champion().tags["gate.sha256"] == before.hex
-
-
-def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
-    versions = len(project.client.search_model_versions("name = 'tiny'"))
-    project.dvc("exp", "run", "-S", "gate.min_samples=399")
-    assert len(project.client.search_model_versions("name = 'tiny'")) == versions
-    assert '"dry_run"' in (project.folder / "reports/promotion.json").read_text()
-    assert "Promoted: champion is version" in project.repro()
-
-
-def test_killed_in_the_middle_and_finished_by_the_next(project: Project) -> None:
-    """kill -9 of DVC and its stage, while the stage writes into its MLflow run."""
-    (project.folder / "reports/runs/parity.json").unlink()
     process = subprocess.Popen(
         [sys.executable, "-m", "dvc", "repro"], cwd=project.folder, env=clean_environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -166,7 +138,8 @@ def test_killed_in_the_middle_and_finished_by_the_next(project: Project) -> None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert project.running() == [killed]
-    assert "champion is version" in project.repro()
+    assert f"Unchanged: champion is version {serving}" in project.repro()
+    assert project.digest() == good
     assert project.client.get_run(killed).info.status in ("KILLED", "FINISHED")
     assert project.running() == []
     assert UP_TO_DATE in project.dvc("repro")
@@ -184,12 +157,28 @@ def wait_for_run_of(project: Project, stage: str, process: subprocess.Popen[byte
     raise AssertionError(f"{stage} never ran")
 
 
-def test_mlflow_run_lands_in_one_experiment(project: Project) -> None:
+def test_an_edited_factory_is_measured_anew(project: Project) -> None:
+    """As the issue of it was: relu becomes sigmoid in the model's own file. By dvc alone; and back
+    by `mlflow run`, whose runs land in one experiment."""
+    source = project.folder / "tests/pipelines/tiny.py"
+    relu, before = source.read_text(), project.digest()
+    source.write_text(relu.replace("nn.ReLU()", "nn.Sigmoid()"))
+    assert "models/code" in project.dvc("status")
+    project.dvc("repro")
+    assert str(project.champion().version) == "2"
+    assert project.champion().tags["gate.sha256"] == project.digest().hex != before.hex
+    evidence = json.loads((project.folder / "reports/evidence.json").read_text())
+    code = {"tests.pipelines.tiny": str(Digest.of_file(source))}
+    assert evidence["source"]["code"]["files"] == code
+    assert UP_TO_DATE in project.repro()
+
+    source.write_text(relu)
     done = run(
         project.folder, "mlflow", "run", ".", "--env-manager", "local",
         "--experiment-name", "launched", "-P", "batch_size=16",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert project.champion().tags["gate.sha256"] == before.hex
     experiment = project.client.get_experiment_by_name("launched").experiment_id
     runs = project.client.search_runs([experiment])
     launcher = next(r for r in runs if "mlflow.project.entryPoint" in r.data.tags)
@@ -203,8 +192,12 @@ def test_mlflow_run_lands_in_one_experiment(project: Project) -> None:
     assert project.running() == []
 
 
-def test_another_registry_is_filled_too(project: Project) -> None:
-    """As after a loss: the registry does not know the version, the run ids are dangling."""
+def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
+    """Into another registry, which knows nothing of the runs so far."""
+    versions = len(project.client.search_model_versions("name = 'tiny'"))
+    project.dvc("exp", "run", "-S", "gate.min_samples=399")
+    assert len(project.client.search_model_versions("name = 'tiny'")) == versions
+    assert '"dry_run"' in (project.folder / "reports/promotion.json").read_text()
     uri = f"sqlite:///{project.folder}/other.db"
     printed = project.repro(MLFLOW_TRACKING_URI=uri)
     assert "promote runs again" in printed
