@@ -10,6 +10,7 @@ import pytest
 
 from gate import cli
 from gate.digest import Digest
+from tests.registry.servers import empty_database
 from tests.small_project import made
 
 # SQLAlchemy, about MLflow's own tables.
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy i
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own folder with an own registry; the reports of a passed and a failed file."""
+    empty_database(tmp_path / "mlflow.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     monkeypatch.chdir(tmp_path)

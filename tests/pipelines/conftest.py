@@ -14,7 +14,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from pipelines import export, parity, prepare, train
+from pipelines import export, parity, prepare, promote, train
 from pipelines.override import override
 from pipelines.run import RunReference, tracking_uri
 
@@ -112,7 +112,29 @@ def measured_files(
 @pytest.fixture
 def measured(project: Path, measured_files: Path) -> Path:
     """A project in which export and parity have run, too."""
-    shutil.copytree(measured_files, project, dirs_exist_ok=True)
+    return _moved_here(measured_files, project)
+
+
+@pytest.fixture(scope="session")
+def promoted_files(measured_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files after promote, with the registry, of which only the database moves on."""
+    folder = tmp_path_factory.mktemp("promoted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        _moved_here(measured_files, folder)
+        assert promote.main() == 0
+    return folder
+
+
+@pytest.fixture
+def promoted_project(project: Path, promoted_files: Path) -> Path:
+    """A project in which promote has run, too."""
+    return _moved_here(promoted_files, project)
+
+
+def _moved_here(files: Path, project: Path) -> Path:
+    """The files in the current folder, whose MLflow holds their runs."""
+    shutil.copytree(files, project, dirs_exist_ok=True)
     for path in (project / "reports" / "runs").iterdir():
         reference = RunReference.load(path)
         reference.model_copy(update={"tracking_uri": tracking_uri()}).save(path)

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipelines import paths, promote, repro
+from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, Stopped, code_of
 
 
 @pytest.fixture
-def promoted(measured: Path) -> PromotionReport:
-    assert promote.main() == DONE
+def promoted(promoted_project: Path) -> PromotionReport:
     report = last_promotion()
     assert report is not None
     return report

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -52,6 +56,7 @@ def serving(
         os.environ | NO_JOBS | {"MLFLOW_DISABLE_TELEMETRY": "true"} | dict(environment or {})
     )
     environment.pop("MLFLOW_TRACKING_URI", None)
+    empty_database(folder / "mlflow.db")
     if guarded:
         command += ["--app-name", "basic-auth"]
         environment |= {
@@ -72,8 +77,30 @@ def serving(
             process.wait(30)
 
 
+def empty_database(path: Path) -> None:
+    """MLflow's tables with nothing in them, as a file."""
+    shutil.copy(_tables(), path)
+
+
+@functools.cache
+def _tables() -> Path:
+    """Made once: it takes seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="tables-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    quiet_process()
+    with lent(uri):
+        from mlflow import MlflowClient
+
+        MlflowClient(tracking_uri=uri).search_experiments()
+    return folder / "mlflow.db"
+
+
 def make_run(uri: str, *, artifacts: Path | None = None) -> str:
     """A finished run; `artifacts`: where its files lie, for a database without a server."""
+    database = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///") and not database.exists():
+        empty_database(database)
     quiet_process()
     with lent(uri):
         from mlflow import MlflowClient
