@@ -43,25 +43,27 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
         ("promote", "reports/promotion.json"),
     ],
 )
-def test_nothing_half_written_is_taken_for_whole(measured: Path, stage: str, file: str) -> None:
-    assert promote.main() == DONE
+def test_nothing_half_written_is_taken_for_whole(
+    promoted_project: Path, stage: str, file: str
+) -> None:
+    project = promoted_project
     before = _champion().version
-    old = (measured / file).read_bytes()
+    old = (project / file).read_bytes()
     done = subprocess.run(
         [sys.executable, "-c", KILLED_BEFORE, stage, Path(file).name],
-        cwd=measured,
+        cwd=project,
         env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         check=False,
     )
     assert done.returncode == -9, done.stderr.decode()
-    assert not (measured / file).exists() or (measured / file).read_bytes() == old
+    assert not (project / file).exists() or (project / file).read_bytes() == old
     assert _champion().version == before
     names = list(STAGES)
     for later in names[names.index(stage) :]:
         assert STAGES[later]() == DONE
-    assert (measured / file).exists()
-    assert not list(measured.rglob(".*.tmp"))
+    assert (project / file).exists()
+    assert not list(project.rglob(".*.tmp"))
     runs = _client().search_runs([e.experiment_id for e in _client().search_experiments()])
     assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
     assert _champion().tags["gate.verdict"] == "PASS"
