@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +30,9 @@ def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
 
 
 def test_a_promotion_is_due_when_the_registry_lost_the_version(
-    promoted: PromotionReport, monkeypatch: pytest.MonkeyPatch
+    promoted: PromotionReport, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copy(empty_database, "other.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
     assert "has no version 1 of tiny" in str(promotion_is_due())
 
