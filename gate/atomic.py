@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def replacing(path: Path) -> Iterator[Path]:
                 stale.unlink(missing_ok=True)
     except OSError as error:
         raise _storage_error(path, error) from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Threads of one process may write one path at once: each has a name of its own.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.{os.getpid()}.tmp")
     try:
         yield temporary
         sync(temporary)

@@ -73,3 +73,28 @@ def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_pat
     living.write_text("half")
     atomic.write_text(target, "new")
     assert sorted(os.listdir(tmp_path)) == [living.name, "file"]
+
+
+def test_two_writers_of_one_path_at_once_each_write_a_whole_file(tmp_path):
+    target = tmp_path / "file"
+    with atomic.replacing(target) as one, atomic.replacing(target) as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert target.read_text() == "one"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path, monkeypatch
+):
+    steps = []
+    sync, replace = atomic.sync, Path.replace
+    monkeypatch.setattr(
+        atomic, "sync", lambda path: (steps.append(f"sync {path.name[-4:]}"), sync(path))
+    )
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (steps.append("replace"), replace(self, to))
+    )
+    folder = tmp_path / "here"
+    atomic.write_text(folder / "file", "text")
+    assert steps == ["sync .tmp", "replace", "sync here"]
