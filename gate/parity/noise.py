@@ -43,7 +43,8 @@ class NoiseStatistics:
     """
 
     def __init__(self, *, columns: bool = False) -> None:
-        """`columns`: for outputs with the samples on axis 0."""
+        """`columns`: by index of the last axis and of axis 1, too; axis 0 need not be the samples,
+        but an output without it has none."""
         self._samples = 0
         self._elements = 0
         self._broken = False
@@ -146,7 +147,7 @@ class NoiseStatistics:
     def _update_columns(self, values: Floats, counted: NDArray[np.bool_], *, batched: bool) -> None:
         if not values.size:
             return
-        if self._columns == {} or not batched:
+        if self._columns == {} or (not batched and values.ndim < 3):
             self._columns = {}
             return
         axes = _axes(values.ndim - 1)

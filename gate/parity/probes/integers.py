@@ -136,6 +136,11 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ar
     beyond = {"below": below}
     if all(end is None for end in ends):
         beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
+        inside = range(1, column.low)
+        if inside:  # such as lengths that are the same in all samples
+            values = np.asarray(_spread(inside, _FEW)).reshape(-1, *[1] * (column.rows.ndim - 1))
+            shape = (len(values), *column.rows.shape[1:])
+            yield "less", np.broadcast_to(values, shape).astype(limits.dtype)
     for title, value in beyond.items():
         if limits.min <= value <= limits.max and not column.low <= value <= column.high:
             yield (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gate.digest import Digest
 from gate.evidence import TensorSpec
 from gate.instruments import TraceSearch
+from gate.parity.probes.columns import column_probes
 from gate.parity.probes.expected import Expected
 from gate.parity.probes.integers import integer_probes
 from gate.parity.probes.nonfinite import nonfinite_probes
@@ -34,6 +35,7 @@ class Prober:
         self.probes = [
             *batch_probes(stand, self._observed, sha256),
             *value_probes(self._observed),
+            *column_probes(self._observed),
             *size_probes(self._axes),
         ]
 

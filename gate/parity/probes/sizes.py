@@ -24,6 +24,8 @@ _LARGEST = 2**18
 _MOST_SAMPLES = 16
 _LONGEST = 1024
 """Of an axis that becomes as long as a table: attention grows with its square."""
+_FAR = 512
+"""Of an axis that is the only one and becomes ten times as long, where windows end."""
 _ALONE = 3
 """Axes that become longer alone."""
 _DRAWN_FROM = 2**16
@@ -115,7 +117,7 @@ def _batch(observed: Observed, places: tuple[int, ...]) -> Probe:
 
 def size_probes(axes: Axes) -> Iterator[Probe]:
     """Smaller, larger, odd, not square, and each axis alone three times as long; an axis that is
-    the only one also one, two, and twice as long."""
+    the only one also one, two, twice and ten times as long."""
     for sizes in dict.fromkeys(_variations(axes.now)):
         if sizes != axes.now and _fits(axes, sizes):
             yield _sized(axes, sizes)
@@ -158,6 +160,8 @@ def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield (*now[:place], 3 * size + 1, *now[place + 1 :])
     else:
         yield from ((1,), (2,), (2 * now[0],), (3 * now[0] + 1,))
+        if (far := min(10 * now[0], _FAR)) > 3 * now[0] + 1:
+            yield (far,)
 
 
 def _sized(axes: Axes, sizes: tuple[int, ...]) -> Probe:
