@@ -84,6 +84,19 @@ def test_a_wrong_channel_is_named():
     assert noise(truth, reference, candidate).group == "channel 2"
 
 
+@pytest.mark.parametrize("shape", [(12, 4, 5), (80, 3)], ids=["time first", "flat boxes"])
+def test_an_output_without_a_batch_axis_has_columns_too(shape):
+    truth, reference, candidate = (np.resize(array, shape) for array in logits())
+    for array in (truth, reference, candidate):
+        array[..., :2] *= 100.0
+    candidate[..., 2] *= 1.00002
+    statistics = NoiseStatistics(columns=True)
+    statistics.update(truth, reference, candidate, samples=32)
+    result = statistics.result()
+    assert result.ratio > 5
+    assert result.group == "column 2"
+
+
 def test_who_is_closer_is_told_of_the_elements_of_the_ratio():
     """Over all elements the candidate is closer, thanks to the column of large numbers."""
     truth, reference, candidate = (array * UNITS for array in logits())

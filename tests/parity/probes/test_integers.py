@@ -102,10 +102,16 @@ def test_numbers_that_are_no_indices_go_beyond_and_below():
             return x * 1.5
 
     seen = found(Counts(), {"x": TOKENS})
-    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x"}
+    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert set(seen["values_x"].batch["x"].ravel()) == set(range(3, 21))
     told = {name: set(seen[name].batch["x"].ravel()) for name in seen if name != "values_x"}
-    assert told == {"zero_x": {0}, "above_x": {21}, "far_x": {41}, "below_x": {-1}}
+    assert told == {
+        "zero_x": {0},
+        "above_x": {21},
+        "far_x": {41},
+        "below_x": {-1},
+        "less_x": {1, 2},
+    }
     signed = found(Counts(), {"x": TOKENS - 10})
     assert (signed["below_x"].batch["x"] == -8).all()
 
@@ -207,7 +213,7 @@ def test_what_the_model_refuses_is_no_end():
             return super().forward(x)
 
     seen = found(Strict(40), {"x": TOKENS})
-    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x"}
+    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert seen["values_x"].batch["x"].max() == 20
 
 
