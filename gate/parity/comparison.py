@@ -172,16 +172,20 @@ class Comparison:
                 measured = measured or look.measured(runner)
                 c = measured[index]
                 if c is not None and c.shape == truth.shape:
-                    late.settle(look.sample, self._settled(output.name, c, truth, floor))
+                    late.settle(look.sample, **self._settled(output.name, c, truth, floor))
 
-    def _settled(self, name: str, candidate: Array, truth: Array, floor: Array) -> float:
-        """The worst element of a sample in units of its own floor, or of the first samples'."""
+    def _settled(self, name: str, candidate: Array, truth: Array, floor: Array) -> dict[str, float]:
+        """The worst element of a sample in units of its own floor; and where the first samples'
+        floor is larger, of that."""
         with np.errstate(all="ignore"):
             error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
             error[~np.isfinite(error)] = 0.0
             by_first = in_units(error, truth, self._noise[name].units(self._rounding.get(name)))
             by_own = error / floor
-        return float(np.minimum(by_first, by_own).max(initial=0.0))
+        return {
+            "by_own": float(by_own.max(initial=0.0)),
+            "by_first": float(np.minimum(by_first, by_own).max(initial=0.0)),
+        }
 
     def suspicious(self) -> bool:
         """True if the runtime is farther off than PyTorch itself, in any output."""

@@ -25,6 +25,7 @@ Terms = Literal[
     "prefix exponentials",
     "normalized",
     "centred",
+    "transform",
 ]
 """How n terms are counted and what their accumulation makes of the result (`gate.parity.sums`)."""
 

@@ -21,6 +21,10 @@ DOUBTFUL = 8.0
 """Units from which on a sample is computed again."""
 KEPT = 256
 """Samples whose scores are kept; the next worst one stands for all others."""
+_PLAIN = 1e-3
+"""A difference, of the sample's largest value, that asks for a second look whatever the floor is:
+one sample among the first whose rounding is huge makes a floor that hides everything."""
+_MOST_PLAIN = 16
 
 
 class LateErrors:
@@ -32,6 +36,8 @@ class LateErrors:
         self._scores: dict[int, float] = {}
         self._other = 0.0
         """The largest score of a sample that is not kept."""
+        self._plain: dict[int, float] = {}
+        """Differences beyond `_PLAIN`, the largest ones."""
 
     def update(self, reference: Array, candidate: Array, span: Span) -> None:
         """Add a batch of two float arrays of equal shape. What is not finite on one side is left
@@ -43,10 +49,24 @@ class LateErrors:
             start = span.start + (rows.start or 0)
             worst = scores.reshape(len(scores) if batched else 1, -1).max(axis=1, initial=0.0)
             self._scores.update(enumerate(worst.tolist(), start))
+            if batched:
+                self._compare(reference[rows], candidate[rows], start)
         if len(self._scores) > KEPT:
             ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
             self._other = max(self._other, self._scores[ranked[KEPT]])
             self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+
+    def _compare(self, reference: Array, candidate: Array, start: int) -> None:
+        r, c = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (reference, candidate))
+        with np.errstate(all="ignore"):
+            apart, size = np.abs(c - r), np.abs(r)
+            apart[~np.isfinite(apart)] = size[~np.isfinite(size)] = 0.0
+            shares = apart.max(axis=1, initial=0.0) / size.max(axis=1, initial=0.0)
+        for row in np.flatnonzero(np.isfinite(shares) & (shares > _PLAIN)).tolist():
+            self._plain[start + row] = float(shares[row])
+        if len(self._plain) > _MOST_PLAIN:
+            ranked = sorted(self._plain, key=self._plain.__getitem__, reverse=True)
+            self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
 
     def _scored(self, reference: Array, candidate: Array) -> Floats:
         with np.errstate(all="ignore"):
@@ -58,12 +78,16 @@ class LateErrors:
     def doubtful(self) -> list[int]:
         """The samples that should be computed again, the worst first."""
         ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
-        return [place for place in ranked if self._scores[place] > DOUBTFUL]
+        worst = [place for place in ranked if self._scores[place] > DOUBTFUL]
+        return list(dict.fromkeys([*worst, *self._plain]))
 
-    def settle(self, sample: int, score: float) -> None:
-        """Take what a second look at a sample gave for its score."""
-        if sample in self._scores:
-            self._scores[sample] = score
+    def settle(self, sample: int, *, by_own: float, by_first: float) -> None:
+        """Take what a second look at a sample gave for its score, in units of what rounding makes
+        of it. Where it is not plainly off, the floor of the first samples may be the larger one."""
+        if sample in self._plain:
+            self._scores[sample] = by_own
+        elif sample in self._scores:
+            self._scores[sample] = min(by_own, by_first)
 
     @property
     def worst(self) -> float:

@@ -26,6 +26,8 @@ _CHUNK = 1 << 22
 """Elements that are looked at together."""
 _ORDINARY = 10
 """An element is ordinary up to 2^10 times a low quantile of all magnitudes but zero."""
+_SHORT = 64
+"""Indices of an axis between axis 1 and the last one: anchors, corners, the parts of a box."""
 _QUANTILES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
 """Several, because a mask may fill most of an output."""
 
@@ -150,7 +152,7 @@ class NoiseStatistics:
         if self._columns == {} or (not batched and values.ndim < 3):
             self._columns = {}
             return
-        axes = _axes(values.ndim - 1)
+        axes = _axes(values.shape[1:])
         if self._columns is None:
             self._columns = {
                 axis: Tally.empty(values.shape[axis + 1]) for axis in axes if values.shape[axis + 1]
@@ -175,7 +177,7 @@ class NoiseStatistics:
         for axis, tally in (self._columns or {}).items():
             if tally is not None:
                 also = (rounding._columns or {}).get(axis) if rounding else None
-                word = "column" if axis == last else "channel"
+                word = {1: "channel", last: "column"}.get(axis, f"axis {axis}, index")
                 names = [f"{word} {place}" for place in range(len(tally.counts))]
                 yield Groups(axis, names, tally, also)
 
@@ -218,9 +220,11 @@ def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice
     yield from (slice(start, start + step) for start in range(0, len(array), step))
 
 
-def _axes(rank: int) -> tuple[int, ...]:
-    """The axes whose indices are judged one by one."""
-    return tuple(dict.fromkeys([rank - 1, 1])) if rank > 1 else ()
+def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes whose indices are judged one by one: the last, axis 1, and short ones between."""
+    rank = len(shape)
+    short = [axis for axis in range(2, rank - 1) if shape[axis] <= _SHORT]
+    return tuple(dict.fromkeys([rank - 1, 1, *short])) if rank > 1 else ()
 
 
 def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:

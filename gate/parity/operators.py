@@ -140,6 +140,9 @@ _SUMS = {
     "_convolution": ErrorModel(
         terms="window", onnx="Conv, ConvTranspose", source="as products of matrices; measured"
     ),
+    "_fft_r2c _fft_c2c _fft_c2r": ErrorModel(
+        terms="transform", onnx="DFT, STFT", source="log2(n) roundings of the row (Higham, 24.1)"
+    ),
     "cumsum": ErrorModel(terms="prefix", onnx="CumSum", source=_WALK),
     "cumprod": ErrorModel(terms="prefix factors", source="n roundings of a product"),
     "logcumsumexp": ErrorModel(relative=4.0, terms="prefix exponentials", source=_WALK),
@@ -166,7 +169,9 @@ def _names(text: str) -> frozenset[str]:
 
 COMPOSITES = _names(
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell einsum tensordot "
-    "bilinear cosine_similarity pairwise_distance rms_norm"
+    "bilinear cosine_similarity pairwise_distance rms_norm stft istft fft_fft fft_ifft fft_rfft "
+    "fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn "
+    "fft_rfftn fft_irfftn"
 )
 """Their error is that of their parts: gates, products, sums of squares."""
 

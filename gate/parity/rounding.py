@@ -18,6 +18,7 @@ from gate.parity.dispatch import DispatchMode
 from gate.parity.error_model import UNIT, ErrorModel
 from gate.parity.operators import COMPOSITES, bare, model_of
 from gate.parity.sums import ROUNDED, Operation, accumulated
+from gate.parity.transforms import transformed
 
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
@@ -93,6 +94,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
+        if model.terms == "transform":
+            return transformed(tensor, operation, unit=self._unit, draw=self._draw)
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             return tensor
         if model.saturates:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.M
     be copied.
     """
     try:
-        with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
+        with torch.no_grad(), _computed_apart(model):
+            # no_grad: else copies of TorchScript's parameters are computed tensors
             duplicate = copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
@@ -35,6 +38,25 @@ def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.M
     duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
     duplicate.eval()  # not chained: models that override `train` often forget to return themselves
     return duplicate
+
+
+@contextmanager
+def _computed_apart(model: nn.Module) -> Iterator[None]:
+    """Inside, tensors that a hook computes of parameters (`weight_norm`, `prune`) are plain ones:
+    torch copies no others. Every forward computes them anew."""
+    computed = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        for module, name, value in computed:
+            vars(module)[name] = value.detach()
+        yield
+    finally:
+        for module, name, value in computed:
+            vars(module)[name] = value
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

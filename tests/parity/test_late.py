@@ -12,16 +12,18 @@ from gate.parity.statistics import Span
 SCALE = np.array([1.0, 1e6, 1e-3])
 
 
-def first(rng, *, scale=SCALE):
+def first(rng, *, scale=SCALE, spoilt=0.0):
+    """`spoilt`: the error of one sample among them."""
     noise = NoiseStatistics(columns=True)
     truth = rng.normal(size=(32, 3)) * scale
     reference, candidate = (truth + rng.normal(size=truth.shape) * 1e-7 * scale for _ in range(2))
+    reference[5] += spoilt * scale
     noise.update(truth, reference, candidate, samples=32)
     return noise.units()
 
 
-def late(reference, candidate, *, scale=SCALE):
-    errors = LateErrors(first(np.random.default_rng(0), scale=scale))
+def late(reference, candidate, *, scale=SCALE, spoilt=0.0):
+    errors = LateErrors(first(np.random.default_rng(0), scale=scale, spoilt=spoilt))
     errors.update(reference, candidate, Span(32, len(reference)))
     return errors
 
@@ -50,15 +52,24 @@ def test_a_second_look_settles_a_score():
     reference, candidate = values()
     candidate[70, 0] += 1.0
     errors = late(reference, candidate)
-    errors.settle(102, 1.5)
+    errors.settle(102, by_own=1.5, by_first=1.5)
     assert errors.worst < 8.0
+
+
+def test_a_plain_difference_is_doubtful_however_wide_the_floor_of_the_first_is():
+    reference, candidate = values()
+    candidate[70] *= 1.2
+    errors = late(reference, candidate, spoilt=10.0)
+    assert errors.doubtful == [102]
+    errors.settle(102, by_own=1e5, by_first=0.1)
+    assert errors.worst == 1e5
 
 
 def test_more_doubtful_samples_than_are_kept_are_not_forgotten():
     reference, candidate = values(3 * KEPT)
     errors = late(reference, candidate + 1.0)
     for sample in errors.doubtful:
-        errors.settle(sample, 0.0)
+        errors.settle(sample, by_own=0.0, by_first=0.0)
     assert errors.worst > 8.0
 
 

@@ -344,3 +344,19 @@ def test_results_of_several_parts_and_of_none():
     assert torch.equal(places, x.sort(dim=1).indices)
     assert not torch.equal(values, x.sort(dim=1).values)
     assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.fft.rfft(x).abs(),
+        lambda x: torch.fft.fft2(x.reshape(50, 2, 512)).abs().flatten(1),
+        lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+    ],
+    ids=["rfft", "fft2", "and back"],
+)
+def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
+    errors = error(compute, normal(50, 1024))
+    rms = compute(normal(50, 1024)).square().mean().sqrt()
+    assert 2.0 < errors.square().mean().sqrt() / rms < 20.0
+    assert (error(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0).any()

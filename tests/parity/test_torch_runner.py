@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from gate.errors import ModelError
 from gate.parity.binding import Binding
@@ -101,6 +102,23 @@ def test_a_private_copy_is_float32_in_eval_mode():
     assert copy[0].weight.dtype == torch.float32
     assert all(module.training for module in model.modules())
     assert model[0].weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        torch.nn.utils.weight_norm,
+        lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight_norm", "prune"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_private_copy_of_a_weight_that_is_computed(computed):
+    model = nn.Sequential(computed(nn.Linear(3, 2)))
+    weight = model[0].weight
+    x = torch.ones(1, 3)
+    assert torch.equal(private_copy(model, device="cpu")(x), model(x))
+    assert weight.grad_fn is not None
 
 
 def test_a_private_copy_keeps_complex_numbers():

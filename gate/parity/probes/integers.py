@@ -215,7 +215,10 @@ def _masked(observed: Observed, name: str) -> Array:
     )
     width = array.shape[-1] if array.ndim > 1 else 1
     flipped = np.zeros(array.shape, np.bool_)
-    flipped[0, ..., width - math.ceil(width / 3) :] = True
+    if array.ndim == 1:  # one number a sample: of one sample it is the other one
+        flipped[1] = True
+    else:
+        flipped[0, ..., width - math.ceil(width / 3) :] = True
     if width > 1:
         flipped[1] = observed.random(f"masked {name}").random(array.shape[1:]) < 0.5
         flipped[..., 0] = False

@@ -85,9 +85,16 @@ class Axes:
 
 
 def _usual(array: Array) -> int | None:
-    """Of nothing but zeros and ones, or of bools: the more frequent one. None: no mask."""
+    """Of nothing but zeros and ones, or of bools, what stands for a place that is there. None: no
+    mask.
+
+    The first place of all samples is there, or the last one where padding comes first.
+    """
     if not np.isin(array, (0, 1)).all():
         return None
+    for place in (array[..., 0], array[..., -1]) if array.ndim > 1 else ():
+        if (place == place.flat[0]).all():
+            return int(place.flat[0])
     return int(2 * np.count_nonzero(array) >= array.size)
 
 

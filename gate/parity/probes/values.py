@@ -34,6 +34,9 @@ class Values(NamedTuple):
     random: np.random.Generator
 
 
+_OF_MASKS = ("zeros", "ones", "min", "max", "mirrored")
+"""What a mask of floats may be; it is no half, and not negative."""
+
 Change = Callable[[Array, Values], Array]
 """From an input's array to another one of its shape and dtype."""
 
@@ -69,6 +72,8 @@ def within(values: NDArray[np.float64], like: Array) -> Array:
 
 def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
     batch = observed.batch(observed.small)
+    if title not in _OF_MASKS:
+        names = tuple(name for name in names if name not in _masks(observed))
     for name, array in batch.items():
         if name in names and _applies(title, array):
             values = Values(
@@ -82,16 +87,22 @@ def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
 def _at_magnitudes(observed: Observed, size: int) -> Batch:
     """Samples from everywhere, each scaled by another factor; masks of floats stay as they are."""
     batch: dict[str, Array] = {}
-    masks = {name for name in observed.rows if _is_mask(observed, name)}
-    floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
+    masks = _masks(observed)
     for name, array in observed.spread.items():
         rows = array[np.arange(size) % len(array)]
-        if name in (floats - masks or floats):
+        if array.dtype.kind == "f" and name not in masks:
             factors = np.resize(_FACTORS, size).reshape(-1, *[1] * (rows.ndim - 1))
             with np.errstate(over="ignore"):  # `within` cuts it off
                 rows = within(rows.astype(np.float64) * factors, rows)
         batch[name] = np.ascontiguousarray(rows)
     return batch
+
+
+def _masks(observed: Observed) -> set[str]:
+    """Inputs of floats that are nothing but zeros and ones, beside others that are not."""
+    floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
+    masks = {name for name in floats if _is_mask(observed, name)}
+    return masks if masks < floats else set()
 
 
 def _is_mask(observed: Observed, name: str) -> bool:
@@ -130,14 +141,24 @@ def _uniform(array: Array, values: Values) -> Array:
 
 def _drawn(array: Array, values: Values) -> Array:
     low, high = int(values.low), int(values.high)
-    return values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
+    drawn = values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
+    return _with_first(drawn, array) if low >= 0 and high <= 1 else drawn
 
 
 def _tossed(array: Array, values: Values) -> Array:
-    return values.random.random(array.shape) < 0.5
+    return _with_first(values.random.random(array.shape) < 0.5, array)
 
 
-def _mirrored(array: Array, _: Values) -> Array:
+def _with_first(drawn: Array, array: Array) -> Array:
+    """A mask keeps its first place: a causal query that sees no key has no answer."""
+    if array.ndim > 1:
+        drawn[..., 0] = array[..., 0]
+    return drawn
+
+
+def _mirrored(array: Array, values: Values) -> Array:
+    if array.dtype.kind in "iub" and int(values.low) >= 0 and int(values.high) <= 1:
+        return array  # a mask that is padded in front leaves the first queries without a key
     return np.ascontiguousarray(np.flip(array, axis=-1))
 
 

@@ -231,3 +231,14 @@ def test_readings_are_recorded_with_the_size_of_the_table():
     (one,) = lookups(stand, {"x": TOKENS})
     assert one.size == 40
     assert np.array_equal(one.indices, TOKENS.ravel() + 3)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_one_constant_number_a_sample_is_the_other_for_one_of_two(value):
+    arrays = {"x": benches.vectors(), "task": np.full(12, value)}
+
+    class Tasks(nn.Module):
+        def forward(self, x, task):
+            return x + task[:, None]
+
+    assert found(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [value, 1 - value]

@@ -141,7 +141,9 @@ def test_as_long_as_the_places_that_are_counted(model, names):
     ("mask", "usual"),
     [
         (np.array([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]), 1),
-        (np.array([[True, False, False, False, False]] * 2), False),
+        (np.array([[True, False, False, False, False]] * 2), True),
+        (np.array([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]), 0),
+        (np.array([[1, 0, 0, 0, 1], [0, 0, 0, 1, 1]]), 1),
         (np.array([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], np.float32), 1.0),
         (np.array([[0, 2, 0, 1, 1], [1, 1, 1, 1, 1]]), None),
     ],
