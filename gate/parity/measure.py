@@ -103,6 +103,8 @@ def measure(  # noqa: PLR0913
     reference itself can't be computed, DigestMismatch if the file is not (any more) the one
     that `candidate.subject` describes.
     """
+    if policy.nonfinite == "same_places":
+        samples = samples.with_gaps()
     binding = bind(
         candidate.subject.inputs,
         samples.specs,

@@ -29,6 +29,10 @@ _BIAS = 0.25
 """The share of an approximation's error that is the same for arguments that are near each other:
 it does not vanish in a mean (ONNX Runtime's sigmoid: 0.2 of 2.6 units, measured)."""
 
+_UNORDERED = frozenset({"topk", "sort"})
+"""Operators that promise no order of what is equal."""
+_TINY = 2.0**-120
+
 _FAR = 1e4
 """Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
 
@@ -71,6 +75,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if name in COMPOSITES:
             with _without_mkldnn(), self:
                 return func.decompose(*args, **kwargs)  # type: ignore[attr-defined]
+        if name in _UNORDERED and not kwargs.get("stable"):
+            args = (self._parted(args[0]), *args[1:])
         model = model_of(name)
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         writes = any(alias.is_write for alias in aliases)
@@ -92,6 +98,13 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
                 for value in returned
             )
         return returned
+
+    def _parted(self, x: torch.Tensor) -> torch.Tensor:
+        """Equal numbers a little apart, zeros too: their order is nobody's promise."""
+        if x.dtype != torch.float32:
+            return x
+        share = torch.rand(x.shape, generator=self._random)
+        return x * (1.0 + self._unit * share) + _TINY * share
 
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if model.terms == "transform":

@@ -36,6 +36,7 @@ class Samples:
         self._shards = [dict(shard) for shard in shards]
         first = self._shards[0]
         self.names: tuple[str, ...] = tuple(first)
+        self._gaps = False
         self._lengths = [len(shard[self.names[0]]) for shard in self._shards]
         self.specs: tuple[TensorSpec, ...] = tuple(
             TensorSpec(name=name, dtype=array.dtype.name, shape=("samples", *array.shape[1:]))
@@ -60,22 +61,30 @@ class Samples:
         """Number of samples."""
         return sum(self._lengths)
 
+    def with_gaps(self) -> Samples:
+        """The same samples, of which NaN and infinities are values that the model takes."""
+        gaps = Samples(self._shards, origin="the samples")
+        gaps._gaps = True
+        return gaps
+
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         """Yield batches of `size` samples in order (the last may be smaller), as own copies.
 
         Arrays are contiguous, writable and in native byte order. Raises DataError on the first
-        NaN or infinite value of a float array, naming the input and the sample.
+        NaN or infinite value of a float array, naming the input and the sample, but for
+        samples `with_gaps`.
         """
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             batch = {name: self._rows(name, start, stop) for name in self.names}
-            for name, array in batch.items():
+            for name, array in batch.items() if not self._gaps else ():
                 _check_finite(name, array, start=start)
             yield batch
 
     def pick(self, places: Sequence[int]) -> Samples:
         """The samples at these places, in memory."""
-        return Samples.of(self.at(places))
+        picked = Samples.of(self.at(places))
+        return picked.with_gaps() if self._gaps else picked
 
     def at(self, places: Sequence[int]) -> dict[str, Array]:
         """The samples at these places as one batch; values are not looked at."""
@@ -192,5 +201,6 @@ def _check_finite(name: str, array: Array, *, start: int) -> None:
         sample = int(bad.argmax())
         raise DataError(
             f"input '{name}' has NaN or infinite values, first in sample {start + sample}. "
-            "Outputs of such samples prove nothing: mend the preprocessing or drop the sample."
+            "Outputs of such samples prove nothing: mend the preprocessing or drop the sample. If "
+            "the model itself treats them, say nonfinite: same_places in the policy."
         )

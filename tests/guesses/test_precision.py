@@ -156,3 +156,31 @@ def test_when_the_reference_keeps_float64(own, takes, gives, keeps) -> None:
         }
     )
     assert keeps_double(model, subject) is keeps
+
+
+class Clock(nn.Module):
+    """Seconds of float64 since a day in its past; `dtype`: what that day is kept in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 4)
+        self.register_buffer("start", torch.tensor([1.7e9 + 17.0], dtype=torch.float64).to(dtype))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        since = input[:, :1].double() * 1e5 + 1.7e9 - self.start
+        return self.fc(input) + torch.sin(since / 1e5).float()
+
+
+@pytest.mark.parametrize(
+    ("kept_in", "verdict"), [(torch.float64, Verdict.PASS), (torch.float32, Verdict.FAIL)]
+)
+def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(
+    tmp_path: Path, kept_in: torch.dtype, verdict: Verdict
+) -> None:
+    path = exported_as_it_is(Clock(kept_in), tmp_path / "model.onnx")
+    seen = check(
+        path, reference=Reference(Clock(torch.float64).eval(), Source(factory="tests")),
+        workload=Workload(Samples.of({"input": inputs(48, np.float32)})), policy=POLICY,
+    )  # fmt: skip
+    assert seen.decision.verdict is verdict, seen.decision.problems

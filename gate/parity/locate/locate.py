@@ -58,6 +58,8 @@ def locate(  # noqa: PLR0913
     the file is not the one that `candidate.subject` describes.
     """
     subject = candidate.subject
+    if policy.nonfinite == "same_places":
+        samples = samples.with_gaps()
     binding = bind(
         subject.inputs,
         samples.specs,

@@ -35,6 +35,7 @@ def column_probes(observed: Observed) -> Iterator[Probe]:
 
 def _columns(observed: Observed, name: str) -> Batch:
     material = np.concatenate([observed.rows[name], observed.spread[name]]).astype(np.float64)
+    material = np.nan_to_num(material, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = material.min(axis=0), material.max(axis=0)
     reach = np.maximum(high - low, np.abs(high))
     values = [*(np.full_like(low, value) for value in _SPECIAL), low - reach, high + reach]

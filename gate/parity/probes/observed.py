@@ -76,8 +76,8 @@ class Observed:
         return cls(
             rows=rows,
             spread=_some(samples, kept),
-            low={name: array.min() for name, array in looked_at.items()},
-            high={name: array.max() for name, array in looked_at.items()},
+            low={name: _finite(array).min() for name, array in looked_at.items()},
+            high={name: _finite(array).max() for name, array in looked_at.items()},
             integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
             small=binding.batch_size if binding.fixed else 1,
             fixed=binding.fixed,
@@ -98,6 +98,14 @@ class Observed:
     def random(self, name: str) -> np.random.Generator:
         """A generator for what is called `name`: seeded by the policy, whatever came before."""
         return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
+
+
+def _finite(array: Array) -> Array:
+    """The numbers among them; zero without any."""
+    if array.dtype.kind != "f":
+        return array
+    finite = array[np.isfinite(array)]
+    return finite if finite.size else np.zeros(1, array.dtype)
 
 
 def _count(rows: Batch) -> int:
