@@ -336,13 +336,31 @@ def test_other_dtypes_stay(dtype):
         assert torch.equal(x.repeat(2), torch.cat([x, x]))
 
 
+def test_what_is_not_rounded_at_all_stays():
+    x = draw(50, 4)
+    with RandomRounding(0):
+        halves, thirds = x * 0.5, x / 3.0
+    assert torch.equal(halves, x * 0.5)
+    assert not torch.equal(thirds, x / 3.0)
+
+
+def test_equal_numbers_have_no_order():
+    x = torch.zeros(20, 30)
+    with RandomRounding(0):
+        values, places = x.topk(5, dim=1)
+        stable = x.sort(dim=1, stable=True).indices
+    assert torch.equal(values, torch.zeros(20, 5))
+    assert len(set(places[:, 0].tolist())) > 5
+    assert torch.equal(stable, torch.arange(30).expand(20, 30))
+
+
 def test_results_of_several_parts_and_of_none():
     x = draw(6, 4)
     with RandomRounding(0):
-        values, places = (x * 1.0).sort(dim=1)
+        values, places = (x * 0.7).sort(dim=1)
         empty = torch.mean(x[:0], 1)
     assert torch.equal(places, x.sort(dim=1).indices)
-    assert not torch.equal(values, x.sort(dim=1).values)
+    assert not torch.equal(values, (x * 0.7).sort(dim=1).values)
     assert empty.shape == (0,)
 
 

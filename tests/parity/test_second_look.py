@@ -250,3 +250,32 @@ def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
     model = Picture().eval()
     (output,) = measured(model, Off(model).eval(), tmp_path, pictures()).outputs
     assert output.max_abs_diff == 1.0
+
+
+class Rounded(nn.Module):
+    """To whole numbers, of which exact halves go to the even one or up."""
+
+    def __init__(self, *, even):
+        super().__init__()
+        self.even = even
+
+    def forward(self, x):
+        scaled = x * 0.25
+        return torch.round(scaled) if self.even else torch.floor(scaled + 0.5)
+
+
+def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
+    rows = (np.random.default_rng(5).integers(-400, 400, (60, 40)) * 4).astype(np.float32)
+    rows[7::20, 3] += 2.0
+    reference, exported = Rounded(even=True).eval(), Rounded(even=False).eval()
+
+    class Whole(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x).to(torch.int64)
+
+    (output,) = measured(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
+    assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
