@@ -271,4 +271,17 @@ def evidence(**overrides: Any) -> Evidence:
         "trace_search": TraceSearch(tried=7),
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
-    return Evidence(**fields | overrides)
+    return with_drawn_probes(Evidence(**fields | overrides))
+
+
+def with_drawn_probes(seen: Evidence) -> Evidence:
+    """With a probe of the batch size that the file's digest draws, where there are probes."""
+    size, _ = drawn_batch_sizes(seen.subject.sha256, policy().instruments.probe_batch_sizes)
+    probe = probe_parity(f"batch_{size}", kind="batch", batch_size=size)
+    runtimes = tuple(
+        runtime.model_copy(update={"probes": (*runtime.probes, probe)})
+        if runtime.probes and all(one.batch_size != size for one in runtime.probes)
+        else runtime
+        for runtime in seen.runtimes
+    )
+    return seen.model_copy(update={"runtimes": runtimes})

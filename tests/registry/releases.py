@@ -11,10 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate.decision import decide
 from gate.digest import Digest
-from gate.evidence import Evidence, RuntimeEvidence
+from gate.evidence import Evidence
 from gate.export.onnx_file import read_subject
 from gate.export.origin import QUANTIZED_FROM
-from gate.instruments import drawn_batch_sizes
 from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.registry.judged import Judged
 from gate.registry.release import Release
@@ -56,18 +55,7 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     assert graph is not None
     data = {name: str(builders.digest(name)) for name in subject.external_data}
     seen = graph.model_copy(update={"external_data": data})
-    made = builders.evidence(**{"subject": subject, "graph": seen, **overrides})
-    runtimes = tuple(_with_drawn_probe(runtime, subject.sha256) for runtime in made.runtimes)
-    return made.model_copy(update={"runtimes": runtimes})
-
-
-def _with_drawn_probe(runtime: RuntimeEvidence, sha256: Digest) -> RuntimeEvidence:
-    """With a probe of the batch size that this file's digest draws, as the policy asks for it."""
-    size, _ = drawn_batch_sizes(sha256, builders.policy().instruments.probe_batch_sizes)
-    if not runtime.probes or any(probe.batch_size == size for probe in runtime.probes):
-        return runtime
-    probe = builders.probe_parity(f"batch_{size}", kind="batch", batch_size=size)
-    return runtime.model_copy(update={"probes": (*runtime.probes, probe)})
+    return builders.evidence(**{"subject": subject, "graph": seen, **overrides})
 
 
 def release(path: Path, **overrides: Any) -> Release:

@@ -422,7 +422,7 @@ class _Text(nn.Module):
 class _Stuck(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.kept = (torch.ones(2, requires_grad=True) * 2) + 1
+        self.kept = [(torch.ones(2, requires_grad=True) * 2) + 1]
 
     def forward(self, x):
         return x
