@@ -47,11 +47,13 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     (cat, relu, max pooling, ...); the ends of a function that saturates (tanh) may move inwards.
     """
 
-    def __init__(self, seed: int, *, scale: float = 1.0) -> None:
-        """`scale`: all of that so many times as far."""
+    def __init__(self, seed: int, *, scale: float = 1.0, ties: bool = False) -> None:
+        """`scale`: all of that so many times as far. `ties`: what IEEE 754 does not round stays, so
+        that only what rounding decides is a tie; a floor of errors is not to be so narrow."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
         self._unit = scale * UNIT
+        self._ties = ties
         self._fast_paths: list[bool] = []
 
     def __enter__(self) -> Any:
@@ -93,7 +95,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         operation = Operation.of(func, name, before, kwargs)
         if isinstance(returned, torch.Tensor):
             tossed = self._toss(returned, model, operation)
-            if name in _ROUNDED_ONCE and not writes:
+            if self._ties and name in _ROUNDED_ONCE and not writes:
                 exact = _exact(func, args, kwargs, returned)
                 tossed = tossed if exact is None else torch.where(exact, returned, tossed)
             return returned.copy_(tossed) if writes else tossed

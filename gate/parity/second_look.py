@@ -74,7 +74,7 @@ class SecondLook:
             yield row_of(self._stand.reference.run(batch), row, count)
             for draw in range(_MORE_DRAWS):
                 scale = 1.0 if draw < _DRAWS else _SCALE
-                yield row_of(self._run(batch, draw, scale=scale), row, count)
+                yield row_of(self._run(batch, draw, scale=scale, ties=True), row, count)
         except GateError:
             return
 
@@ -94,8 +94,10 @@ class SecondLook:
     def _pick(self, places: Sequence[int]) -> Batch:
         return next(self._stand.samples.pick(places).batches(len(places)))
 
-    def _run(self, batch: Batch, draw: int, *, scale: float = 1.0) -> list[Array]:
-        with RandomRounding(seed(self._stand, draw), scale=scale):
+    def _run(
+        self, batch: Batch, draw: int, *, scale: float = 1.0, ties: bool = False
+    ) -> list[Array]:
+        with RandomRounding(seed(self._stand, draw), scale=scale, ties=ties):
             return self._stand.reference.run(batch)
 
 
