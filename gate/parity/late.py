@@ -45,34 +45,28 @@ class LateErrors:
         batched = reference.ndim > 0 and len(reference) == span.count
         reference, candidate = np.atleast_1d(reference, candidate)
         for rows in chunks(reference, whole=not batched):
-            scores = self._scored(reference[rows], candidate[rows])
+            apart = _apart(reference[rows], candidate[rows])
+            with np.errstate(all="ignore"):
+                scores = in_units(apart, reference[rows], self._units)
             start = span.start + (rows.start or 0)
-            worst = scores.reshape(len(scores) if batched else 1, -1).max(axis=1, initial=0.0)
+            worst = _largest(scores if batched else scores[None])
             self._scores.update(enumerate(worst.tolist(), start))
             if batched:
-                self._compare(reference[rows], candidate[rows], start)
+                self._keep_plain(apart, reference[rows], start)
         if len(self._scores) > KEPT:
             ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
             self._other = max(self._other, self._scores[ranked[KEPT]])
             self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
 
-    def _compare(self, reference: Array, candidate: Array, start: int) -> None:
-        r, c = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (reference, candidate))
+    def _keep_plain(self, apart: Floats, reference: Array, start: int) -> None:
         with np.errstate(all="ignore"):
-            apart, size = np.abs(c - r), np.abs(r)
-            apart[~np.isfinite(apart)] = size[~np.isfinite(size)] = 0.0
-            shares = apart.max(axis=1, initial=0.0) / size.max(axis=1, initial=0.0)
+            size = np.where(np.isfinite(reference), np.abs(reference), 0.0)
+            shares = _largest(apart) / _largest(size)
         for row in np.flatnonzero(np.isfinite(shares) & (shares > _PLAIN)).tolist():
             self._plain[start + row] = float(shares[row])
         if len(self._plain) > _MOST_PLAIN:
             ranked = sorted(self._plain, key=self._plain.__getitem__, reverse=True)
             self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
-
-    def _scored(self, reference: Array, candidate: Array) -> Floats:
-        with np.errstate(all="ignore"):
-            apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
-            apart = np.where(np.isfinite(apart), apart, 0.0)
-            return in_units(apart, reference, self._units)
 
     @property
     def doubtful(self) -> list[int]:
@@ -93,6 +87,18 @@ class LateErrors:
     def worst(self) -> float:
         """The largest score of all samples; 0 without any."""
         return max(self._other, *self._scores.values(), 0.0)
+
+
+def _apart(reference: Array, candidate: Array) -> Floats:
+    """|c - r| in float64; 0 where it is not finite."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
+    return np.where(np.isfinite(apart), apart, 0.0)
+
+
+def _largest(values: Floats) -> Floats:
+    """Of each row of axis 0; 0 of an empty one."""
+    return np.asarray(values.reshape(len(values), -1).max(axis=1, initial=0.0), np.float64)
 
 
 def in_units(errors: Floats, values: Array, units: Sequence[Groups]) -> Floats:

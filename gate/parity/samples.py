@@ -5,6 +5,7 @@ They stream from memory maps in batches; nothing is ever held whole.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ class Samples:
 
     def with_gaps(self) -> Samples:
         """The same samples, of which NaN and infinities are values that the model takes."""
-        gaps = Samples(self._shards, origin="the samples")
+        gaps = copy.copy(self)
         gaps._gaps = True
         return gaps
 

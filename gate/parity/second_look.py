@@ -26,6 +26,7 @@ _MORE_DRAWS = 64
 """Of a sample few integers of which no draw has: of a hundred ties a few lie where rounding seldom
 goes."""
 _FEW = 8
+"""Integers of a sample for which that is worth it; of very many, an eighth of those before."""
 _SCALE = 2.0
 """As for probes (`gate.parity.probes.jitter`)."""
 _PATIENCE = 4
@@ -141,7 +142,7 @@ def _excuse_ties(second: SecondLook, tracks: Sequence[Track]) -> None:
             for track in tracks:
                 track.excuse(sample, run)
             left = _unexplained(tracks, sample)
-            if not left or (number > _DRAWS and left > max(_FEW, before // _FEW)):
+            if not left or (number > _DRAWS and left > max(_FEW, before // 8)):
                 break
         patience -= bool(_unexplained(tracks, sample))
         if not patience:

@@ -29,6 +29,7 @@ _SUSPICIOUS_DIFF = 1e-4
 _FEW = 0.01
 """Share of an output's integers that may differ by near-ties. Three runs may miss one."""
 _MORE_DRAWS = 32
+"""Runs in all, where so few differ."""
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 twin runs."""
 _LEAST_SCALE = 2.0**-96
