@@ -50,7 +50,7 @@ class Comparison:
 
         Some take the outputs of a file by name, some by position: both must get the right ones.
         Parts (`boxes.0`) may have other names beside a `scores` that kept its own, but not the
-        name of another output.
+        name of another output. A number is no name: PyTorch's exporter numbers a constant output.
         """
         pairs = [(key, name) for key, name in zip(keys, self._names, strict=False) if key]
         renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
@@ -59,7 +59,7 @@ class Comparison:
         )
         whole = [(key, name) for key, name in pairs if "." not in key]
         kept = any(key in self._names for key, _ in whole)
-        partly = kept and any(key != name for key, name in whole)
+        partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
         if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
             raise OutputMismatch(
                 f"{self._runtime} returned the outputs {list(self._names)}, the model returns "

@@ -46,6 +46,8 @@ class ErrorModel:
     """No implementation leaves it."""
     saturates: bool = False
     """Implementations end beside the ends of the range."""
+    overshoot: float = 0.0
+    """By so many units the ends of the range are missed outwards, wherever they are reached."""
     below_zero: bool = False
     """The absolute part is there for negative results only; the others are computed otherwise."""
     onnx: str = ""

@@ -35,6 +35,8 @@ _TINY = 2.0**-120
 _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div"})
 """Operators whose result IEEE 754 fixes: a half that is exact is one everywhere."""
 
+_ENDS = 1.0 - 2.0**-23
+"""A saturating function that is nearer to 1 has reached the end of its range."""
 _FAR = 1e4
 """Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
 
@@ -55,6 +57,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._unit = scale * UNIT
         self._ties = ties
         self._fast_paths: list[bool] = []
+        self._inside = ""
 
     def __enter__(self) -> Any:
         """The fast path of attention is one operator for a whole layer: it is not taken inside."""
@@ -77,9 +80,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         schema = func._schema  # type: ignore[attr-defined]
         name = bare(schema.name)
         if name in COMPOSITES:
-            with _without_mkldnn(), self:
+            with _without_mkldnn(), self._parts_of(name), self:
                 return func.decompose(*args, **kwargs)  # type: ignore[attr-defined]
-        model = model_of(name)
+        model = model_of(name, inside=self._inside)
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -105,6 +108,14 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
                 for value in returned
             )
         return returned
+
+    @contextmanager
+    def _parts_of(self, composite: str) -> Iterator[None]:
+        outside, self._inside = self._inside, composite
+        try:
+            yield
+        finally:
+            self._inside = outside
 
     def _ordered(self, operation: Operation) -> Any:
         """With equal numbers, zeros too, in any order: nobody promises one."""
@@ -133,6 +144,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         share = torch.empty_like(tensor).uniform_(-width, width, generator=self._random)
         if model.approximated:
             share = self._approximated(share, tensor, model, operation)
+        if model.overshoot:
+            share = torch.where(tensor.abs() > _ENDS, model.overshoot * self._unit, share)
+            moves = tensor != 0.0
         tossed = share.mul_(moves).add_(1.0).mul_(tensor)
         if error is not None:
             tossed.add_(error.mul_(moves), alpha=self._unit)
