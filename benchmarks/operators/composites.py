@@ -19,9 +19,15 @@ _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 def composites() -> Iterator[Case]:
     """All of them."""
-    for scale in (1.0, 4.0):
+    for scale in (1.0, 4.0, 64.0):
         yield from _recurrent(scale)
     random = np.random.default_rng(0)
+    for n in (9, 400, 512, 4096, 16000):
+        yield Case(
+            "fft_rfft", f"n = {n}", lambda x: torch.view_as_real(torch.fft.rfft(x[..., 0])),
+            (floats(random.standard_normal((16, n, 1))),),
+            (("DFT", ("x0", "", "axis"), {"onesided": 1}),), {"axis": np.array(1, np.int64)},
+        )  # fmt: skip
     q, k, v = (floats(random.standard_normal((2, 4, 64, 32))) for _ in range(3))
     for scale in (1.0, 3.0):
         yield Case(

@@ -129,8 +129,19 @@ class Comparison:
                 units = noise.units(self._rounding.get(name))
                 if not units:
                     continue
-                self._late[name] = LateErrors(units)
+                self._late[name] = LateErrors(units, axis=self._axis(name, r.shape, span.count))
             self._late[name].update(r, c, span)
+
+    def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
+        """Of the samples: the first, or the only one that has another length in another batch, as
+        in the states of an LSTM."""
+        if shape[:1] == (count,):
+            return 0
+        example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
+        if len(example) != len(shape):
+            return None
+        grown = [axis for axis, length in enumerate(shape) if length != example[axis]]
+        return grown[0] if len(grown) == 1 and shape[grown[0]] == count else None
 
     @property
     def doubtful(self) -> list[int]:
@@ -157,7 +168,7 @@ class Comparison:
 
     def look(self, look: Look, runner: Runner) -> None:
         """Take what rounding makes of a doubtful sample for what an honest runtime may say."""
-        measured: Sequence[Array | None] | None = None
+        measured: Sequence[Array] | None = None
         for index, output in enumerate(self._outputs):
             late, floor = self._late.get(output.name), look.floor(index)
             if floor is None:
@@ -168,10 +179,10 @@ class Comparison:
             same = logits is not None and truth.shape == (1, logits.classes)
             if logits is not None and same and look.sample in logits.doubtful:
                 logits.look(look.sample, truth, floor)
-            if late is not None and look.sample in late.doubtful:
+            if late is not None and late.axis is not None and look.sample in late.doubtful:
                 measured = measured or look.measured(runner)
-                c = measured[index]
-                if c is not None and c.shape == truth.shape:
+                c = look.part(measured[index], late.axis)
+                if c.shape == truth.shape:
                     late.settle(look.sample, **self._settled(output.name, c, truth, floor))
 
     def _settled(self, name: str, candidate: Array, truth: Array, floor: Array) -> dict[str, float]:

@@ -9,13 +9,17 @@ More correct samples make no verdict worse.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.parity.groups import Groups
 from gate.parity.noise import chunks
 from gate.parity.statistics import Array, Span
 from gate.parity.tally import Floats
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 DOUBTFUL = 8.0
 """Units from which on a sample is computed again."""
@@ -30,9 +34,11 @@ _MOST_PLAIN = 16
 class LateErrors:
     """The worst samples of one output of floats, by their largest error in units of the floor."""
 
-    def __init__(self, units: Sequence[Groups]) -> None:
-        """`units`: of the samples that have a truth."""
+    def __init__(self, units: Sequence[Groups], *, axis: int | None = 0) -> None:
+        """`units`: of the samples that have a truth. `axis`: of the samples; None where they have
+        none, so that a batch is scored as one."""
         self._units = units
+        self.axis = axis
         self._scores: dict[int, float] = {}
         self._other = 0.0
         """The largest score of a sample that is not kept."""
@@ -42,17 +48,16 @@ class LateErrors:
     def update(self, reference: Array, candidate: Array, span: Span) -> None:
         """Add a batch of two float arrays of equal shape. What is not finite on one side is left
         to the check `finite`."""
-        batched = reference.ndim > 0 and len(reference) == span.count
         reference, candidate = np.atleast_1d(reference, candidate)
-        for rows in chunks(reference, whole=not batched):
+        for rows in chunks(reference, whole=self.axis != 0):
             apart = _apart(reference[rows], candidate[rows])
             with np.errstate(all="ignore"):
                 scores = in_units(apart, reference[rows], self._units)
             start = span.start + (rows.start or 0)
-            worst = _largest(scores if batched else scores[None])
+            worst = _largest(self._by_sample(scores))
             self._scores.update(enumerate(worst.tolist(), start))
-            if batched:
-                self._keep_plain(apart, reference[rows], start)
+            if self.axis is not None:
+                self._keep_plain(self._by_sample(apart), self._by_sample(reference[rows]), start)
         if len(self._scores) > KEPT:
             ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
             self._other = max(self._other, self._scores[ranked[KEPT]])
@@ -67,6 +72,9 @@ class LateErrors:
         if len(self._plain) > _MOST_PLAIN:
             ranked = sorted(self._plain, key=self._plain.__getitem__, reverse=True)
             self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
+
+    def _by_sample(self, values: NDArray[_Number]) -> NDArray[_Number]:
+        return values[None] if self.axis is None else np.moveaxis(values, self.axis, 0)
 
     @property
     def doubtful(self) -> list[int]:

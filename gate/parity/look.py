@@ -15,11 +15,12 @@ from gate.parity.tally import Floats
 
 @dataclass(frozen=True)
 class Look:
-    """What one sample may be, output by output; None where no row of the output is the sample's."""
+    """What one sample may be, output by output; None where no part of the output is known to be
+    the sample's."""
 
     sample: int
     truth: tuple[Array | None, ...]
-    """In float64, shape (1, ...)."""
+    """In float64, as of a batch of one."""
     reference: tuple[Array | None, ...]
     draws: tuple[tuple[Array | None, ...], ...]
     """The reference under random rounding, one after the other."""
@@ -50,9 +51,22 @@ class Look:
                 floor = np.maximum(floor, np.where(np.isfinite(error), error, 0.0))
         return np.asarray(floor)
 
-    def measured(self, runner: Runner) -> list[Array | None]:
+    def measured(self, runner: Runner) -> list[Array]:
         """What a runtime makes of the sample in the company that it was measured in."""
-        return row_of(runner.run(self.batch), self.row, self.count)
+        return runner.run(self.batch)
+
+    def part(self, output: Array, axis: int) -> Array:
+        """The sample's own of an output of that company with the samples on `axis`."""
+        if output.ndim <= axis or output.shape[axis] != self.count:
+            return output
+        return output.take([self.row], axis)
+
+
+def own(outputs: Sequence[Array], row: int, count: int) -> list[Array | None]:
+    """As `row_of`; of one sample alone, each output with axes is its own."""
+    if count == 1:
+        return [output if output.ndim else None for output in outputs]
+    return row_of(outputs, row, count)
 
 
 def row_of(outputs: Sequence[Array], row: int, count: int) -> list[Array | None]:

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 
 from gate.errors import GateError
 from gate.parity.floor import rounding_floor, seed
-from gate.parity.look import Look, row_of
+from gate.parity.look import Look, own, row_of
 from gate.parity.rounding import RandomRounding
 from gate.parity.runner import Batch
 from gate.parity.stand import Stand, length
@@ -54,9 +54,9 @@ class SecondLook:
         count = length(alone)
         return Look(
             sample=sample,
-            truth=tuple(row_of(truth, row, count)),
-            reference=tuple(row_of(reference, row, count)),
-            draws=tuple(tuple(row_of(run, row, count)) for run in draws),
+            truth=tuple(own(truth, row, count)),
+            reference=tuple(own(reference, row, count)),
+            draws=tuple(tuple(own(run, row, count)) for run in draws),
             batch=company,
             row=sample - start,
             count=length(company),

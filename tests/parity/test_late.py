@@ -65,6 +65,23 @@ def test_a_plain_difference_is_doubtful_however_wide_the_floor_of_the_first_is()
     assert errors.worst == 1e5
 
 
+def test_samples_may_lie_on_another_axis():
+    """As in the states of an LSTM, (layers, samples, width)."""
+    reference, candidate = values()
+    candidate[70] *= 1.2
+    errors = LateErrors(first(np.random.default_rng(0)), axis=1)
+    errors.update(reference[None], candidate[None], Span(32, len(reference)))
+    assert errors.doubtful == [102]
+
+
+def test_an_output_without_samples_has_a_score_for_each_batch():
+    reference, candidate = values()
+    candidate[70] *= 1.2
+    errors = LateErrors(first(np.random.default_rng(0)), axis=None)
+    errors.update(reference, candidate, Span(32, 50))
+    assert errors.doubtful == [32]
+
+
 def test_more_doubtful_samples_than_are_kept_are_not_forgotten():
     reference, candidate = values(3 * KEPT)
     errors = late(reference, candidate + 1.0)

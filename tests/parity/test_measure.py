@@ -295,6 +295,26 @@ def test_exchanged_names_fail(tmp_path):
     assert "the same names in another order" in (runtime.failure or "")
 
 
+class MeanAndTable(nn.Module):
+    """The exporter computes the table itself, and gives it a number for a name."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(3.0))
+
+    def forward(self, input):
+        return {"mean": input + 1, "table": self.table.unsqueeze(0) * 2.0}
+
+
+def test_a_number_is_no_name_of_an_output(tmp_path):
+    candidate = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
+    assert onnx.load(candidate.path).graph.output[1].name.isdecimal()
+    (runtime,) = measure(
+        MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+    ).runtimes
+    assert runtime.failure is None
+
+
 class SpreadAndMean(MeanAndSpread):
     """The same outputs in the other order: whoever takes them by position gets the other one."""
 

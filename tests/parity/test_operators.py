@@ -13,7 +13,7 @@ from torch import nn
 from gate.check import Reference, Verdicted, Workload, check
 from gate.checks import Verdict
 from gate.evidence import Source
-from gate.parity.operators import COMPOSITES, EXACT, MODELS, bare, model_of
+from gate.parity.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
 from gate.parity.samples import Samples
 from tests.parity.probes import benches
 
@@ -95,10 +95,40 @@ class Closed(nn.Module):
         return self.lstm(x)[0][:, -1]
 
 
+class Saturated(nn.Module):
+    """A GRU of which all that it remembers is 1 or -1."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru, self.norm = nn.GRU(16, 12, batch_first=True), nn.BatchNorm1d(12)
+        for weight in self.gru.parameters():
+            weight.data *= 100.0
+
+    def forward(self, x):
+        return self.gru(x)[0].mean(1)
+
+
+class Spectrum(nn.Module):
+    """Of a length that is no power of two, as exporters of opset 17 on write it."""
+
+    def forward(self, x):
+        return torch.stft(
+            x,
+            400,
+            160,
+            window=torch.hann_window(400, dtype=x.dtype),
+            return_complex=False,
+            center=False,
+        )[..., 1:, :, :]
+
+
 CORRECT = {
     "tags": (lambda: Head(outputs=50, prior=0.0), (64, 16)),
     "fraud": (lambda: Head(outputs=1, prior=-6.0), (64, 16)),
     "a recurrent net with closed gates": (Closed, (32, 20, 16)),
+    "a GRU that is saturated": (Saturated, (32, 20, 16)),
+    "a spectrum": (Spectrum, (32, 1200)),
     "SiLU": (lambda: Head(prior=-1.0, function=nn.functional.silu), (64, 16)),
     "ELU near zero": (lambda: Function(lambda x: nn.functional.elu(1e-3 * x)), (64, 16)),
     "prefix sums": (Counted, (32, 4096)),
@@ -165,7 +195,8 @@ def test_what_is_lost_for_good_stays_refused(ours, tmp_path):
 def test_every_row_has_a_source_and_no_name_is_in_two_places():
     assert not EXACT & MODELS.keys()
     assert not COMPOSITES & (EXACT | MODELS.keys())
-    assert all(model.source for model in MODELS.values())
+    assert {composite for composite, _ in PARTS} <= COMPOSITES
+    assert all(model.source for model in (*MODELS.values(), *PARTS.values()))
 
 
 def test_every_name_is_an_operator_of_pytorch():

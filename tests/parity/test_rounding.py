@@ -376,5 +376,5 @@ def test_results_of_several_parts_and_of_none():
 def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
     errors = error(compute, normal(50, 1024))
     rms = compute(normal(50, 1024)).square().mean().sqrt()
-    assert 2.0 < errors.square().mean().sqrt() / rms < 20.0
+    assert 2.0 < errors.square().mean().sqrt() / rms < 30.0
     assert (error(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0).any()

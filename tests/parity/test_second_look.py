@@ -82,6 +82,28 @@ def test_a_fault_of_late_samples_alone_is_seen(factor, tmp_path):
     assert output.noise.diff > 50.0
 
 
+class States(nn.Module):
+    """What an LSTM returns: the samples are axis 1."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).unsqueeze(0)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 0.5])
+def test_late_samples_on_another_axis_are_looked_at(factor, tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    model = States(Tail().eval()).eval()
+    other = States(Late(Tail().eval(), factor)).eval()
+    (output,) = measured(model, other, tmp_path, arrays).outputs
+    assert (output.noise.diff > 50.0) == (factor > 0.0)
+
+
 def test_a_look_says_what_rounding_makes_of_a_sample():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
