@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,15 +34,17 @@ _DRAWN_FROM = 2**16
 _BATCH_ELEMENTS = 2**23
 """Of the larger batch that is drawn: 48 pictures of 224 x 224; of larger ones fewer, else it would
 take gigabytes."""
-_UNNAMED = "?"
-"""How `gate.evidence.TensorSpec` writes a dynamic axis that the file gives no name."""
+_MADE_UP = re.compile(r"\?|s\d+|unk__\d+|.+_dynamic_axes_\d+")
+"""A dynamic axis that has no name (so `gate.evidence.TensorSpec` writes it), or one that PyTorch's
+exporters made: it is another for the mask than for the words, which are always as long."""
 
 
 @dataclass(frozen=True)
 class Axes:
     """The dynamic axes of the file beside the batch.
 
-    Axes of one name are one, whichever inputs have them; one without a name is its own.
+    Axes of one name are one, whichever inputs have them; so are those that nobody named, if they
+    are as long and have the same place in several inputs.
     """
 
     observed: Observed
@@ -58,10 +61,11 @@ class Axes:
         for file_name, name in stand.binding.pairs:
             batch_axis, *others = shapes[file_name]
             for axis, size in enumerate(others, start=1):
-                if size == _UNNAMED:
-                    places[f"{name} {axis}"] = [(name, axis)]
+                if size == "?":
+                    places[f"{name}_dynamic_axes_{axis}"] = [(name, axis)]
                 elif isinstance(size, str) and size != batch_axis:
                     places.setdefault(size, []).append((name, axis))
+        places = _joined(places, observed)
         now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
         for name in stand.binding.model_only:
             for axis, size in enumerate(observed.rows[name].shape[1:], start=1):
@@ -82,6 +86,18 @@ class Axes:
                 indices = np.arange(length) % batch[name].shape[axis]
                 batch[name] = np.ascontiguousarray(batch[name].take(indices, axis=axis))
         return batch
+
+
+def _joined(
+    places: Mapping[str, list[tuple[str, int]]], observed: Observed
+) -> dict[str, list[tuple[str, int]]]:
+    joined: dict[str, list[tuple[str, int]]] = {}
+    for axis_name, group in places.items():
+        name, axis = group[0]
+        alike = f"axis {axis}, {observed.rows[name].shape[axis]} long"
+        key = alike if _MADE_UP.fullmatch(axis_name) else axis_name
+        joined.setdefault(key, []).extend(group)
+    return joined
 
 
 def _usual(array: Array) -> int | None:

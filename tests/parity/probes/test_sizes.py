@@ -68,6 +68,32 @@ def test_smaller_larger_odd_and_not_square():
     assert np.array_equal(seen["size_10x10"]["x"][..., 8:, :8], X[:1, :, :2])
 
 
+@pytest.mark.parametrize(
+    ("names", "together"),
+    [
+        (("?", "?"), True),
+        (("s27", "s55"), True),
+        (("tokens_dynamic_axes_1", "mask_dynamic_axes_1"), True),
+        (("unk__0", "?"), True),
+        (("question", "answer"), False),
+        (("length", "?"), False),
+    ],
+)
+def test_axes_that_nobody_named_change_together(names, together):
+    arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
+    seen = sized(arrays, tokens={1: names[0]}, mask={1: names[1]})
+    assert (
+        all((batch["tokens"].shape == batch["mask"].shape) for batch in seen.values()) == together
+    )
+
+
+def test_axes_that_nobody_named_of_other_lengths_change_alone():
+    arrays = {"tokens": benches.tokens(), "mask": benches.tokens()[:, :-1] > 5}
+    seen = sized(arrays, tokens={1: "s27"}, mask={1: "s55"})
+    lengths = {(batch["tokens"].shape[1], batch["mask"].shape[1]) for batch in seen.values()}
+    assert len({one - other for one, other in lengths}) > 1
+
+
 def test_axes_of_one_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
     seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
