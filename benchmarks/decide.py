@@ -11,8 +11,8 @@ import json
 import statistics
 import time
 
-from gate.decision import decide
-from gate.runtime import RUNTIMES
+from gate.decide.decision import decide
+from gate.records.runtime import RUNTIMES
 from tests import builders
 
 CALLS = 2000

@@ -26,12 +26,12 @@ import torchvision
 from torch import nn
 
 from benchmarks.measure_ratio import export_resnet18
-from gate.export.onnx_file import read_subject
-from gate.parity.candidate import Candidate
-from gate.parity.locate.locate import locate
-from gate.parity.samples import Samples
-from gate.policy import Policy
-from gate.runtime import RuntimeName
+from gate.locate.locate import locate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.runtime import RuntimeName
 
 ALLOWED = 8.0
 SAMPLES = 8

@@ -56,10 +56,10 @@ def measure_once(inputs: Path) -> dict[str, float]:
     import torch
     from torch import nn
 
-    from gate.export.onnx_file import read_subject
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.samples import Samples
     from gate.parity.measure import Candidate, measure
-    from gate.parity.samples import Samples
-    from gate.policy import Bounds, Policy, RuntimePolicy
+    from gate.policy.policy import Bounds, Policy, RuntimePolicy
 
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -24,10 +24,10 @@ import torch
 import torchvision
 from torch import nn
 
-from gate.export.onnx_file import read_subject
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import Candidate, measure
-from gate.parity.samples import Samples
-from gate.policy import Bounds, Policy, RuntimePolicy
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
 
 BATCH_SIZES = (8, 32)
 POLICY = Policy(

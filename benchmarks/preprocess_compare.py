@@ -16,13 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.natural_images import write_images
-from gate import atomic
-from gate.digest import Digest
 from gate.preprocess.answers import ModelFile
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.preprocessing_parity import IMPLEMENTATIONS, ConsumerParity, PreprocessingParity
+from gate.records.preprocessing import IMPLEMENTATIONS, ConsumerParity, PreprocessingParity
+from gate.storage import atomic
+from gate.storage.digest import Digest
 
 SPECS = {
     "ImageNet: shortest side 256, bilinear with antialias, crop 224": PreprocessSpec.imagenet(),

@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gate import atomic
+from gate.storage import atomic
 
 Row = dict[str, Any]
 
@@ -107,8 +107,8 @@ def trial(name: str) -> Row:
     from benchmarks.torchvision_models import build, images
     from gate.check import Reference, Workload, check
     from gate.errors import GateError
-    from gate.evidence import Source
-    from gate.parity.samples import Samples
+    from gate.parity.arrays.samples import Samples
+    from gate.records.evidence import Source
 
     model = build(name)
     row: Row = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
@@ -136,7 +136,7 @@ def export_first(model: Any, example: Any, file: Path) -> Any:
     """Exported by the lowest opset that works. Raises the last ExportError."""
     from gate.errors import ExportError
     from gate.export.export import export_model
-    from gate.export.settings import ExportSettings
+    from gate.records.strategy import ExportSettings
 
     for opset in OPSETS:
         settings = ExportSettings(opset=opset, batch_size=BATCH_SIZE)

@@ -20,10 +20,10 @@ import time
 import uuid
 from pathlib import Path
 
-from gate.webhook.app import WEBHOOK_PATH
-from gate.webhook.inbox import Inbox
-from tests.webhook.deliveries import body, headers
-from tests.webhook.processes import process
+from gate.service.app import WEBHOOK_PATH
+from gate.service.inbox import Inbox
+from tests.service.deliveries import body, headers
+from tests.service.processes import process
 
 TIMEOUT_S = 30.0
 SLOW_S = 1.0

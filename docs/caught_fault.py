@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import nn
 
 from gate import cli
-from gate.export.loading import torchvision_model
+from gate.model.loading import torchvision_model
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, CHECKPOINT = ROOT / "models/model.onnx", ROOT / "models/model.safetensors"

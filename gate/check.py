@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.decision import Decision, decide
-from gate.digest import Digest
-from gate.evidence import Evidence, ExportRecord, Source
-from gate.explanation import Case, explain
-from gate.export.code import code_of
-from gate.export.loading import build_model, load_checkpoint
-from gate.export.modules import verify_unchanged
-from gate.export.note import ExportNote
-from gate.export.onnx_file import read_subject
-from gate.localisation import Explanation
+from gate.decide.decision import Decision, decide
+from gate.locate.explanation import Case, explain
+from gate.model.code import code_of
+from gate.model.loading import build_model, load_checkpoint
+from gate.model.modules import verify_unchanged
+from gate.onnxfile.export_note import ExportNote
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.measure import Candidate, measure
-from gate.parity.samples import Samples, open_labels
-from gate.policy import Policy, PreprocessingPolicy
+from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocessing_parity import PreprocessingParity
+from gate.records.evidence import Evidence, ExportRecord, Source
+from gate.records.localisation import Explanation
+from gate.records.preprocessing import PreprocessingParity
+from gate.storage.digest import Digest
 
 Progress = Callable[[int, int], None]
 """Called with the samples that are done and their total."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gate.registry.mlflow_errors import translated
-from gate.registry.mlflow_process import lent
+from gate.registry.mlflow.errors import translated
+from gate.registry.mlflow.process import lent
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gate.errors import EvidenceError, StorageError
-from gate.model_code import ModelCode
+from gate.records.model_code import ModelCode
 from pipelines import paths, stage
 from pipelines.params import ModelParams
 
@@ -23,7 +23,7 @@ RECORD = "code.json"
 
 def main() -> int:
     """Write models/code/: a link for each source file, and code.json with packages and digests."""
-    from gate.export.code import modules_of
+    from gate.model.code import modules_of
     from pipelines.model import build
 
     params = ModelParams.load()

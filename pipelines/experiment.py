@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gate.registry import mlflow_experiment
+from gate.registry.mlflow import experiment as mlflow_experiment
 from pipelines import paths
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import warnings
 
 import numpy as np
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import DataError, EvidenceError, ExportRefused
-from gate.evidence import Source
-from gate.export.code import code_of
 from gate.export.export import export_model
 from gate.export.self_check import self_check
+from gate.model.code import code_of
 from gate.preprocess.spec import PreprocessSpec
+from gate.records.evidence import Source
+from gate.storage import atomic
+from gate.storage.digest import Digest
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.model import trained

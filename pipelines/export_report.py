@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gate.evidence import ExportRecord, Source, Subject
-from gate.record import Measured, Record
+from gate.records.evidence import ExportRecord, Source, Subject
+from gate.storage.record import Measured, Record
 
 
 class ExportReport(Record):

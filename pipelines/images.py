@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import SUFFIXES, read_picture
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels
 from pipelines.params import PrepareParams

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate import atomic
 from gate.check import parity_of_preprocessing
 from gate.errors import EvidenceError, GateError
-from gate.evidence import Evidence, ExportRecord, Source
-from gate.explanation import Case
-from gate.export.code import code_of
-from gate.export.modules import verify_unchanged
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
+from gate.locate.explanation import Case
+from gate.model.code import code_of
+from gate.model.modules import verify_unchanged
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.measure import Candidate, measure
-from gate.parity.samples import Samples, open_labels
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocessing_parity import PreprocessingParity
+from gate.records.evidence import Evidence, ExportRecord, Source
+from gate.records.preprocessing import PreprocessingParity
+from gate.storage import atomic
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams

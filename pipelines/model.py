@@ -13,7 +13,7 @@ from pipelines.params import ModelParams
 if TYPE_CHECKING:
     from torch import nn
 
-    from gate.digest import Digest
+    from gate.storage.digest import Digest
 
 
 def build(params: ModelParams) -> nn.Module:
@@ -21,7 +21,7 @@ def build(params: ModelParams) -> nn.Module:
 
     Seed torch before: layers without weights by name are random. Raises ModelError.
     """
-    from gate.export.loading import build_model, torchvision_model
+    from gate.model.loading import build_model, torchvision_model
 
     if params.factory is not None:
         return build_model(params.factory)
@@ -33,7 +33,7 @@ def build(params: ModelParams) -> nn.Module:
 
 def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
     """The model with the checkpoint of the stage `train`, in eval mode; and that file's digest."""
-    from gate.export.loading import load_checkpoint
+    from gate.model.loading import load_checkpoint
 
     model = build(params)
     model.eval()  # not chained: a model's own train() may return nothing

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gate.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
 
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gate import atomic
 from gate.errors import PolicyError
+from gate.storage import atomic
 from pipelines import paths
 from pipelines.params import check_all
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.checks import CheckResult
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.policy import Policy
-from gate.record import Record
+from gate.decide.checks import CheckResult
+from gate.decide.decision import Decision
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
 from gate.registry.judged import Judged
+from gate.storage.record import Record
 from pipelines import numbers, paths
 from pipelines.export_report import ExportReport
 from pipelines.run_page import RunPage

@@ -1,6 +1,6 @@
 """The sections of params.yaml that belong to the pipeline, strictly typed.
 
-`gate:` is `gate.policy.Policy`, `export:` is `gate.export.settings.ExportSettings`.
+`gate:` is `gate.policy.policy.Policy`, `export:` is `gate.records.strategy.ExportSettings`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gate.errors import PolicyError
 from gate.export.quantize_settings import QuantizeSettings
-from gate.export.settings import ExportSettings
-from gate.policy import Policy
-from gate.preprocess.pillow import lacking
+from gate.policy.policy import Policy
+from gate.preprocess.by.pillow import lacking
 from gate.preprocess.spec import PreprocessSpec
-from gate.record import Record
-from gate.settings import load_section
+from gate.records.strategy import ExportSettings
+from gate.storage.record import Record
+from gate.storage.yaml_section import load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]

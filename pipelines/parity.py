@@ -10,13 +10,13 @@ import csv
 import io
 import json
 
-from gate import atomic
-from gate.decision import decide
-from gate.evidence import Evidence, Subject
-from gate.explanation import Case, explain
-from gate.export.onnx_file import read_subject
-from gate.policy import Policy
+from gate.decide.decision import decide
+from gate.locate.explanation import Case, explain
+from gate.onnxfile.subject import read_subject
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence, Subject
 from gate.report import localisation, plots
+from gate.storage import atomic
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import measured, preprocessing_of, write_golden

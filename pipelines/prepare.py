@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import DataError
+from gate.storage import atomic
+from gate.storage.digest import Digest
 from pipelines import paths, stage
 from pipelines.images import Source, open_source
 from pipelines.params import PrepareParams

@@ -7,19 +7,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gate import atomic
 from gate.commands.outcome import console
-from gate.decision import Decision, decide
-from gate.evidence import Evidence
+from gate.decide.decision import Decision, decide
 from gate.golden.tolerance import refit
-from gate.localisation import Explanation
-from gate.policy import Policy
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation
 from gate.registry.judged import Judged
 from gate.registry.ledger import Ledger, now
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_decision
+from gate.storage import atomic
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gate.checks import Verdict
-from gate.record import Record, Sha256
+from gate.decide.checks import Verdict
+from gate.storage.record import Record, Sha256
 from pipelines import stage
 
 

@@ -60,7 +60,7 @@ def promotion_is_due() -> str | None:
         return "the last decision was made in an experiment, which never promotes"
     if report.version is None or report.outcome == "refused":
         return None
-    from gate.registry.mlflow import MlflowRegistry, preflight
+    from gate.registry.mlflow.registry import MlflowRegistry, preflight
 
     uri = tracking_uri()
     preflight(uri)

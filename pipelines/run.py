@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from gate.errors import EvidenceError
-from gate.record import Record
-from gate.registry.mlflow_process import redacted
-from gate.registry.preflight import preflight
+from gate.registry.mlflow.preflight import preflight
+from gate.registry.mlflow.process import redacted
+from gate.storage.record import Record
 from pipelines import paths
 from pipelines.calling import calling
 from pipelines.experiment import experiment_id

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gate.digest import Digest
+from gate.storage.digest import Digest
 
 
 class RunWatch:

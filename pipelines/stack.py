@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate import atomic
 from gate.errors import RegistryUnavailable
-from gate.registry.mlflow_process import quiet_process
+from gate.registry.mlflow.process import quiet_process
+from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.params import RegistryParams
 from pipelines.run import tracking_uri

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from gate import atomic
 from gate.errors import DataError, ModelError
-from gate.export.loading import load_checkpoint, save_checkpoint
+from gate.model.loading import load_checkpoint, save_checkpoint
+from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.model import build, check_labels
 from pipelines.params import ModelParams, RegistryParams, TrainParams

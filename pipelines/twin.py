@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gate import atomic
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from gate.registry.records import RECORDS
+from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.params import ParityParams, load_policy, load_quantize
 from pipelines.twin_files import EVIDENCE, NAME
@@ -55,9 +55,9 @@ def _make(policy: Policy, folder: Path) -> None:
 
 def _calibration(batch_size: int) -> Iterator[dict[str, Any]]:
     """Training images: those that it is judged on must not set its ranges."""
-    from gate.export.onnx_file import read_subject
-    from gate.parity.binding import bind
-    from gate.parity.samples import Samples
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.binding import bind
+    from gate.parity.arrays.samples import Samples
 
     samples = Samples.open(paths.TRAIN_IMAGES)
     subject = read_subject(paths.ONNX)

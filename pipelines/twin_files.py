@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.decision import decide
-from gate.evidence import Evidence
+from gate.decide.decision import decide
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.tolerance import refit
-from gate.policy import Policy
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS

@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from gate.errors import RegistryUnavailable
-from gate.registry.mlflow_process import quiet_process, redacted
+from gate.registry.mlflow.process import quiet_process, redacted
 from pipelines import paths, stage
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.run import known_run, tracking_uri

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.digest import Digest
-from gate.evidence import (
+from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.records.evidence import (
     Accuracy,
     ClassParity,
     Confidence,
@@ -23,7 +23,7 @@ from gate.evidence import (
     Subject,
     TensorSpec,
 )
-from gate.instruments import (
+from gate.records.instruments import (
     GraphFinding,
     GraphReport,
     NoiseParity,
@@ -33,8 +33,8 @@ from gate.instruments import (
     WeightsReport,
     drawn_batch_sizes,
 )
-from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
-from gate.runtime import RUNTIMES, RuntimeName
+from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.storage.digest import Digest
 
 SAMPLES = 400
 

@@ -19,8 +19,8 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.export.export import export_model
-from gate.export.loading import build_model, save_checkpoint
-from gate.export.settings import ExportSettings
+from gate.model.loading import build_model, save_checkpoint
+from gate.records.strategy import ExportSettings
 
 MODULE = '''
 import torch

@@ -13,18 +13,18 @@ from torch import nn
 
 from gate import cli
 from gate.check import Reference, Workload, check
-from gate.checks import Verdict
-from gate.digest import Digest
+from gate.decide.checks import Verdict
 from gate.errors import DigestMismatch, EvidenceError, InputMismatch
-from gate.evidence import Evidence, Source
-from gate.export.loading import build_model
-from gate.export.note import ExportNote
 from gate.golden.folder import read_golden
-from gate.parity.samples import Samples
-from gate.policy import Policy, PreprocessingPolicy
+from gate.model.loading import build_model
+from gate.onnxfile.export_note import ExportNote
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import pictures_in
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.records.evidence import Evidence, Source
+from gate.storage.digest import Digest
 from tests.small_project import SAMPLES, made
 
 SOURCE = Source(factory="tests:built")

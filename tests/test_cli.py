@@ -15,9 +15,9 @@ import pytest
 
 from gate import cli
 from gate.commands.outcome import Outcome, Status, console
-from gate.decision import Decision
+from gate.decide.decision import Decision
 from gate.errors import GateError
-from gate.evidence import Evidence
+from gate.records.evidence import Evidence
 from tests.small_project import made
 
 # Python keeps the buffers of C too only where PYTHONUNBUFFERED is not set.

@@ -15,7 +15,7 @@ import pytest
 
 from gate import cli
 from gate.commands import export as exporting
-from gate.digest import Digest
+from gate.storage.digest import Digest
 from tests.small_project import made
 
 EXAMPLE = ("--example-input", "images.npy")

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from gate import cli
-from gate.localisation import Localisation
+from gate.records.localisation import Localisation
 from tests.small_project import made
 
 REFERENCE = ("--reference", "small_models:build")
@@ -129,7 +129,7 @@ class TestAnswer:
         assert out.rstrip().endswith(f"report  {chart}")
 
     def test_the_policys_switches_are_in_force(self, capsys, monkeypatch, tmp_path: Path) -> None:
-        from gate.parity.locate import locate
+        from gate.locate import locate
 
         seen, switched = [], locate.deterministic
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gate import cli
-from gate.digest import Digest
+from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.small_project import made
 

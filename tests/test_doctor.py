@@ -13,7 +13,7 @@ import pytest
 from gate import cli, doctor
 from gate.doctor import Diagnosis, Finding, cuda, examine, session
 from gate.errors import RegistryUnavailable
-from gate.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 
 
 def _fine() -> None:

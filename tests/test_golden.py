@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.policy import Policy
+from gate.decide.decision import Decision
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
 from tests import builders
 
 GOLDEN = Path(__file__).parent / "golden"

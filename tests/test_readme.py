@@ -13,8 +13,8 @@ from PIL import Image
 
 from gate import cli
 from gate.export.export import export_model
-from gate.export.loading import build_model, save_checkpoint
-from gate.export.settings import ExportSettings
+from gate.model.loading import build_model, save_checkpoint
+from gate.records.strategy import ExportSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

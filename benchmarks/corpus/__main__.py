@@ -21,8 +21,8 @@ from benchmarks.corpus.outcome import Rates
 from benchmarks.corpus.registry import chosen
 from benchmarks.corpus.run import REGISTRY, run
 from benchmarks.corpus.table import report, sentence
-from gate import atomic
 from gate.commands.progress import bar
+from gate.storage import atomic
 
 _WIDTH = 140
 """Columns where the output is no terminal."""

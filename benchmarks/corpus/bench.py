@@ -12,7 +12,7 @@ from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.exporters import Export, ExportRefused, Recipe
 from benchmarks.corpus.samples import Arrays
 from benchmarks.corpus.trained import trained
-from gate.evidence import ExportRecord
+from gate.records.evidence import ExportRecord
 
 SAMPLES = 24
 BATCH = 8

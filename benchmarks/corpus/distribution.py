@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.corpus.outcome import Outcome
-from gate.policy import Policy
+from gate.policy.policy import Policy
 
 _NEAREST = 3
 _INSTRUMENTS = {

@@ -15,8 +15,8 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.trained import tensors
-from gate.evidence import ExportRecord
 from gate.export.capture import captured
+from gate.records.evidence import ExportRecord
 
 EXAMPLE = 4
 """Samples in the example that is exported with."""

@@ -21,9 +21,9 @@ from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
 from gate.check import Reference, Workload, check
 from gate.errors import GateError
-from gate.evidence import Evidence, Source
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence, Source
 
 Gate = Callable[[Pair], Ruling]
 

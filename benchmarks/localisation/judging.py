@@ -15,12 +15,12 @@ from torch import nn
 from benchmarks.localisation.architecture import ARCHITECTURES
 from benchmarks.localisation.exporting import Exporter, export
 from benchmarks.localisation.fault import Fault
-from gate.export.onnx_file import read_subject
-from gate.localisation import Localisation
-from gate.parity.candidate import Candidate
-from gate.parity.locate.locate import locate
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.locate.locate import locate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.localisation import Localisation
 
 SAMPLES = 8
 

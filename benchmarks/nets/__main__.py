@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.nets.judge import Outcome, judge
 from benchmarks.nets.run import outcomes
-from gate import atomic
+from gate.storage import atomic
 
 ALLOWED = 1e-3
 """Share of correct nets that may be refused."""

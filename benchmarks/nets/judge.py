@@ -16,12 +16,12 @@ from benchmarks.nets.net import Drawn, draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
 from gate.check import Reference, Workload, check
-from gate.checks import CheckResult
+from gate.decide.checks import CheckResult
 from gate.errors import GateError
-from gate.evidence import Source
-from gate.export.onnx_file import read_subject
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
 
 Gate = Callable[[Drawn, Path], "Ruling"]
 

@@ -23,8 +23,8 @@ from benchmarks.operators.composites import composites
 from benchmarks.operators.functions import functions
 from benchmarks.operators.measuring import Row, measure, worst
 from benchmarks.operators.sums import pictures, products, sums
-from gate import atomic
-from gate.parity.operators import COMPOSITES, DEFAULT, MODELS
+from gate.parity.rounding.operators import COMPOSITES, DEFAULT, MODELS
+from gate.storage import atomic
 
 
 def cases(only: str = "*") -> Iterator[Case]:

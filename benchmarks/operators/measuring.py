@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.operators.case import Array, Case
-from gate.parity.error_model import UNIT, ErrorModel
-from gate.parity.operators import DEFAULT, MODELS
-from gate.parity.rounding import RandomRounding
+from gate.parity.rounding.error_model import UNIT, ErrorModel
+from gate.parity.rounding.operators import DEFAULT, MODELS
+from gate.parity.rounding.rounding import RandomRounding
 
 _DRAWS = 3
 LIMIT = 1.25

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gate import atomic
+from gate.storage import atomic
 
 if TYPE_CHECKING:
     from benchmarks.corpus.entry import Entry

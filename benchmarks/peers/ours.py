@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.peers.case import Case
 from gate.check import Reference, Workload, check
-from gate.evidence import ExportRecord, Source
-from gate.export.onnx_file import read_subject
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import Candidate, measure
-from gate.parity.samples import Samples
-from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.records.evidence import ExportRecord, Source
 
 SAMPLES_ONLY = Policy(
     instruments=Instruments.none(),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.check import Reference, Verdicted, Workload
-    from gate.policy import Policy, Role, Task
+    from gate.policy.policy import Policy, Role, Task
 
 _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
@@ -155,7 +155,7 @@ def _judge(question: _Question) -> Outcome:
 
 def _policy(question: _Question) -> Policy:
     """The policy of the file or the built-in one, with the roles and the task of the options."""
-    from gate.policy import Policy
+    from gate.policy.policy import Policy
 
     path, task = question["policy"], question["task"]
     policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
@@ -182,7 +182,7 @@ def _write_golden(
 ) -> None:
     """What a consumer of a file that passed will compare with; else nothing of an earlier one."""
     from gate.golden.folder import GOLDEN_JSON
-    from gate.parity.candidate import Candidate
+    from gate.onnxfile.candidate import Candidate
     from gate.parity.golden import write_golden_of
 
     if not verdicted.decision.passed:

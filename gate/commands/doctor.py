@@ -38,12 +38,12 @@ def command(tracking_uri: str | None) -> Outcome:
 
 def _examine(given: str | None) -> Outcome:
     from gate.doctor import examine
-    from gate.registry.mlflow_process import redacted
+    from gate.registry.mlflow.process import redacted
 
     address = tracking_uri(given)
 
     def preflight() -> None:
-        from gate.registry.mlflow import preflight
+        from gate.registry.mlflow.registry import preflight
 
         preflight(address)
 

@@ -15,9 +15,9 @@ from gate.commands.outcome import Outcome, Status, machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.evidence import TensorSpec
     from gate.export.export import Exported
-    from gate.export.settings import ExportSettings
+    from gate.records.evidence import TensorSpec
+    from gate.records.strategy import ExportSettings
 
 SUBCOMMANDS = {"compare": "gate.commands.export_compare"}
 """Name to module."""
@@ -141,9 +141,9 @@ def _export(question: _Question) -> Outcome:
 
     from gate.check import Reference
     from gate.export.export import staged
-    from gate.export.note import ExportNote, note_path
     from gate.export.self_check import self_check
-    from gate.parity.samples import Samples
+    from gate.onnxfile.export_note import ExportNote, note_path
+    from gate.parity.arrays.samples import Samples
 
     settings = _settings(question)
     reference = Reference.load(
@@ -181,8 +181,8 @@ def _settings(question: _Question) -> ExportSettings:
     from pydantic import ValidationError
 
     from gate.errors import PolicyError
-    from gate.export.settings import ExportSettings
-    from gate.settings import first_problem, load_section
+    from gate.records.strategy import ExportSettings
+    from gate.storage.yaml_section import first_problem, load_section
 
     path = question["settings"]
     base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
@@ -219,7 +219,7 @@ def _axis(text: str) -> tuple[str, int, str]:
 def _show(
     question: _Question, exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
-    from gate.export.note import note_path
+    from gate.onnxfile.export_note import note_path
     from gate.report.wording import printable
 
     subject, record, output = exported.subject, exported.record, question["output"]

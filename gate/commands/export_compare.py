@@ -14,7 +14,7 @@ from gate.commands.progress import bar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.trial import Trials
+    from gate.records.trials import Trials
 
 _MOST = 16
 """Samples that are compared on at most: more tell nothing new about an exporter."""
@@ -78,13 +78,13 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _compare(question: _Question) -> Outcome:
-    from gate import atomic
     from gate.check import Reference
-    from gate.export.settings import ExportSettings
-    from gate.parity.samples import Samples
+    from gate.export_trials import Plan, compare
+    from gate.parity.arrays.samples import Samples
+    from gate.records.strategy import ExportSettings
     from gate.report.trials import chart, markdown
-    from gate.settings import load_section
-    from gate.trials import Plan, compare
+    from gate.storage import atomic
+    from gate.storage.yaml_section import load_section
 
     foldings = {"both": (True, False), "on": (True,), "off": (False,)}[question["folding"]]
     path, report = question["settings"], question["report"]

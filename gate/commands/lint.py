@@ -9,9 +9,9 @@ import click
 from gate.commands.outcome import Outcome, Status, machine_options
 
 if TYPE_CHECKING:
-    from gate.export.lint import LintReport
-    from gate.export.settings import Strategy
-    from gate.lint_finding import LintLevel
+    from gate.lint import LintReport
+    from gate.records.lint import LintLevel
+    from gate.records.strategy import Strategy
 
 
 class _Question(TypedDict):
@@ -52,8 +52,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _lint(question: _Question) -> Outcome:
-    from gate.export.lint import lint_model
-    from gate.export.loading import build_model
+    from gate.lint import lint_model
+    from gate.model.loading import build_model
     from gate.report.lint import print_findings
 
     report = lint_model(build_model(question["factory"]), strategy=question["strategy"])

@@ -13,8 +13,8 @@ from gate.commands.outcome import Outcome, Status, machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.localisation import Localisation
-    from gate.runtime import RuntimeName
+    from gate.records.localisation import Localisation
+    from gate.records.runtime import RuntimeName
 
 
 class _Question(TypedDict):
@@ -80,14 +80,14 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _locate(question: _Question) -> Outcome:
-    from gate import atomic
     from gate.check import Reference
-    from gate.export.onnx_file import read_subject
-    from gate.parity.candidate import Candidate
-    from gate.parity.locate.locate import locate
-    from gate.parity.samples import Samples
-    from gate.policy import Policy
+    from gate.locate.locate import locate
+    from gate.onnxfile.candidate import Candidate
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.samples import Samples
+    from gate.policy.policy import Policy
     from gate.report.localisation import chart
+    from gate.storage import atomic
 
     path = question["policy"]
     policy = Policy.of_file(path) if path else Policy.default(task="tensors")

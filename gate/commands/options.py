@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gate.digest import Digest
+    from gate.storage.digest import Digest
 
 FILE = click.Path(path_type=Path)
 LEDGER = click.option(
@@ -35,7 +35,7 @@ def tracking_uri(given: str | None) -> str:
 
 def given_digest(text: str | None) -> Digest | None:
     """The digest that an option names. Raises BadParameter."""
-    from gate.digest import Digest
+    from gate.storage.digest import Digest
 
     if text is None:
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gate.preprocess.answers import ModelFile
     from gate.preprocess.compare import LineUp
     from gate.preprocess.spec import PreprocessSpec
-    from gate.preprocessing_parity import PreprocessingParity
+    from gate.records.preprocessing import PreprocessingParity
 
 _SPEC = click.option(
     "--spec", type=FILE,
@@ -108,8 +108,8 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
       gate preprocess prepend model.onnx --spec preprocessing.yaml --output whole.onnx
       gate preprocess prepend model.onnx --output whole.onnx --json
     """
-    from gate.digest import Digest
-    from gate.preprocess.onnx_graph import PICTURES, prepend
+    from gate.preprocess.by.onnx_graph import PICTURES, prepend
+    from gate.storage.digest import Digest
 
     asked = _spec(spec)
     prepend(asked, model, output)
@@ -150,7 +150,7 @@ def _compared(question: _Question) -> Outcome:
 
 
 def _model(path: Path | None) -> ModelFile | None:
-    from gate.export.onnx_file import read_subject
+    from gate.onnxfile.subject import read_subject
     from gate.preprocess.answers import ModelFile
 
     return None if path is None else ModelFile(path, read_subject(path).sha256)
@@ -174,7 +174,7 @@ def _spec(path: Path | None) -> PreprocessSpec:
 def _line_up(question: _Question) -> LineUp:
     from gate.preprocess.compare import LineUp
     from gate.preprocess.dumped import read_dumped
-    from gate.preprocessing_parity import IMPLEMENTATIONS
+    from gate.records.preprocessing import IMPLEMENTATIONS
 
     dumped = read_dumped(question["tensors"])
     named = question["implementations"]
@@ -187,8 +187,8 @@ def _line_up(question: _Question) -> LineUp:
 
 
 def _write(report: Path, spec: PreprocessSpec, parity: PreprocessingParity, exhibits: Any) -> None:
-    from gate import atomic
     from gate.report.preprocessing import side_by_side
+    from gate.storage import atomic
 
     spec.save(report / "preprocessing-spec.json")
     parity.save(report / "preprocessing.json")

@@ -15,8 +15,8 @@ from gate.commands.promoted import promoted
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
-    from gate.decision import Decision
-    from gate.policy import Policy
+    from gate.decide.decision import Decision
+    from gate.policy.policy import Policy
     from gate.registry.judged import Judged
 
 
@@ -85,10 +85,10 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 def _promote(request: _Request) -> Outcome:
     from gate.commands.release_run import release_run
-    from gate.decision import Decision
-    from gate.evidence import Evidence
+    from gate.decide.decision import Decision
+    from gate.records.evidence import Evidence
     from gate.registry.ledger import Ledger
-    from gate.registry.mlflow import MlflowRegistry, preflight
+    from gate.registry.mlflow.registry import MlflowRegistry, preflight
     from gate.registry.promotion import Release, promote
     from gate.report.markdown import describe
 
@@ -127,8 +127,8 @@ def _golden(report: Path) -> Path | None:
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:
-    from gate.decision import Decision
-    from gate.evidence import Evidence
+    from gate.decide.decision import Decision
+    from gate.records.evidence import Evidence
     from gate.registry.judged import Judged
 
     if path is None or report is None:
@@ -143,7 +143,7 @@ def _twin(path: Path | None, report: Path | None) -> Judged | None:
 
 def _policy(path: Path | None, decision: Decision) -> Policy:
     """The policy of the file, else the built-in one that the decision was made by, if it was."""
-    from gate.policy import Policy
+    from gate.policy.policy import Policy
 
     if path is not None:
         return Policy.of_file(path)

@@ -72,11 +72,11 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 
 def _quantize(request: _Request) -> Outcome:
-    from gate.export.onnx_file import read_subject
     from gate.export.quantize_settings import QuantizeSettings
     from gate.export.quantized import Batches, quantize
-    from gate.parity.binding import bind
-    from gate.parity.samples import Samples
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.binding import bind
+    from gate.parity.arrays.samples import Samples
 
     settings = QuantizeSettings(
         samples=request["samples"],

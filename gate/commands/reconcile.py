@@ -15,7 +15,7 @@ from gate.commands.outcome import Outcome, Status, machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.webhook.port import Taken
+    from gate.service.port import Taken
 
 
 @click.command("reconcile", short_help="Review, guard and deploy registered models, now.")
@@ -53,9 +53,9 @@ def command(tracking_uri: str | None, **places: Any) -> Outcome:
 
 def _reconcile(address: str | None, places: dict[str, Any]) -> Outcome:
     from gate.registry.ledger import actor
-    from gate.registry.mlflow import preflight
-    from gate.webhook.reconciler import reconciler
-    from gate.webhook.settings import Settings
+    from gate.registry.mlflow.registry import preflight
+    from gate.service.reconciler import reconciler
+    from gate.service.settings import Settings
 
     uri = tracking_uri(address)
     settings = Settings.of(tracking_uri=uri, **places)

@@ -17,8 +17,8 @@ def release_run(uri: str, report: Path) -> Iterator[str]:
     """
     from mlflow import MlflowClient
 
-    from gate.registry.mlflow_errors import translated
-    from gate.registry.mlflow_experiment import experiment_id
+    from gate.registry.mlflow.errors import translated
+    from gate.registry.mlflow.experiment import experiment_id
 
     with translated(uri, "open a run for the release"):
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)

@@ -42,7 +42,7 @@ def _ask(model: str) -> None:
 
 def _roll_back(model: str, reason: str, *, ledger: Path, address: str | None) -> Outcome:
     from gate.registry.ledger import Ledger
-    from gate.registry.mlflow import MlflowRegistry, preflight
+    from gate.registry.mlflow.registry import MlflowRegistry, preflight
     from gate.registry.promotion import rollback
 
     uri = tracking_uri(address)

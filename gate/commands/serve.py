@@ -15,7 +15,7 @@ from gate.commands.service_options import SECRET_FILE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.webhook.settings import LogFormat
+    from gate.service.settings import LogFormat
 
 
 class _Request(TypedDict):
@@ -107,9 +107,9 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 
 def _serve(request: _Request) -> Outcome:
-    from gate.registry.mlflow_process import redacted
-    from gate.webhook.service import serve
-    from gate.webhook.settings import Settings
+    from gate.registry.mlflow.process import redacted
+    from gate.service.service import serve
+    from gate.service.settings import Settings
 
     given = {name: value for name, value in request.items() if value not in (None, ())}
     settings = Settings.of(**given | {"tracking_uri": tracking_uri(request["tracking_uri"])})
@@ -119,7 +119,7 @@ def _serve(request: _Request) -> Outcome:
 
     from gate.deploy.serving import store_app
     from gate.deploy.store import Store
-    from gate.webhook.reconciler import reconciler
+    from gate.service.reconciler import reconciler
 
     models = store_app(Store(settings.store), cors_origins=settings.cors_origins)
     serve(settings, reconciler(settings), mounts={"/models": models})
@@ -131,8 +131,8 @@ def _refuse_mistyped(uri: str) -> None:
     """Raise RegistryError unless there is a registry: MLflow would make an empty one of any file's
     name, and the service would look after nothing."""
     from gate.errors import RegistryUnavailable
-    from gate.registry.mlflow_process import redacted
-    from gate.registry.preflight import preflight
+    from gate.registry.mlflow.preflight import preflight
+    from gate.registry.mlflow.process import redacted
 
     preflight(uri)
     scheme, _, path = uri.partition(":///")

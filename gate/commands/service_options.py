@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gate.commands.options import FILE
-from gate.webhook.keyring import SECRETS_VARIABLE
+from gate.service.keyring import SECRETS_VARIABLE
 
 SECRET_FILE = click.option(
     "--secret-file",

@@ -12,14 +12,14 @@ from gate.commands.options import TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, Status, machine_options
 from gate.commands.service_options import SECRET_FILE
 from gate.errors import ServiceError
-from gate.webhook.keyring import SECRETS_VARIABLE
+from gate.service.keyring import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
-    from gate.webhook.subscription import Subscription, Subscriptions, Trial
+    from gate.service.subscription import Subscription, Subscriptions, Trial
 
 _NAME = click.option(
     "--name", default="parity-gate", show_default=True, help="The webhook's name on the server."
@@ -59,7 +59,7 @@ def _register(url: str, name: str, secret_file: Path | None, tracking_uri: str |
       gate webhooks register --secret-file .gate/secrets
       gate webhooks register --url https://gate.example.org/webhooks/mlflow --name production
     """
-    from gate.webhook.subscription import secret_for
+    from gate.service.subscription import secret_for
 
     server = _server(tracking_uri)
     secret, made = secret_for(secret_file, variable=SECRETS_VARIABLE)
@@ -138,7 +138,7 @@ def _rotate(
       gate webhooks rotate --secret-file .gate/secrets
       gate webhooks rotate --secret-file .gate/secrets --overlap 300
     """
-    from gate.webhook.subscription import rotate
+    from gate.service.subscription import rotate
 
     if secret_file is None:
         raise ServiceError(
@@ -151,8 +151,8 @@ def _rotate(
 
 
 def _server(given: str | None) -> Subscriptions:
-    from gate.registry.mlflow import preflight
-    from gate.webhook.subscription import Subscriptions
+    from gate.registry.mlflow.registry import preflight
+    from gate.service.subscription import Subscriptions
 
     address = tracking_uri(given)
     server = Subscriptions(address)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gate.atomic import sync
 from gate.deploy import steps
 from gate.deploy.disk import make_folder, point, settle, told
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
@@ -16,6 +15,7 @@ from gate.deploy.source import Source
 from gate.deploy.staging import Refusal, Staged, compute, prove, stage, store_staged
 from gate.deploy.store import Store
 from gate.errors import StorageError
+from gate.storage.atomic import sync
 
 __all__ = ["Deployment", "Source", "Store", "deploy", "rollback"]
 

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.atomic import sync
 from gate.deploy import steps
 from gate.errors import StorageError
+from gate.storage.atomic import sync
 
 
 def settle(folder: Path) -> None:

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from pydantic import Field, model_validator
 
-from gate.digest import Digest
 from gate.errors import StorageError
 from gate.preprocess.spec import PreprocessSpec
-from gate.record import Record, Sha256, later
+from gate.storage.digest import Digest
+from gate.storage.record import Record, Sha256, later
 
 MANIFEST = "manifest.json"
 EXACT = "exact"

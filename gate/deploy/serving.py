@@ -23,10 +23,10 @@ from starlette.routing import Route
 from gate.deploy.body import IMMUTABLE, NO_CACHE, answer
 from gate.deploy.manifest import EXACT, MANIFEST, Slot
 from gate.deploy.store import Store
-from gate.digest import Digest
 from gate.errors import GateError
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.record import Golden
+from gate.storage.digest import Digest
 
 _BINARY, _JSON = "application/octet-stream", "application/json"
 _TRIES = 3

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.digest import Digest
 from gate.errors import StorageError
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import files_of, read_golden
+from gate.onnxfile.subject import read_subject
 from gate.preprocess.beside import spec_beside
 from gate.preprocess.spec import PreprocessSpec
-from gate.quota import MAX_BYTES, TooLarge, limited
+from gate.storage.digest import Digest
+from gate.storage.quota import MAX_BYTES, TooLarge, limited
 
 GOLDEN = "golden"
 _CHUNK = 1 << 20

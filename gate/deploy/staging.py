@@ -6,22 +6,22 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.atomic import sync
 from gate.deploy import steps
 from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, Source, fetched
 from gate.deploy.store import Store
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
-from gate.evidence import Subject
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
-from gate.golden.session import open_session
 from gate.golden.verify import verify_golden
+from gate.onnxfile.session import open_on_cpu
+from gate.onnxfile.subject import read_subject
 from gate.preprocess.beside import prove_spec, spec_beside
 from gate.preprocess.spec import PreprocessSpec
-from gate.quota import TooLarge
+from gate.records.evidence import Subject
+from gate.storage.atomic import sync
+from gate.storage.digest import Digest
+from gate.storage.quota import TooLarge
 
 
 class Refusal(Exception):
@@ -160,7 +160,7 @@ def _run(path: Path, golden: Path | None) -> None:
             raise Refusal(f"the golden vectors disagree: {'; '.join(result.problems)}")
         return
     try:
-        open_session(path)
+        open_on_cpu(path)
     except Exception as error:
         told = str(error).strip().splitlines() or [""]
         raise Refusal(f"ONNX Runtime can't load it: {type(error).__name__}: {told[0]}") from error

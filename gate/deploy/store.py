@@ -11,8 +11,8 @@ from filelock import FileLock, Timeout
 
 from gate.deploy.disk import discard, make_folder
 from gate.deploy.manifest import EXACT, MANIFEST, Manifest, StoredFile, check_name
-from gate.digest import Digest
 from gate.errors import EvidenceError, StorageError
+from gate.storage.digest import Digest
 
 PATIENCE_S = 600.0
 """How long a deployment waits for another one."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from gate.doctor.finding import Diagnosis, Finding, State
 from gate.doctor.session import active_provider
 from gate.errors import GateError
-from gate.runtime import CPU_PROVIDER
+from gate.records.runtime import CPU_PROVIDER
 
 __all__ = ["Diagnosis", "Finding", "examine"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from gate.doctor.finding import Finding, State
 from gate.doctor.session import active_provider, quietly, reason_of
-from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason
-from gate.runtime import CUDA_PROVIDER
+from gate.parity.runners.environment import cuda_absent_reason, cuda_unusable_reason
+from gate.records.runtime import CUDA_PROVIDER
 
 _DRIVER_LIBRARY = "libcuda.so.1"
 _INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"

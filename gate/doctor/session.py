@@ -6,18 +6,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gate.parity.native_stderr import captured_stderr
-from gate.runtime import CPU_PROVIDER
+from gate.onnxfile.native_stderr import captured_stderr
+from gate.onnxfile.session import create_session
+from gate.records.runtime import CPU_PROVIDER
 
 
 def active_provider(provider: str) -> tuple[str, str]:
     """The provider that runs a tiny model when `provider` is asked for, and what was said."""
     import numpy as np
-    import onnxruntime
 
     def run() -> str:
         wanted = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
-        session = onnxruntime.InferenceSession(_tiny_model(), providers=wanted)
+        session = create_session(_tiny_model(), providers=wanted)
         (total,) = session.run(None, {"x": np.array([1.0, 2.0], dtype=np.float32)})
         if total.tolist() != [2.0, 4.0]:
             raise RuntimeError(f"1 + 1 and 2 + 2 gave {total.tolist()}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gate.errors import ExportError
 from gate.export.example import Example
+from gate.onnxfile.session import open_on_cpu
 
 Array = NDArray[Any]
 
@@ -24,16 +25,8 @@ class File:
     """A file in a session. Raises ExportError where ONNX Runtime can't load it."""
 
     def __init__(self, path: Path) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # a failure is raised; it need not be printed as well
-        # Threads that spin between two runs take the cores from torch.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = open_on_cpu(path)
         except Exception as error:
             raise ExportError(
                 f"ONNX Runtime can't load {path.name}: {_first_line(error)}. "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from gate.errors import ExportError
 from gate.export.example import Example
-from gate.export.settings import ExportSettings
+from gate.records.strategy import ExportSettings
 
 Axes = dict[str, dict[int, str]]
 """By input or output: axis to label. Axes of one label have one size."""

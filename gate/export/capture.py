@@ -10,8 +10,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
+
+from gate.model.source_place import source_place
 
 _STANDARD_DESCRIPTORS = (1, 2)
 
@@ -46,21 +47,6 @@ def captured() -> Iterator[Capture]:
 def place(warning: warnings.WarningMessage) -> str:
     """`torchvision/models/x.py:12`: below the import path, so the same on every machine."""
     return source_place(warning.filename, warning.lineno)
-
-
-def source_place(file: str, line: int) -> str:
-    """`file:line` with the file below the import path."""
-    return f"{below_import_path(file)}:{line}"
-
-
-def below_import_path(filename: str) -> str:
-    """The path of a source file below the folder that it is imported from; else its name."""
-    file = Path(filename)
-    roots = [Path(entry).absolute() for entry in ("", *sys.path) if Path(entry).is_dir()]
-    for root in sorted(roots, key=lambda root: len(root.parts), reverse=True):
-        if file.is_relative_to(root):
-            return file.relative_to(root).as_posix()
-    return file.name
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from gate.errors import ExportError, ModelError
-from gate.export.loading import imported
-from gate.export.refusals import brief
+from gate.export.refusals.refusal import brief
+from gate.model.loading import imported
 
 Function = Callable[..., Any]
 Target = torch._ops.OpOverload

@@ -11,21 +11,21 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import nn
 
-from gate import atomic
 from gate.errors import ExportError, OnnxFileError, StorageError
-from gate.evidence import ExportRecord, Source, Subject
 from gate.export.capture import captured
 from gate.export.example import Example
-from gate.export.exporter import neutral, private_copy
-from gate.export.gathered import data_files
 from gate.export.ladder import Carried, Ladder, NoRung
-from gate.export.metadata import described, stamp_file
-from gate.export.onnx_file import read_subject
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.scratch import scratch
-from gate.export.settings import ExportSettings
+from gate.export.strategies.exporter import neutral, private_copy
 from gate.export.telltale import hazards, tracer_warnings
+from gate.onnxfile.gathered import data_files
+from gate.onnxfile.metadata import described, stamp_file
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import ExportRecord, Source, Subject
+from gate.records.strategy import ExportSettings
+from gate.storage import atomic
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gate.export import direct, dynamo, scripted, traced
-from gate.export import settings as known
 from gate.export.capture import Capture, captured
 from gate.export.custom import registered
-from gate.export.exporter import RungFailed, Strategy, Told
-from gate.export.gathered import gather, is_large
-from gate.export.metadata import impersonal
-from gate.export.refusals import Refusal
+from gate.export.refusals.refusal import Refusal
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.sanity import Sanity
+from gate.export.strategies import direct, dynamo, scripted, traced
+from gate.export.strategies.exporter import RungFailed, Strategy, Told
 from gate.export.verify import verified
+from gate.onnxfile.gathered import gather, is_large
+from gate.onnxfile.metadata import impersonal
+from gate.records import strategy as known
 
 STRATEGIES: dict[known.Strategy, Strategy] = {
     "traced": traced.write_traced,

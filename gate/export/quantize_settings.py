@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gate.record import Record
+from gate.storage.record import Record
 
 
 class QuantizeSettings(Record):

@@ -18,13 +18,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import ExportError
-from gate.evidence import ExportRecord, Subject
-from gate.export.onnx_file import read_subject
-from gate.export.origin import QUANTIZED_FROM
 from gate.export.quantize_settings import QuantizeSettings
+from gate.onnxfile.origin import QUANTIZED_FROM
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import ExportRecord, Subject
+from gate.storage import atomic
+from gate.storage.digest import Digest
 
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import ExportError, ModelError
-from gate.export import gathered
 from gate.export.axes import BATCH, Axes, input_axes, others, own_label, places_of
 from gate.export.example import Example
-from gate.export.refusals import brief
-from gate.export.settings import ExportSettings
-from gate.structure import Call, Leaf, is_plain, leaves
+from gate.export.refusals.refusal import brief
+from gate.model.call import Call, Leaf, is_plain, leaves
+from gate.onnxfile import gathered
+from gate.records.strategy import ExportSettings
 
 Array = NDArray[Any]
 Run = Callable[[Example], object]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from gate.errors import ExportRefused
-from gate.export.lint import LintReport, lint_model
-from gate.export.settings import ExportSettings, Strategy
-from gate.lint_finding import LintFinding
+from gate.lint import LintReport, lint_model
+from gate.records.lint import LintFinding
+from gate.records.strategy import ExportSettings, Strategy
 
 _SHOWN = 5
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.atomic import writer_lives
+from gate.storage.atomic import writer_lives
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from gate.errors import ExportError
 from gate.export.answers import File, difference
 from gate.export.example import Example
 from gate.export.export import Exported
-from gate.export.exporter import neutral, private_copy
 from gate.export.request import Request
+from gate.export.strategies.exporter import neutral, private_copy
 
 
 def self_check(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gate.errors import OnnxFileError
-from gate.evidence import TensorSpec
-from gate.export.exporter import RungFailed
 from gate.export.foreign import foreign_objection
-from gate.export.onnx_file import read_subject, verify_file
 from gate.export.request import Request
+from gate.export.strategies.exporter import RungFailed
+from gate.onnxfile.subject import read_subject, verify_file
+from gate.records.evidence import TensorSpec
 
 
 def verified(path: Path, request: Request, *, opset: int) -> None:

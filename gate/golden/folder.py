@@ -12,11 +12,11 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenTensor, Origin
-from gate.policy_sections import NonFinite
+from gate.policy.sections import NonFinite
+from gate.storage import atomic
+from gate.storage.digest import Digest
 
 GOLDEN_JSON = "golden.json"
 _RECORD_LIMIT = 1 << 20

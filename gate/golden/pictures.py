@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import DataError, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, Vectors, read_golden, remove_stale
 from gate.golden.record import Golden, GoldenPicture, GoldenPictures
+from gate.preprocess.by.pillow import lacking, preprocess
 from gate.preprocess.pictures import decoded, read_picture
-from gate.preprocess.pillow import lacking, preprocess
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor, to_pixels
+from gate.storage import atomic
+from gate.storage.digest import Digest
 
 MAX_DIFF = 1.0
 """Steps that a consumer may be off: rounding to one grey level or its neighbour."""

@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gate.digest import Digest
-from gate.files import wrong_name
-from gate.policy_sections import NonFinite
+from gate.policy.sections import NonFinite
 from gate.preprocess.spec import PreprocessSpec
-from gate.record import Measured, Record, Sha256, later
+from gate.storage.digest import Digest
+from gate.storage.files import wrong_name
+from gate.storage.record import Measured, Record, Sha256, later
 
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -140,7 +140,7 @@ class Origin(Record):
     versions: dict[str, str]
     """Distribution name to version: torch, which computed the outputs, and others."""
     code_sha256: Sha256 | None = later(None)
-    """Digest of the code of the model that computed them (`gate.model_code.ModelCode`)."""
+    """Digest of the code of the model that computed them (`gate.records.model_code.ModelCode`)."""
 
 
 class Golden(Record):

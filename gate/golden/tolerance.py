@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.evidence import Evidence, OutputParity, RuntimeEvidence
 from gate.golden.folder import Expected, read_golden, write_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
-from gate.instruments import EPSILON
-from gate.policy import Bounds, Policy
-from gate.policy_sections import NonFinite
-from gate.roles import classes_of
-from gate.runtime import RUNTIMES, RuntimeName
+from gate.policy.policy import Bounds, Policy
+from gate.policy.roles import classes_of
+from gate.policy.sections import NonFinite
+from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.instruments import EPSILON
+from gate.records.runtime import RUNTIMES, RuntimeName
 
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 _OWN_NOISE = 2.0

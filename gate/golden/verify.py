@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import Array, Vectors, read_golden
 from gate.golden.pictures import wrong_pictures
-from gate.golden.record import GoldenOutput, GoldenResult, OutputResult
-from gate.golden.session import open_session, read_model
+from gate.golden.record import GoldenModel, GoldenOutput, GoldenResult, OutputResult
+from gate.onnxfile.session import open_on_cpu
+from gate.storage.digest import Digest
+from gate.storage.files import is_inside, open_plain
 
 
 def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
@@ -38,7 +41,7 @@ def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
             "it is another file, or was changed"
         )
     try:
-        session = open_session(model)
+        session = open_on_cpu(model)
         seen.providers = tuple(session.get_providers())
         problem = _other_names(session, vectors)
         if problem is not None:
@@ -161,3 +164,41 @@ def _max_abs_diff(want: Array, got: Array) -> float:
         diffs = np.abs(want[finite].astype(np.float64) - got[finite].astype(np.float64))
     largest = float(diffs.max(initial=0.0))
     return largest or float((want[finite] != got[finite]).any())
+
+
+def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
+    """Digest of the file at `path`, with the external data that `like` names, and what to load.
+
+    A single file is given as the very bytes that were hashed. The name of the model file itself
+    does not matter. Raises StorageError, and EvidenceError where data lies outside of the file's
+    folder.
+    """
+    if like.external_data:
+        for name in like.external_data:
+            _refuse_outside(path.parent, name)
+        files = {like.file: Digest.of_file(path).hex}
+        files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
+        return Digest.of_json(files), path
+    try:
+        with open_plain(path) as stream:
+            data = stream.read()
+    except (OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
+        raise StorageError(
+            f"cannot read {path}: {why}. Name the ONNX file of the release."
+        ) from error
+    return Digest.of_bytes(data), data
+
+
+def _refuse_outside(folder: Path, name: str) -> None:
+    try:
+        inside = is_inside(folder, name)
+    except (OSError, RuntimeError) as error:
+        raise StorageError(
+            f"cannot read {folder / name}: {error}. Fetch the release again."
+        ) from error
+    if not inside:
+        raise EvidenceError(
+            f"the data file {name!r} lies outside of {folder}. Golden vectors must not read other "
+            "files of this machine: fetch the release again."
+        )

@@ -9,12 +9,12 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from gate.errors import OutputMismatch
-from gate.evidence import OutputParity
-from gate.parity.late import LateErrors, in_units
-from gate.parity.look import Look
-from gate.parity.noise import NoiseStatistics
-from gate.parity.runner import Runner
-from gate.parity.statistics import Array, OutputStatistics, Span
+from gate.parity.float64.late import LateErrors, in_units
+from gate.parity.float64.look import Look
+from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.runners.runner import Runner
+from gate.parity.statistics.output import Array, OutputStatistics, Span
+from gate.records.evidence import OutputParity
 
 _SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
 """In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the

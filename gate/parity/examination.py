@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gate.digest import Digest
-from gate.evidence import TensorSpec
-from gate.instruments import TraceSearch
 from gate.parity.probes.prober import Prober
 from gate.parity.stability import Stability
 from gate.parity.stand import Stand
 from gate.parity.track import Track
+from gate.records.evidence import TensorSpec
+from gate.records.instruments import TraceSearch
+from gate.storage.digest import Digest
 
 
 class Examination:

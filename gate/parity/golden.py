@@ -10,19 +10,19 @@ import numpy as np
 from torch import nn
 
 from gate.errors import OutputMismatch
-from gate.evidence import Evidence
 from gate.golden.folder import Array, Expected, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances
-from gate.parity.binding import Binding, bind
-from gate.parity.candidate import Candidate
-from gate.parity.determinism import deterministic
-from gate.parity.precision import keeps_double
-from gate.parity.samples import Samples
+from gate.model.call import parameters
+from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.binding import Binding, bind
+from gate.parity.arrays.samples import Samples
+from gate.parity.float64.precision import keeps_double
+from gate.parity.runners.determinism import deterministic
+from gate.parity.runners.torch_runner import private_copy
 from gate.parity.stand import Reference
-from gate.parity.torch_runner import private_copy
-from gate.policy import Policy
-from gate.structure import parameters
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
 
 SAMPLES = 8
 """As many are kept, or one batch of a file with a fixed batch axis."""

@@ -11,7 +11,29 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import DataError, EvidenceError
-from gate.evidence import (
+from gate.model.call import parameters
+from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.binding import Binding, bind
+from gate.parity.arrays.samples import Samples, check_labels
+from gate.parity.examination import Examination
+from gate.parity.float64.precision import keeps_double
+from gate.parity.float64.second_look import RoundingFloor, look_again
+from gate.parity.graph.report import read_graph
+from gate.parity.graph.witness import Witness
+from gate.parity.runners.determinism import cublas_reason, deterministic
+from gate.parity.runners.environment import (
+    cuda_absent_reason,
+    cuda_unusable_reason,
+    describe_environment,
+)
+from gate.parity.runners.onnx_runner import OnnxRunner
+from gate.parity.runners.runner import Batch
+from gate.parity.runners.torch_runner import TorchRunner, private_copy
+from gate.parity.stand import Reference, Stand, Truth, length
+from gate.parity.statistics.output import Array, Span
+from gate.parity.track import Track, describe_failure
+from gate.policy.policy import Policy
+from gate.records.evidence import (
     Dataset,
     Environment,
     Evidence,
@@ -21,26 +43,8 @@ from gate.evidence import (
     Source,
     Subject,
 )
-from gate.instruments import GraphReport, TraceSearch
-from gate.parity.binding import Binding, bind
-from gate.parity.candidate import Candidate
-from gate.parity.determinism import cublas_reason, deterministic
-from gate.parity.environment import cuda_absent_reason, cuda_unusable_reason, describe_environment
-from gate.parity.examination import Examination
-from gate.parity.graph.report import read_graph
-from gate.parity.graph.witness import Witness
-from gate.parity.onnx_runner import OnnxRunner
-from gate.parity.precision import keeps_double
-from gate.parity.runner import Batch
-from gate.parity.samples import Samples, check_labels
-from gate.parity.second_look import RoundingFloor, look_again
-from gate.parity.stand import Reference, Stand, Truth, length
-from gate.parity.statistics import Array, Span
-from gate.parity.torch_runner import TorchRunner, private_copy
-from gate.parity.track import Track, describe_failure
-from gate.policy import Policy
-from gate.runtime import RUNTIMES
-from gate.structure import parameters
+from gate.records.instruments import GraphReport, TraceSearch
+from gate.records.runtime import RUNTIMES
 
 __all__ = ["Candidate", "Measurement", "measure"]
 
@@ -93,10 +97,10 @@ def measure(  # noqa: PLR0913
     """Compare the file with `model` on all samples, in every runtime that the policy asks for.
 
     The reference is a copy of `model` on the CPU, in eval mode, in float32 but for what the file
-    has in float64 too (`gate.parity.precision`); `model` and all global switches are afterwards as
-    they were. A file with a fixed batch axis is measured
-    with that batch size. `progress` is called with (samples done, samples in all), those that
-    stability and probes compute after the dataset's included.
+    has in float64 too (`gate.parity.float64.precision`); `model` and all global switches are
+    afterwards as they were. A file with a fixed batch axis is measured with that batch size.
+    `progress` is called with (samples done, samples in all), those that stability and probes
+    compute after the dataset's included.
 
     A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
     and DataError for samples and labels that don't fit, ModelError and EvidenceError where the

@@ -10,17 +10,17 @@ import numpy as np
 from torch import nn
 
 from gate.errors import EvidenceError, GateError, ModelError
-from gate.evidence import Latency
-from gate.parity.binding import Binding
-from gate.parity.change import columns, worst_ratio
-from gate.parity.latency import Stopwatch
-from gate.parity.runner import Batch
-from gate.parity.samples import Samples
-from gate.parity.statistics import Array
-from gate.parity.torch_runner import TorchRunner
+from gate.parity.arrays.binding import Binding
+from gate.parity.arrays.samples import Samples
+from gate.parity.float64.reference import DoubleTwin
+from gate.parity.runners.latency import Stopwatch
+from gate.parity.runners.runner import Batch
+from gate.parity.runners.torch_runner import TorchRunner
+from gate.parity.statistics.change import columns, worst_ratio
+from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
-from gate.parity.twin import DoubleTwin
-from gate.policy import Policy
+from gate.policy.policy import Policy
+from gate.records.evidence import Latency
 
 
 class Reference:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 
 from gate.errors import EvidenceError, GateError
-from gate.evidence import OutputParity, RuntimeEvidence
-from gate.instruments import ProbeParity, StabilityParity
 from gate.parity.comparison import Comparison
-from gate.parity.latency import Stopwatch
-from gate.parity.look import Look
-from gate.parity.noise import NoiseStatistics
-from gate.parity.runner import Batch, Runner
-from gate.parity.statistics import Array, Span
-from gate.runtime import RUNTIMES, RuntimeName
+from gate.parity.float64.look import Look
+from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.runners.latency import Stopwatch
+from gate.parity.runners.runner import Batch, Runner
+from gate.parity.statistics.output import Array, Span
+from gate.records.evidence import OutputParity, RuntimeEvidence
+from gate.records.instruments import ProbeParity, StabilityParity
+from gate.records.runtime import RUNTIMES, RuntimeName
 
 
 class Track:

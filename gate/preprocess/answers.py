@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.digest import Digest
 from gate.errors import EvidenceError, InputMismatch, OnnxFileError
+from gate.onnxfile.session import open_on_cpu
 from gate.preprocess.tensor import Tensor
-from gate.preprocessing_parity import Decisions
+from gate.records.preprocessing import Decisions
+from gate.storage.digest import Digest
 
 _SHOWN = 100
-_FATAL_ONLY = 4
-
 Probabilities = NDArray[np.float64]
 
 
@@ -34,15 +33,8 @@ class Classifier:
     def __init__(self, path: Path) -> None:
         """Raises OnnxFileError where the file can't be opened, InputMismatch where it has several
         inputs or gives no logits of shape (batch, classes >= 2)."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _FATAL_ONLY
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session: Any = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            self._session: Any = open_on_cpu(path)
         except Exception as error:
             raise OnnxFileError(f"ONNX Runtime can't open {path}: {error} Export again.") from error
         inputs = self._session.get_inputs()

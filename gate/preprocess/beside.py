@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.preprocess.spec import PreprocessSpec
+from gate.storage.digest import Digest
 
 PREPROCESSING = "preprocessing"
 """The folder of the spec, beside the ONNX file."""

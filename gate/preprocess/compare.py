@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.digest import Digest
 from gate.errors import DataError, EvidenceError
 from gate.preprocess.answers import Classifier, ModelFile
 from gate.preprocess.consumer import Consumer, Exhibit, Seen
@@ -19,7 +18,8 @@ from gate.preprocess.implementations import WHERE, implementation
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels
-from gate.preprocessing_parity import ImplementationName, PreprocessingParity
+from gate.records.preprocessing import ImplementationName, PreprocessingParity
+from gate.storage.digest import Digest
 
 _REFERENCES: tuple[ImplementationName, ...] = ("pillow", "torchvision")
 """The first of these that can do the spec, where none is asked for."""

@@ -16,7 +16,7 @@ from gate.preprocess.difference import Difference, Range
 from gate.preprocess.implementation import Implementation
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
-from gate.preprocessing_parity import ConsumerParity
+from gate.records.preprocessing import ConsumerParity
 
 _SHOWN = 100
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Tensor
-from gate.preprocessing_parity import ChannelDifference, Values
+from gate.records.preprocessing import ChannelDifference, Values
 
 FIRST = 16
 """Values that are shown of the first picture."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError
-from gate.preprocessing_parity import CONSUMER_NAME
+from gate.records.preprocessing import CONSUMER_NAME
 
 
 def read_dumped(texts: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from gate.preprocess.implementation import Implementation
-from gate.preprocessing_parity import ImplementationName
+from gate.records.preprocessing import ImplementationName
 
 WHERE: dict[ImplementationName, tuple[str, str]] = {
     "pillow": ("pillow", "IMPLEMENTATION"),

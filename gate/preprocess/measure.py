@@ -8,12 +8,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gate.errors import DataError, EvidenceError
-from gate.policy import PreprocessingPolicy
+from gate.policy.policy import PreprocessingPolicy
 from gate.preprocess.answers import ModelFile
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocessing_parity import PreprocessingParity
+from gate.records.preprocessing import PreprocessingParity
 
 
 def measure_preprocessing(

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gate.preprocessing_parity import PictureTensor
-from gate.record import Record
-from gate.settings import has_section, load_section
+from gate.records.preprocessing import PictureTensor
+from gate.storage.record import Record
+from gate.storage.yaml_section import has_section, load_section
 
 SECTION = "preprocessing"
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gate.atomic import write_text
 from gate.errors import EvidenceError, StorageError
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow_process import redacted
+from gate.registry.mlflow.process import redacted
+from gate.storage.atomic import write_text
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from gate.atomic import write_text
-from gate.digest import Digest
 from gate.errors import StorageError
-from gate.record import Record
 from gate.registry.ledger import Ledger, LedgerEntry
+from gate.storage.atomic import write_text
+from gate.storage.digest import Digest
+from gate.storage.record import Record
 
 
 class Move(Record):

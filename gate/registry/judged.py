@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.decision import Decision, decide
-from gate.digest import Digest
+from gate.decide.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
-from gate.evidence import Evidence
 from gate.golden.folder import Vectors, read_golden
 from gate.golden.record import Origin
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from gate.preprocess.beside import prove_spec
+from gate.records.evidence import Evidence
+from gate.storage.digest import Digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Judged:
 
     def _verify_description(self) -> None:
         """What is uploaded follows the subject (its external data): it must be the file's own."""
-        from gate.export.onnx_file import read_subject
+        from gate.onnxfile.subject import read_subject
 
         seen, told = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
         other = sorted(field for field in seen if seen[field] != told[field])
@@ -129,7 +129,7 @@ def digest_of_model(path: Path, *, expected: Digest) -> Digest:
         raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
     if seen == expected:
         return seen
-    from gate.export.onnx_file import read_subject
+    from gate.onnxfile.subject import read_subject
 
     try:
         return read_subject(path).sha256

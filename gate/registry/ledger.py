@@ -17,11 +17,11 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from pydantic import Field
 
-from gate.atomic import write_bytes
-from gate.digest import Digest, canonical_json
 from gate.errors import EvidenceError, StorageError
-from gate.record import Record, Sha256, later
 from gate.registry.twin import TwinDigests
+from gate.storage.atomic import write_bytes
+from gate.storage.digest import Digest, canonical_json
+from gate.storage.record import Record, Sha256, later
 
 Action = Literal[
     "passed",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gate.atomic import write_text
 from gate.errors import PromotionConflict, StorageError
 from gate.registry.ledger import Ledger, now
+from gate.storage.atomic import write_text
 
 _PATIENCE, _PAUSE_S = 20, 0.05
 

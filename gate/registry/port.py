@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gate.digest import Digest
-from gate.evidence import Subject
+from gate.records.evidence import Subject
+from gate.storage.digest import Digest
 
 Alias = Literal["candidate", "champion", "previous"]
 

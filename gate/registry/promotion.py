@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
-from gate.registry.desk import Desk
-from gate.registry.examination import since_passed, veto, vouching
 from gate.registry.ledger import Ledger
+from gate.registry.may_serve import since_passed, veto, vouching
 from gate.registry.port import (
     CANDIDATE,
     CHAMPION,
@@ -34,6 +33,7 @@ from gate.registry.port import (
 )
 from gate.registry.proof import Beside
 from gate.registry.records import RECORDS, Records
+from gate.registry.registered_model import Desk
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
 from gate.registry.twin import QUANTIZED, lay_out

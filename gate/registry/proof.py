@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.golden.folder import read_golden
 from gate.preprocess.beside import prove_spec, spec_beside
@@ -13,6 +12,7 @@ from gate.registry.judged import digest_of_model
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import GOLDEN
 from gate.registry.twin import QUANTIZED, TwinDigests, twin_file
+from gate.storage.digest import Digest
 
 
 @dataclass(frozen=True)

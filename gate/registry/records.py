@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.decision import Decision
+from gate.decide.decision import Decision
 from gate.errors import EvidenceError
-from gate.evidence import Evidence
+from gate.records.evidence import Evidence
 
 RECORDS = "gate"
 """The folder of the records, beside the ONNX file."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gate.digest import Digest
 from gate.errors import EvidenceError
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from gate.registry.judged import Judged
 from gate.registry.port import (
     GOLDEN,
@@ -23,6 +22,7 @@ from gate.registry.port import (
     Draft,
 )
 from gate.registry.twin import TwinDigests
+from gate.storage.digest import Digest
 
 Outcome = Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
 
@@ -75,7 +75,7 @@ class Release(Judged):
 
     def _verify_origin(self, twin: Judged) -> None:
         """A twin is of these very bytes, as its own metadata says."""
-        from gate.export.origin import quantized_from
+        from gate.onnxfile.origin import quantized_from
 
         if twin.onnx_path.suffix != ".onnx":
             raise EvidenceError(
@@ -102,7 +102,7 @@ class Release(Judged):
     def outdated(self) -> str | None:
         """Why the evidence is on other code of the model than there is here; None where it is the
         same, and where the code is not at hand."""
-        from gate.export.modules import changed_files
+        from gate.model.modules import changed_files
 
         code = self.evidence.source.code
         changed = () if code is None else changed_files(code)

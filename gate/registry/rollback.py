@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gate.errors import EvidenceError, RegistryError
-from gate.registry.desk import Desk
-from gate.registry.examination import SERVED, veto
 from gate.registry.ledger import Ledger, LedgerEntry, now
+from gate.registry.may_serve import SERVED, veto
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
 from gate.registry.proof import Beside
+from gate.registry.registered_model import Desk
 from gate.registry.release import Promotion
 
 

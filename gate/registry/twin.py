@@ -12,10 +12,10 @@ from pathlib import Path
 
 from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import GOLDEN_JSON
-from gate.record import Record, Sha256
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
+from gate.storage.record import Record, Sha256
 
 QUANTIZED = "quantized"
 """The folder beside the exact file; a deployed release calls its slot so, too."""

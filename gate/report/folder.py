@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gate import atomic
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.localisation import Explanation
+from gate.decide.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation
 from gate.report import html, localisation, markdown, plots
+from gate.storage import atomic
 
 
 def write(

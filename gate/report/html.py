@@ -6,10 +6,10 @@ import base64
 import html
 from collections.abc import Iterator, Mapping
 
-from gate.checks import CheckResult, Verdict
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.localisation import Explanation
+from gate.decide.checks import CheckResult, Verdict
+from gate.decide.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation
 from gate.report import localisation, wording
 from gate.report.style import CSS
 

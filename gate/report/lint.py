@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gate.export.lint import LintReport
-from gate.lint_finding import LEVELS, LintFinding, LintLevel
+from gate.lint import LintReport
+from gate.records.lint import LEVELS, LintFinding, LintLevel
 from gate.report.wording import printable
 
 if TYPE_CHECKING:

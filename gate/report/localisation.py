@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gate.localisation import Explanation, LayerRow, Localisation
+from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.report.figure import BLUE, GREY, ORANGE, RED, legend, literal, png
 from gate.report.wording import number, printable
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gate.checks import Verdict
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.localisation import Explanation
+from gate.decide.checks import Verdict
+from gate.decide.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation
 from gate.report import localisation, wording
 
 _HEADER = (

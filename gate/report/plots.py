@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gate.decision import Decision
-from gate.evidence import ClassParity, Evidence
+from gate.decide.decision import Decision
+from gate.records.evidence import ClassParity, Evidence
 from gate.report import bounds
 from gate.report.figure import (
     BLUE,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gate.preprocess.consumer import Exhibit
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import to_pixels
-from gate.preprocessing_parity import ConsumerParity, PreprocessingParity, Values
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity, Values
 from gate.report.figure import literal, png
 from gate.report.wording import number, printable
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gate.checks import CheckResult, Verdict
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.localisation import Explanation
+from gate.decide.checks import CheckResult, Verdict
+from gate.decide.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation
 from gate.report import localisation, wording
 
 if TYPE_CHECKING:

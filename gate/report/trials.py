@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gate.records.trials import Trial, TrialParity, Trials
 from gate.report.figure import BLUE, GREEN, ORANGE, RED, figure, legend, name_rows, png
 from gate.report.wording import number, printable
-from gate.trial import Trial, TrialParity, Trials
 
 if TYPE_CHECKING:
     from rich.console import Console

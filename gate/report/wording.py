@@ -9,11 +9,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from gate.checks import CheckResult, Verdict
-from gate.decision import Decision
-from gate.evidence import Evidence
-from gate.remedies import REMEDIES
-from gate.rules.comparisons import top1_lower_bound
+from gate.decide.checks import CheckResult, Verdict
+from gate.decide.decision import Decision
+from gate.decide.remedies import REMEDIES
+from gate.decide.rules.comparisons import top1_lower_bound
+from gate.records.evidence import Evidence
 
 _KINDS: tuple[tuple[str, Callable[[CheckResult], bool]], ...] = (
     ("passed", lambda check: check.verdict is Verdict.PASS),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.operators.__main__ import bound, cases, main
 from benchmarks.operators.measuring import Row, worst
-from gate.parity import operators
+from gate.parity.rounding import operators
 
 FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
 

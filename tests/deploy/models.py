@@ -9,9 +9,9 @@ from gate.deploy.manifest import Manifest
 from gate.deploy.source import Source
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
-from gate.digest import Digest
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import Expected, read_golden
+from gate.onnxfile.subject import read_subject
+from gate.storage.digest import Digest
 from tests.golden_vectors import vectors
 from tests.registry.releases import onnx_file, onnx_file_with_data
 

@@ -12,7 +12,7 @@ import pytest
 
 from gate import cli
 from gate.deploy.store import Store
-from gate.digest import Digest
+from gate.storage.digest import Digest
 from tests.deploy.models import check_whole
 from tests.golden_vectors import vectors
 from tests.golden_vectors.test_verify import BLOCKER, CALL, REPOSITORY

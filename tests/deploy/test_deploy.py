@@ -18,10 +18,10 @@ from gate.deploy.deploy import Deployment, deploy, rollback
 from gate.deploy.manifest import Manifest
 from gate.deploy.source import Source
 from gate.deploy.store import Store
-from gate.digest import Digest
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
 from gate.golden.folder import GOLDEN_JSON, Expected, read_golden
-from gate.quota import TooLarge
+from gate.storage.digest import Digest
+from gate.storage.quota import TooLarge
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
 from tests.golden_vectors import vectors
@@ -246,7 +246,7 @@ def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch)
     def broken(model: object) -> None:
         raise RuntimeError("no kernel for this operator\nand more")
 
-    monkeypatch.setattr(staging, "open_session", broken)
+    monkeypatch.setattr(staging, "open_on_cpu", broken)
     source = Source.local(onnx_file(tmp_path / "model.onnx"))
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"

@@ -15,8 +15,8 @@ from gate.deploy.deploy import deploy, rollback
 from gate.deploy.manifest import Manifest
 from gate.deploy.serving import store_app
 from gate.deploy.store import Store
-from gate.digest import Digest
 from gate.golden.verify import verify_golden
+from gate.storage.digest import Digest
 from tests.deploy import models
 from tests.deploy.models import NAME
 from tests.deploy.servers import serving

@@ -9,9 +9,9 @@ import pytest
 from gate.deploy.deploy import deploy
 from gate.deploy.source import Source, copy_at_most, fetched
 from gate.deploy.store import Store
-from gate.digest import Digest
 from gate.errors import DigestMismatch, OnnxFileError, StorageError
-from gate.quota import TooLarge
+from gate.storage.digest import Digest
+from gate.storage.quota import TooLarge
 from tests.deploy.models import NAME
 from tests.golden_vectors import vectors
 

@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.registry.ledger import Ledger, LedgerEntry
-from gate.registry.mlflow import MlflowRegistry
-from gate.registry.mlflow_process import lent
+from gate.registry.mlflow.process import lent
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, TAG_REVIEW
 from gate.registry.promotion import Promotion, promote
 from pipelines.stack import encryption_key
@@ -186,7 +186,7 @@ def stack(folder: Path, server: Server, model: str = NAME) -> Iterator[Stack]:
     YAML(typ="safe").dump(policy, folder / "policy.yaml")
     subprocess.run(
         [sys.executable, "-c", "import sys; from pathlib import Path; "
-         "from gate.webhook.keyring import write; write(Path(sys.argv[1]), ['s' * 40])",
+         "from gate.service.keyring import write; write(Path(sys.argv[1]), ['s' * 40])",
          str(folder / "secrets")], check=True,
     )  # fmt: skip
     made.registry.ensure_model(model)

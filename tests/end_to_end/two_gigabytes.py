@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Workload, check
-from gate.digest import Digest
-from gate.evidence import Source
 from gate.export.export import export_model
-from gate.export.settings import ExportSettings
-from gate.parity.samples import Samples
-from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.records.evidence import Source
+from gate.records.strategy import ExportSettings
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.release import Release
+from gate.storage.digest import Digest
 from tests.registry.servers import make_run
 
 WORDS, WIDTH = 540_000, 1024

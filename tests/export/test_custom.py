@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gate.check import Reference, Workload, check
-from gate.decision import Verdict
+from gate.decide.decision import Verdict
 from gate.errors import ExportError
 from gate.export.capture import captured
 from gate.export.custom import Symbolics, overriding, registered

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from gate.digest import Digest
 from gate.errors import ExportError, StorageError
-from gate.evidence import TensorSpec
 from gate.export import export as exporting
-from gate.export import gathered
 from gate.export.export import Exported, export_model, staged
-from gate.export.onnx_file import read_subject
-from gate.export.settings import ExportSettings
+from gate.onnxfile import gathered
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import TensorSpec
+from gate.records.strategy import ExportSettings
+from gate.storage.digest import Digest
 from tests.export import nets
 from tests.export.nets import images, seeded, settings
 
@@ -467,8 +467,8 @@ def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
 
 @pytest.mark.slow
 def test_resnet18(output: Path) -> None:
-    from gate.export.loading import torchvision_model
     from gate.export.self_check import self_check
+    from gate.model.loading import torchvision_model
 
     torch.manual_seed(0)
     model = torchvision_model("resnet18", weights=None, num_classes=10)

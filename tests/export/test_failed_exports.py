@@ -16,7 +16,7 @@ from torch import nn
 from gate import cli
 from gate.errors import ExportError
 from gate.export.export import export_model
-from gate.export.settings import ExportSettings
+from gate.records.strategy import ExportSettings
 from tests.export import failing
 
 MOST = 40

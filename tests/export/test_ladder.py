@@ -19,12 +19,12 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from benchmarks import torchvision_models
 from gate.check import Reference, Verdicted, Workload, check
-from gate.checks import Verdict
+from gate.decide.checks import Verdict
 from gate.errors import ExportError
-from gate.evidence import Source
 from gate.export.export import Exported, export_model
-from gate.export.settings import ExportSettings
-from gate.parity.samples import Samples
+from gate.parity.arrays.samples import Samples
+from gate.records.evidence import Source
+from gate.records.strategy import ExportSettings
 from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32

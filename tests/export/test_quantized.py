@@ -14,15 +14,15 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from gate.check import Reference, Workload, check
-from gate.checks import Verdict
-from gate.digest import Digest
+from gate.decide.checks import Verdict
 from gate.errors import ExportError, OnnxFileError
-from gate.evidence import Source
-from gate.export.origin import QUANTIZED_FROM, quantized_from
 from gate.export.quantize_settings import QuantizeSettings
 from gate.export.quantized import quantize
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file
 
 SETTINGS = QuantizeSettings(samples=32, batch_size=8)
@@ -199,7 +199,7 @@ def test_a_wrong_twin_fails_its_own_policy(exact: Path, tmp_path: Path) -> None:
 
 def _lenient() -> Policy:
     """As the built-in one, for a network with noise as weights."""
-    from gate.policy import Bounds, ConfidenceBands, RuntimePolicy
+    from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
 
     bounds = Bounds(
         top1_agreement=0.9,

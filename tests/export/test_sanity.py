@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from gate.export.example import Example
-from gate.export.exporter import neutral
 from gate.export.request import Request
 from gate.export.sanity import Objection, Sanity
-from gate.export.settings import ExportSettings
+from gate.export.strategies.exporter import neutral
+from gate.records.strategy import ExportSettings
 
 
 class Scaled(nn.Module):

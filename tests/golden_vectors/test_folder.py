@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate import atomic
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
 from gate.golden.record import Golden, GoldenModel
+from gate.storage import atomic
+from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 

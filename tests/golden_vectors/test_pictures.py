@@ -13,22 +13,22 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import GoldenModel
 from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
-from gate.policy import PreprocessingPolicy
+from gate.onnxfile.subject import read_subject
+from gate.policy.policy import PreprocessingPolicy
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import read_picture
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors.vectors import golden_of, origin
+from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
-from tests.preprocess.test_onnx_graph import classifier
 from tests.registry.releases import onnx_file
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import DigestMismatch
-from gate.evidence import Evidence, TensorSpec
 from gate.golden.folder import read_golden
 from gate.golden.tolerance import refit, tolerances
-from gate.instruments import EPSILON
-from gate.policy import Bounds, Policy, RuntimePolicy
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.records.evidence import Evidence, TensorSpec
+from gate.records.instruments import EPSILON
 from tests import builders
 from tests.golden_vectors import vectors
 

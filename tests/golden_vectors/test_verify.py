@@ -16,11 +16,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate import cli
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.golden.folder import Expected, read_golden, write_golden
 from gate.golden.record import GoldenResult
 from gate.golden.verify import compare, verify_golden
+from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import onnx_file, onnx_file_with_data

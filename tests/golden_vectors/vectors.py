@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.evidence import Evidence
-from gate.export.onnx_file import read_subject
 from gate.golden.folder import Expected, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import Evidence
 from tests import builders
 from tests.registry.releases import onnx_file
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Verdicted, Workload, check
-from gate.evidence import Source
 from gate.export.export import export_model
-from gate.export.settings import ExportSettings
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+from gate.records.strategy import ExportSettings
 
 FEATURES = 6
 

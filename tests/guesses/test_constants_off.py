@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gate.checks import Verdict
-from gate.policy import Policy
+from gate.decide.checks import Verdict
+from gate.policy.policy import Policy
 from tests.guesses.nets import Net, exported, judged
 
 

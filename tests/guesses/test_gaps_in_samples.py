@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Verdicted, Workload, check
-from gate.checks import Verdict
+from gate.decide.checks import Verdict
 from gate.errors import DataError
-from gate.evidence import Source
 from gate.export.capture import captured
-from gate.parity.samples import Samples
-from gate.policy import Policy
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
 
 
 class Imputing(nn.Module):

@@ -12,13 +12,13 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.check import Verdicted
-from gate.checks import CheckResult, Verdict
-from gate.export.onnx_file import read_subject
+from gate.decide.checks import CheckResult, Verdict
 from gate.golden.verify import verify_golden
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
 from gate.parity.golden import write_golden_of
-from gate.parity.samples import Samples
-from gate.policy import Instruments, Policy
+from gate.policy.policy import Instruments, Policy
 from tests.guesses import nets
 from tests.guesses.nets import HEADS, Net, exported, judged
 

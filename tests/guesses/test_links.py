@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from gate.checks import Verdict
-from gate.digest import Digest
+from gate.decide.checks import Verdict
 from gate.errors import DigestMismatch
-from gate.export.onnx_file import read_subject
-from gate.parity.candidate import Candidate, WithData
-from gate.policy import Instruments, Policy
+from gate.onnxfile.candidate import Candidate, WithData
+from gate.onnxfile.subject import read_subject
+from gate.policy.policy import Instruments, Policy
+from gate.storage.digest import Digest
 from tests.guesses.nets import Net, exported, judged, with_scale
 
 POLICY = Policy.default().model_copy(

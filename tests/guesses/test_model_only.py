@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Verdicted, Workload, check
-from gate.checks import Verdict
+from gate.decide.checks import Verdict
 from gate.errors import GateError
-from gate.evidence import Source
 from gate.export.capture import captured
-from gate.export.onnx_file import read_subject
-from gate.parity.candidate import Candidate
-from gate.parity.locate.locate import locate
-from gate.parity.samples import Samples
-from gate.policy import Instruments, Policy
+from gate.locate.locate import locate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Instruments, Policy
+from gate.records.evidence import Source
 
 POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gate.check import Reference, Workload, check
-from gate.checks import Verdict
-from gate.evidence import Source
-from gate.parity.samples import Samples
-from gate.policy import Instruments, Policy
+from gate.decide.checks import Verdict
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Instruments, Policy
+from gate.records.evidence import Source
 from tests.guesses.nets import FEATURES, Net, exported
 
 POLICY = Policy.default().model_copy(

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Workload, check
-from gate.checks import Verdict
-from gate.evidence import Source
+from gate.decide.checks import Verdict
 from gate.export.capture import captured
-from gate.parity.samples import Samples
+from gate.parity.arrays.samples import Samples
+from gate.records.evidence import Source
 
 LENGTH = 16
 

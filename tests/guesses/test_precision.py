@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from gate.check import Reference, Verdicted, Workload, check
-from gate.checks import Verdict
-from gate.evidence import Source, Subject, TensorSpec
+from gate.decide.checks import Verdict
 from gate.export.export import export_model
-from gate.export.settings import ExportSettings
-from gate.parity.precision import keeps_double
-from gate.parity.samples import Samples
-from gate.policy import Instruments, Policy
+from gate.parity.arrays.samples import Samples
+from gate.parity.float64.precision import keeps_double
+from gate.policy.policy import Instruments, Policy
+from gate.records.evidence import Source, Subject, TensorSpec
+from gate.records.strategy import ExportSettings
 from tests import builders
 
 POLICY = Policy.default().model_copy(

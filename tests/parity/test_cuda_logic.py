@@ -8,13 +8,13 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.checks import Verdict
-from gate.parity import environment
+from gate.decide.checks import Verdict
+from gate.decide.rules import all_checks
 from gate.parity import measure as measuring
-from gate.parity.binding import bind
+from gate.parity.arrays.binding import bind
 from gate.parity.measure import measure
-from gate.parity.torch_runner import TorchRunner
-from gate.rules import all_checks
+from gate.parity.runners import environment
+from gate.parity.runners.torch_runner import TorchRunner
 from tests.parity import tiny
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

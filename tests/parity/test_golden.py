@@ -13,15 +13,15 @@ from torch import nn
 from gate.check import Reference, Verdicted, Workload, check
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.export import export_model
-from gate.export.onnx_file import read_subject
-from gate.export.settings import ExportSettings
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden
 from gate.golden.verify import verify_golden
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
 from gate.parity.golden import SAMPLES, write_golden_of
-from gate.parity.samples import Samples
-from gate.policy import Instruments, Policy
+from gate.policy.policy import Instruments, Policy
+from gate.records.strategy import ExportSettings
 from tests.small_project import change_one_weight, made
 
 POLICY = Policy.default(task="classification").model_copy(

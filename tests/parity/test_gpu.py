@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gate.checks import Verdict
-from gate.decision import decide
-from gate.parity.environment import cuda_absent_reason
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.parity.measure import measure
-from gate.policy import Policy
-from gate.runtime import CUDA_PROVIDER, RUNTIMES
+from gate.parity.runners.environment import cuda_absent_reason
+from gate.policy.policy import Policy
+from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
 from tests.parity import tiny
 
 ABSENT = cuda_absent_reason()

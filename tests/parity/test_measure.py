@@ -10,13 +10,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.checks import Verdict
-from gate.decision import decide
-from gate.digest import Digest
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import measure
-from gate.parity.samples import Samples
+from gate.storage.digest import Digest
 from tests.parity import tiny
 
 CPU = ("ort-cpu", "ort-cpu-optimized")
@@ -560,7 +560,7 @@ def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
 
 
 def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
-    from gate.policy import Policy, RuntimePolicy
+    from gate.policy.policy import Policy, RuntimePolicy
 
     wanted = tiny.policy(*CPU)
     policy = Policy(
@@ -571,7 +571,7 @@ def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
 
 
 def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
-    from gate.parity.onnx_runner import OnnxRunner
+    from gate.parity.runners.onnx_runner import OnnxRunner
 
     original = OnnxRunner.run
     calls = []
@@ -607,7 +607,7 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
 
 @pytest.mark.parametrize("at_call", [1, 2])
 def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_call):
-    from gate.parity.onnx_runner import OnnxRunner
+    from gate.parity.runners.onnx_runner import OnnxRunner
 
     original = OnnxRunner.run
     calls = []
@@ -641,8 +641,8 @@ class Drawing(nn.Module):
 def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
     """Its noise floor is as large as its dice, so that everything would lie within it."""
     from gate.check import Reference, Workload, check
-    from gate.evidence import Source
-    from gate.parity.samples import Samples
+    from gate.parity.arrays.samples import Samples
+    from gate.records.evidence import Source
     from tests.registry.releases import onnx_file
 
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)

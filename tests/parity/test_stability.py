@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.checks import Verdict
-from gate.decision import decide
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.errors import EvidenceError
-from gate.parity.change import difference
 from gate.parity.stability import Stability
+from gate.parity.statistics.change import difference
 from tests.parity import tiny
 from tests.parity.probes import benches
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import measure
-from gate.parity.samples import Samples
-from gate.policy import Instruments
+from gate.policy.policy import Instruments
 from tests.parity import tiny
 
 NOISE_ONLY = Instruments.none().model_copy(update={"noise_samples": 8})

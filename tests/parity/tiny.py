@@ -13,12 +13,12 @@ import onnx
 import torch
 from torch import nn
 
-from gate.digest import Digest
-from gate.evidence import Evidence, Source, Subject, TensorSpec
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import Candidate, Measurement
-from gate.parity.samples import Samples
-from gate.policy import Bounds, Policy, RuntimePolicy
-from gate.runtime import RuntimeName
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.records.evidence import Evidence, Source, Subject, TensorSpec
+from gate.records.runtime import RuntimeName
+from gate.storage.digest import Digest
 
 CLASSES = 7
 

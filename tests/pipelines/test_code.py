@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gate.digest import Digest
 from gate.errors import ModelError
-from gate.evidence import Evidence
-from gate.export.modules import changed_files
-from gate.model_code import ModelCode
+from gate.model.modules import changed_files
+from gate.records.evidence import Evidence
+from gate.records.model_code import ModelCode
+from gate.storage.digest import Digest
 from pipelines import code, paths, promote
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport

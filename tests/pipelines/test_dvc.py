@@ -21,8 +21,8 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
-from gate.digest import Digest
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.storage.digest import Digest
 from tests.pipelines.conftest import clean_environment, clone, run
 
 pytestmark = pytest.mark.slow

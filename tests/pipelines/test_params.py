@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import PolicyError
-from gate.policy import Policy
+from gate.policy.policy import Policy
 from pipelines.override import override
 from pipelines.params import ModelParams, check_all, load_policy
 from tests.pipelines.conftest import REPOSITORY

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.digest import Digest
 from gate.errors import DataError, StorageError
+from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.override import override
 from pipelines.prepare import split

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.digest import Digest
-from gate.policy import Policy, PreprocessingPolicy
+from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import pictures_in
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.measuring import preprocessing_of
 from pipelines.override import override

@@ -13,13 +13,13 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
-from gate.decision import Decision
-from gate.digest import Digest
-from gate.evidence import Evidence
+from gate.decide.decision import Decision
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
+from gate.records.evidence import Evidence
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.storage.digest import Digest
 from pipelines import export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
@@ -212,10 +212,10 @@ def disk_full(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("main", "target"),
     [
-        (train.main, "gate.export.checkpoint.atomic.write_bytes"),
+        (train.main, "gate.model.checkpoint.atomic.write_bytes"),
         (export.main, "pathlib.Path.replace"),
         (parity.main, "pipelines.parity.atomic.write_bytes"),
-        (promote.main, "gate.record.atomic.write_text"),
+        (promote.main, "gate.storage.record.atomic.write_text"),
     ],
 )
 def test_a_full_disk_loses_nothing(

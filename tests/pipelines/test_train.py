@@ -8,9 +8,9 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from gate.digest import Digest
 from gate.errors import CheckpointError, DataError, ModelError
-from gate.export.loading import save_checkpoint
+from gate.model.loading import save_checkpoint
+from gate.storage.digest import Digest
 from pipelines import paths, prepare, train
 from pipelines.override import override
 from pipelines.run import known_run, tracking_uri

@@ -8,13 +8,13 @@ import pytest
 from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
-from gate.digest import Digest
 from gate.errors import EvidenceError
-from gate.evidence import Evidence
+from gate.records.evidence import Evidence
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.proof import prove_twin
 from gate.registry.twin import QUANTIZED
+from gate.storage.digest import Digest
 from pipelines import paths, promote, twin
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gate.preprocess import candidates as known
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.causes import diagnose, wrong_shape
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 

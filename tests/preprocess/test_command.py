@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from gate import cli
-from gate.export.onnx_file import read_subject
+from gate.onnxfile.subject import read_subject
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import read_picture
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocessing_parity import PreprocessingParity
+from gate.records.preprocessing import PreprocessingParity
+from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
-from tests.preprocess.test_onnx_graph import classifier
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_tensors_of_an_own_consumer(capsys) -> None:
 
 
 def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("gate.preprocess.opencv.find_spec", lambda _: None)
+    monkeypatch.setattr("gate.preprocess.by.opencv.find_spec", lambda _: None)
     code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json",
                        "--implementations", "onnx,opencv")  # fmt: skip
     assert code == 2

@@ -19,16 +19,16 @@ from PIL import Image
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
 from gate.preprocess import compare as module
 from gate.preprocess.answers import ModelFile
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.difference import Difference
 from gate.preprocess.implementation import Implementation
 from gate.preprocess.pictures import Picture, pictures_in, read_picture
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.preprocessing_parity import ConsumerParity, PreprocessingParity
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 from tests import builders
+from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
-from tests.preprocess.test_onnx_graph import classifier
 
 SHAPES = ((90, 70), (64, 120), (77, 77))
 

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gate.errors import DataError
-from gate.preprocess import canvas, opencv
+from gate.preprocess.by import canvas, opencv
 from gate.preprocess.implementations import implementation
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocess.tensor import Tensor, to_pixels
-from gate.preprocessing_parity import IMPLEMENTATIONS
+from gate.records.preprocessing import IMPLEMENTATIONS
 from tests.preprocess.pictures import SMALL, picture
 
 FAST = tuple(name for name in IMPLEMENTATIONS if name != "canvas")

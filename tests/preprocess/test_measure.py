@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gate.checks import Verdict
-from gate.decision import decide
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.errors import DataError, EvidenceError
-from gate.evidence import Source
-from gate.export.onnx_file import read_subject
-from gate.policy import PreprocessingPolicy
+from gate.onnxfile.subject import read_subject
+from gate.policy.policy import PreprocessingPolicy
 from gate.preprocess.answers import ModelFile
+from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.measure import measure_preprocessing
 from gate.preprocess.pictures import Picture
-from gate.preprocess.pillow import preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.records.evidence import Source
 from tests import builders
+from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
-from tests.preprocess.test_onnx_graph import classifier
 
 PHOTOS = tuple(
     Picture(f"{seed}.png", lambda seed=seed: picture(90, 70 + seed, seed=seed))  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_the_measurement_is_judged(
 def test_who_can_never_do_the_spec_is_not_waived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
-    monkeypatch.setattr("gate.preprocess.canvas.shutil.which", lambda _: chromium)
+    monkeypatch.setattr("gate.preprocess.by.canvas.shutil.which", lambda _: chromium)
     asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
     bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
     seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)

@@ -9,7 +9,7 @@ from gate.preprocess.candidates import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.compare import LineUp, compare
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocessing_parity import PreprocessingParity
+from gate.records.preprocessing import PreprocessingParity
 
 COUNT = 50
 

@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.decision import decide
-from gate.digest import Digest
-from gate.evidence import Evidence
-from gate.export.onnx_file import read_subject
-from gate.export.origin import QUANTIZED_FROM
-from gate.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.decide.decision import decide
+from gate.onnxfile.origin import QUANTIZED_FROM
+from gate.onnxfile.subject import read_subject
+from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.records.evidence import Evidence
 from gate.registry.judged import Judged
 from gate.registry.release import Release
+from gate.storage.digest import Digest
 from tests import builders
 
 NAME = "digits"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gate.digest import Digest
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.port import TAG_SHA256, Alias, Draft, Version
+from gate.storage.digest import Digest
 
 
 class Crash(BaseException):

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.verify import verify_golden
-from gate.model_code import ModelCode
-from gate.policy import Policy
+from gate.policy.policy import Policy
+from gate.records.model_code import ModelCode
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_GOLDEN
 from gate.registry.promotion import Release, promote
+from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import evidence, onnx_file, onnx_file_with_data, release

@@ -7,11 +7,11 @@ import pytest
 
 from gate.errors import EvidenceError, PromotionConflict, RegistryUnavailable
 from gate.registry.addresses import declare
-from gate.registry.desk import Desk
 from gate.registry.journal import Journal
 from gate.registry.ledger import Ledger
 from gate.registry.lock import promotion_lock
 from gate.registry.port import CHAMPION
+from gate.registry.registered_model import Desk
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Stored, Watched
 
 
@@ -148,7 +148,7 @@ def test_a_spoiled_journal_is_an_error(ledger):
 
 @pytest.mark.parametrize("quietly", [True, False])
 def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
-    monkeypatch.setattr("gate.registry.desk.PATIENCE_S", 0.0)
+    monkeypatch.setattr("gate.registry.registered_model.PATIENCE_S", 0.0)
     desk = desk_of(ledger)
     with promotion_lock(ledger), pytest.raises(PromotionConflict), desk.alone(quietly=quietly):
         pass

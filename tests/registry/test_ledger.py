@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.digest import Digest
 from gate.errors import EvidenceError, StorageError
 from gate.registry import ledger as ledger_module
 from gate.registry.ledger import Ledger, LedgerEntry
+from gate.storage.digest import Digest
 
 
 def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:

@@ -14,14 +14,14 @@ from gate.errors import DigestMismatch, EvidenceError
 from gate.preprocess.beside import SPEC, spec_beside
 from gate.preprocess.spec import PreprocessSpec
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import TAG_PREPROCESS
 from gate.registry.promotion import Release, promote, rollback
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
-from tests.webhook.test_reconciler import Service
+from tests.service.test_reconciler import Service
 
 POLICY = builders.policy()
 IMAGENET = PreprocessSpec.imagenet()

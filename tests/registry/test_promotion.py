@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gate.checks import Verdict
-from gate.decision import decide
-from gate.digest import Digest
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
-from gate.model_code import ModelCode
+from gate.records.model_code import ModelCode
 from gate.registry.ledger import Ledger
 from gate.registry.lock import promotion_lock
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
 from gate.registry.promotion import Release, promote
+from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import DECIDED_AT, NAME, evidence, failing_release, release
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched

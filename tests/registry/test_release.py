@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch
 from gate.registry.judged import digest_of_model
+from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
 
 def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_path):
     """Whoever can write an artifact could put it in the place of the model."""
-    from gate.digest import canonical_json
+    from gate.storage.digest import canonical_json
 
     path = onnx_file_with_data(tmp_path / "model.onnx")
     digests = {name: Digest.of_file(path.parent / name).hex for name in (path.name, "weights.data")}
@@ -22,7 +22,7 @@ def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_pa
 
 
 def test_a_file_and_a_file_with_data_have_their_evidence_s_digest(tmp_path):
-    from gate.export.onnx_file import read_subject
+    from gate.onnxfile.subject import read_subject
 
     for path in (onnx_file(tmp_path / "a" / "one.onnx"), onnx_file_with_data(tmp_path / "b.onnx")):
         expected = read_subject(path).sha256

@@ -9,17 +9,17 @@ from typing import Any
 import onnx
 import pytest
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, EvidenceError
-from gate.model_code import ModelCode
-from gate.policy import Bounds, ConfidenceBands, RuntimePolicy
+from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
+from gate.records.model_code import ModelCode
 from gate.registry.judged import Judged
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow import MlflowRegistry
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_TWIN
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.proof import prove_twin
 from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, twin_in
+from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import (

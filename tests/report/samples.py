@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gate.decision import Decision, decide
-from gate.evidence import Evidence
+from gate.decide.decision import Decision, decide
+from gate.records.evidence import Evidence
 from tests.builders import evidence, output_parity, policy, runtime_evidence
 
 HOSTILE = "lo|g[red]\x1b[31m_<script>alert(1)</script>$x`*\n#h"

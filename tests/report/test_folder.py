@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision import Decision
+from gate.decide.decision import Decision
 from gate.errors import StorageError
-from gate.evidence import Evidence
+from gate.records.evidence import Evidence
 from gate.report.folder import write
 from tests.report.samples import failed, passed
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gate.localisation import Explanation, LayerRow, Localisation
+from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.report import html, localisation, markdown
 from gate.report.folder import write
 from tests.builders import digest

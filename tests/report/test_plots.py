@@ -5,9 +5,9 @@ import io
 import pytest
 from PIL import Image
 
-from gate.checks import Verdict
-from gate.decision import decide
-from gate.evidence import Confidence, ConfidenceOfClass, Evidence
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
+from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence
 from gate.report import bounds, plots
 from gate.report.figure import BLUE, RED
 from gate.report.plots import draw

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from gate.decision import Decision
-from gate.evidence import Evidence
+from gate.decide.decision import Decision
+from gate.records.evidence import Evidence
 from gate.report.terminal import print_decision
 from gate.report.wording import folded_groups
 from tests.report.samples import HOSTILE, failed, passed

@@ -6,8 +6,8 @@ import math
 from PIL import Image
 from rich.console import Console
 
+from gate.records.trials import Trial, TrialParity, Trials
 from gate.report.trials import chart, markdown, print_trials, sentences
-from gate.trial import Trial, TrialParity, Trials
 
 
 def parity(runtime: str, verdict: str = "PASS", ratio: float = 1.1) -> TrialParity:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.checks import CheckResult, Verdict
-from gate.decision import decide
-from gate.model_code import ModelCode
-from gate.policy import Policy
-from gate.remedies import REMEDIES
+from gate.decide.checks import CheckResult, Verdict
+from gate.decide.decision import decide
+from gate.decide.remedies import REMEDIES
+from gate.policy.policy import Policy
+from gate.records.model_code import ModelCode
 from gate.report import wording
 from gate.report.html import page
 from gate.report.markdown import describe

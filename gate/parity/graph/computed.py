@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gate.parity.dispatch import DispatchMode
 from gate.parity.graph.pool import is_plain
+from gate.parity.rounding.dispatch import DispatchMode
 
 _LIMIT = 1 << 28
 """Elements that are kept at most: 1 GiB of float32."""

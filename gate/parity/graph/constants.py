@@ -15,7 +15,6 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from gate.instruments import GraphFinding, WeightsReport
 from gate.parity.graph.computed import Computed
 from gate.parity.graph.contents import FLOATS, INTEGERS, Ledger
 from gate.parity.graph.matching import Constant, Matcher
@@ -23,6 +22,7 @@ from gate.parity.graph.pool import Pool, Stored, canonical, stored_tensors
 from gate.parity.graph.suspicion import Suspicion, named, nearest, rounded, telling
 from gate.parity.graph.values import Graph
 from gate.parity.graph.witness import Witness
+from gate.records.instruments import GraphFinding, WeightsReport
 
 _LISTED = 20
 _SETTINGS = 8

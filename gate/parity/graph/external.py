@@ -11,8 +11,8 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto
 
-from gate.instruments import GraphFinding
 from gate.parity.graph.contents import size_of, tensors_of
+from gate.records.instruments import GraphFinding
 
 
 class _Region(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gate.instruments import GraphFinding
 from gate.parity.graph.values import Graph, Node
 from gate.parity.graph.witness import Witness
+from gate.records.instruments import GraphFinding
 
 _RANDOM = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

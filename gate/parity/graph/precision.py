@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from onnx import TensorProto
 
-from gate.instruments import GraphCode, GraphFinding
 from gate.parity.graph.contents import small_values
 from gate.parity.graph.values import Graph, Node, Value
 from gate.parity.graph.witness import Witness
+from gate.records.instruments import GraphCode, GraphFinding
 
 _NARROW = {
     TensorProto.FLOAT16: torch.float16,

@@ -9,10 +9,8 @@ from itertools import chain, groupby
 import onnx
 from onnx import inliner, shape_inference
 
-from gate.digest import Digest
 from gate.errors import OnnxFileError
-from gate.instruments import GraphFinding, GraphReport
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
 from gate.parity.graph.constants import Constants
 from gate.parity.graph.contents import condense
 from gate.parity.graph.external import external_data
@@ -22,6 +20,8 @@ from gate.parity.graph.precision import float16, float64, quantized
 from gate.parity.graph.values import Graph
 from gate.parity.graph.weights import nonfinite_initializer, zero_initializer
 from gate.parity.graph.witness import Witness
+from gate.records.instruments import GraphFinding, GraphReport
+from gate.storage.digest import Digest
 
 _LISTED = 50
 """Findings of one kind that are kept; the last of them says how many more there are."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.instruments import GraphCode, GraphFinding
 from gate.parity.graph.formats import rounded_to
 from gate.parity.graph.layouts import arrangements, differing, sampled_share
 from gate.parity.graph.pool import Stored, Values
+from gate.records.instruments import GraphCode, GraphFinding
 
 HALF = 0.5
 _HINT = 0.25

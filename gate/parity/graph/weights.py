@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 from onnx import TensorProto
 
-from gate.instruments import GraphFinding
 from gate.parity.graph.contents import FLOATS, Contents, Ledger
 from gate.parity.graph.values import Graph, Value
 from gate.parity.graph.witness import Witness
+from gate.records.instruments import GraphFinding
 
 _FACTORS = {
     "Conv": (1,), "ConvTranspose": (1,), "DeformConv": (1,),

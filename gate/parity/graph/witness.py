@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gate.parity.dispatch import DispatchMode
-from gate.parity.runner import Batch
-from gate.parity.statistics import Array
+from gate.parity.rounding.dispatch import DispatchMode
+from gate.parity.runners.runner import Batch
+from gate.parity.statistics.output import Array
 
 _SWITCHES = ("train", "training")
 

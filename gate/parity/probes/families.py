@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.values import within
-from gate.parity.runner import Batch
-from gate.parity.statistics import Array
+from gate.parity.runners.runner import Batch
+from gate.parity.statistics.output import Array
 
 _MIXES = 4
 

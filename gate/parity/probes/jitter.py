@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gate.parity.floor import seed
-from gate.parity.rounding import EXACT, RandomRounding
-from gate.parity.runner import Batch
+from gate.parity.float64.floor import seed
+from gate.parity.rounding.rounding import EXACT, RandomRounding
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
+from gate.parity.statistics.output import Array
 
 _ULP = 2.0**-23
 """Distance of 1.0 to the next float32."""

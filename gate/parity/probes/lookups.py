@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from gate.errors import GateError
-from gate.parity.dispatch import DispatchMode
-from gate.parity.runner import Batch
+from gate.parity.rounding.dispatch import DispatchMode
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
+from gate.parity.statistics.output import Array
 
 _EMBEDDINGS = {
     "aten::embedding", "aten::embedding_bag", "aten::_embedding_bag",

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from gate.errors import GateError
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 
 _ASKS = {

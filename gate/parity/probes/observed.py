@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from gate.instruments import ProbeKind
-from gate.parity.runner import Batch
-from gate.parity.samples import Samples
+from gate.parity.arrays.samples import Samples
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
+from gate.parity.statistics.output import Array
+from gate.records.instruments import ProbeKind
 
 _LOOKED_AT = 256
 """Samples whose range of values is taken, spread over all."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
-from gate.digest import Digest
-from gate.evidence import TensorSpec
-from gate.instruments import TraceSearch
 from gate.parity.probes.columns import column_probes
 from gate.parity.probes.expected import Expected
 from gate.parity.probes.integers import integer_probes
@@ -17,9 +14,12 @@ from gate.parity.probes.rows import Rows
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from gate.parity.probes.values import value_probes
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.track import Track
+from gate.records.evidence import TensorSpec
+from gate.records.instruments import TraceSearch
+from gate.storage.digest import Digest
 
 
 class Prober:

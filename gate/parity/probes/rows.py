@@ -9,7 +9,7 @@ import numpy as np
 from gate.errors import GateError
 from gate.parity.probes.observed import Observed, Probe
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
+from gate.parity.statistics.output import Array
 
 _AGREES = 1e-5
 """max|a - b| / max|b| of a sample in one batch and in another: rounding, and no other answer."""

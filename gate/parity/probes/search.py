@@ -18,15 +18,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gate.errors import ModelError
-from gate.instruments import TraceSearch
 from gate.parity.probes.edges import inputs_beyond_edges
 from gate.parity.probes.families import Family, families, mixtures
 from gate.parity.probes.observed import Probe
 from gate.parity.probes.sizes import Axes
 from gate.parity.probes.traced import Traced
 from gate.parity.probes.trials import Trials
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand, length
+from gate.records.instruments import TraceSearch
 
 _MOST_PROBES = 5
 """Probes that are made of what was found."""

@@ -10,15 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from gate.digest import Digest
 from gate.errors import GateError
-from gate.evidence import TensorSpec
-from gate.instruments import drawn_batch_sizes
 from gate.parity.probes.lookups import Lookup, lookups
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
+from gate.parity.statistics.output import Array
+from gate.records.evidence import TensorSpec
+from gate.records.instruments import drawn_batch_sizes
+from gate.storage.digest import Digest
 
 _LARGEST = 2**18
 """Elements of the largest input that is tried, unless 16 samples have more."""
@@ -35,8 +35,9 @@ _BATCH_ELEMENTS = 2**23
 """Of the larger batch that is drawn: 48 pictures of 224 x 224; of larger ones fewer, else it would
 take gigabytes."""
 _MADE_UP = re.compile(r"\?|s\d+|unk__\d+|.+_dynamic_axes_\d+")
-"""A dynamic axis that has no name (so `gate.evidence.TensorSpec` writes it), or one that PyTorch's
-exporters made: it is another for the mask than for the words, which are always as long."""
+"""A dynamic axis that has no name (so `gate.records.evidence.TensorSpec` writes it), or one that
+PyTorch's exporters made: it is another for the mask than for the words, which are always as
+long."""
 
 
 @dataclass(frozen=True)

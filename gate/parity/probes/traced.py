@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from gate.errors import ModelError
-from gate.parity.binding import Binding
+from gate.model.call import leaves
+from gate.parity.arrays.binding import Binding
 from gate.parity.probes.watch import Watch
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
+from gate.parity.runners.torch_runner import call_of
 from gate.parity.stand import Stand
-from gate.parity.statistics import Array
-from gate.parity.torch_runner import call_of
+from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
-from gate.structure import leaves
 
 _TORCH = Path(torch.__file__).parent
 _TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gate.parity.probes.traced import Traced, disagree
-from gate.parity.runner import Batch
+from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 
 

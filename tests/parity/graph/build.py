@@ -12,12 +12,12 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.export.onnx_file import read_subject
-from gate.instruments import GraphReport
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
-from gate.parity.torch_runner import private_copy
+from gate.parity.runners.torch_runner import private_copy
+from gate.records.instruments import GraphReport
 
 DOUBLE, HALF, FLOAT = TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT
 node = helper.make_node

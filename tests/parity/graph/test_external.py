@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gate.digest import Digest
 from gate.errors import OnnxFileError
-from gate.export.onnx_file import read_subject
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
 from gate.parity.graph.report import read_graph
+from gate.storage.digest import Digest
 from tests.parity.graph.build import found, node, report, value, witness
 
 ROW = np.arange(4, dtype=np.float32)

@@ -11,12 +11,12 @@ import torch
 import torchvision
 from torch import nn
 
-from gate.digest import Digest
 from gate.errors import DigestMismatch, OnnxFileError
-from gate.export.onnx_file import read_subject
-from gate.parity.candidate import Candidate
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
 from gate.parity.graph.report import read_graph
-from gate.policy import Instruments
+from gate.policy.policy import Instruments
+from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.parity.graph.build import model, node, report, witness
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.evidence import TensorSpec
-from gate.parity.binding import bind
+from gate.parity.arrays.binding import bind
+from gate.parity.arrays.samples import Samples
 from gate.parity.measure import Candidate, Measurement, measure
 from gate.parity.probes.observed import Observed
-from gate.parity.samples import Samples
+from gate.parity.runners.torch_runner import private_copy
 from gate.parity.stand import Reference, Stand, Truth
-from gate.parity.torch_runner import private_copy
-from gate.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.records.evidence import TensorSpec
 from tests.parity import tiny
 
 Arrays = Mapping[str, np.ndarray]

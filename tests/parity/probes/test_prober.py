@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from gate.checks import Verdict
-from gate.decision import decide
-from gate.digest import Digest
+from gate.decide.checks import Verdict
+from gate.decide.decision import decide
 from gate.parity.examination import Examination
+from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.parity.probes import benches
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.digest import Digest
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes
 from gate.parity.probes.values import value_probes
+from gate.storage.digest import Digest
 from tests.parity.probes import benches
 
 

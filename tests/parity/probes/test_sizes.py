@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.digest import Digest
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
+from gate.storage.digest import Digest
 from tests.parity.probes import benches
 
 DIGEST = Digest.of_bytes(b"file")

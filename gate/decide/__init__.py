@@ -1,0 +1,1 @@
+"""The decision: pure functions of policy and evidence."""

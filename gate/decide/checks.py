@@ -1,0 +1,39 @@
+"""The result of one check, and the verdicts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from gate.records.runtime import RuntimeName
+from gate.storage.record import Measured, Record
+
+
+class Verdict(StrEnum):
+    """`WAIVED` only for checks: the policy says in words that it may be left out."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    ERROR = "ERROR"
+    WAIVED = "WAIVED"
+
+
+class CheckResult(Record):
+    """One check: what was seen, what was allowed, on how many samples, and what to try."""
+
+    name: str
+    runtime: RuntimeName | None = None
+    output: str | None = None
+    observed: Measured | str | None = None
+    bound: Measured | str | None = None
+    """With its direction in `relation`."""
+    relation: Literal["<=", ">=", "=="] | None = None
+    samples: int | None = None
+    verdict: Verdict
+    explanation: str
+    remedy: str | None = None
+
+    @property
+    def title(self) -> str:
+        """`runtime / output / name`, without what does not apply."""
+        return " / ".join(part for part in (self.runtime, self.output, self.name) if part)

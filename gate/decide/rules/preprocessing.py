@@ -1,0 +1,154 @@
+"""Checks on preprocessing: is the consumer's input the one that the model was trained with?
+
+What the policy demands and the evidence lacks is an ERROR; only an implementation that can't run on
+the measuring machine may be waived, where the policy says `when_present`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gate.decide.checks import CheckResult, Verdict
+from gate.decide.remedies import REMEDIES
+from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.records.evidence import Evidence
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity
+
+
+def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """One check of the measurement as a whole, then of each consumer; none if nothing is asked."""
+    asked, seen = policy.preprocessing, evidence.preprocessing
+    if asked is None:
+        return
+    yield _measured(asked, evidence, seen)
+    if seen is None:
+        return
+    for name in asked.consumers:
+        records = [consumer for consumer in seen.consumers if consumer.consumer == name]
+        if len(records) == 1:
+            yield from _consumer(asked, records[0], seen)
+        else:
+            told = f"{name} is recorded {len(records)} times, expected once."
+            yield _check(name, verdict=Verdict.ERROR, explanation=told)
+
+
+def _measured(
+    asked: PreprocessingPolicy, evidence: Evidence, seen: PreprocessingParity | None
+) -> CheckResult:
+    """It was measured, for this model's spec, against the training side, on enough pictures."""
+    problems, verdict = [], Verdict.ERROR
+    if seen is None:
+        problems.append("the policy asks for parity of preprocessing, and it was not measured")
+    else:
+        trained = evidence.source.preprocess_sha256
+        if trained is None:
+            problems.append("the evidence does not say which preprocessing the model has")
+        elif trained != seen.spec_sha256:
+            problems.append("another spec was measured than the model has")
+        if seen.reference != asked.training_side:
+            problems.append(f"{seen.reference} was the reference, not {asked.training_side}")
+        inputs = ((spec.dtype, spec.shape) for spec in evidence.subject.inputs)
+        misfit = (
+            seen.tensor.misfit(inputs) if seen.tensor else "what the spec makes is not recorded"
+        )
+        if misfit is not None:
+            problems.append(misfit)
+        if asked.max_flips is not None and seen.model_sha256 != evidence.subject.sha256:
+            problems.append("the answers are of another file than the one that is judged")
+        distinct = min(seen.distinct, seen.images)
+        if distinct < asked.min_images:
+            verdict = verdict if problems else Verdict.FAIL
+            problems.append(
+                f"{distinct} distinct pictures, at least {asked.min_images} are asked for"
+            )
+    fine = f"Measured for the model's spec on {seen.distinct} distinct pictures." if seen else ""
+    return CheckResult(
+        name="preprocessing",
+        verdict=verdict if problems else Verdict.PASS,
+        explanation="; ".join(problems) + "." if problems else fine,
+        remedy=REMEDIES["preprocessing"],
+    )
+
+
+def _consumer(
+    asked: PreprocessingPolicy, record: ConsumerParity, seen: PreprocessingParity
+) -> Iterator[CheckResult]:
+    name = record.consumer
+    if record.incapable is not None:
+        told = f"{name} can't do the spec on any machine: {record.incapable}"
+        yield _check(name, verdict=Verdict.ERROR, explanation=told)
+        return
+    if record.unavailable is not None:
+        measured = record.images or record.max_diff is not None or record.failure
+        waived = asked.required == "when_present" and not measured
+        told = f"{name} was not measured: {record.unavailable}"
+        yield _check(name, verdict=Verdict.WAIVED if waived else Verdict.ERROR, explanation=told)
+        return
+    whole = record.images == seen.images
+    within = record.within(asked.max_diff)
+    yield _check(
+        name,
+        verdict=Verdict.PASS if within and whole else Verdict.FAIL,
+        explanation=_difference(asked, record, seen),
+        numbers=(record.max_diff, asked.max_diff, record.images),
+    )
+    if asked.max_flips is not None:
+        yield _flips(asked.max_flips, record)
+
+
+def _difference(
+    asked: PreprocessingPolicy, record: ConsumerParity, seen: PreprocessingParity
+) -> str:
+    if record.failure is not None:
+        return f"it failed: {record.failure}"
+    if record.mismatched:
+        return f"another shape or dtype: {record.mismatched[0]}"
+    if record.images != seen.images or record.max_diff is None:
+        return f"{record.images} of {seen.images} pictures were compared."
+    if record.nonfinite:
+        return f"{record.nonfinite} values are NaN or infinite."
+    causes = f" Cause: {'; '.join(record.causes)}." if record.causes else ""
+    return (
+        f"the largest difference is {record.max_diff:.6g}/255, allowed <= {asked.max_diff:.6g} "
+        f"(n = {record.images}).{causes}"
+    )
+
+
+def _flips(allowed: float, record: ConsumerParity) -> CheckResult:
+    name, decisions = f"flips_{record.consumer}", record.decisions
+    if decisions is None or decisions.images != record.images or not decisions.images:
+        told = "the answers on these pictures were not compared."
+        return _check(name, verdict=Verdict.ERROR, explanation=told)
+    share = decisions.flips / decisions.images
+    moved = (decisions.confidence_diff_max, decisions.confidence_diff_mean)
+    passed = share <= allowed and all(math.isfinite(value) for value in moved)
+    return _check(
+        name,
+        verdict=Verdict.PASS if passed else Verdict.FAIL,
+        explanation=f"{decisions.flips} of {decisions.images} answers flip, and the confidence "
+        f"moves by at most {decisions.confidence_diff_max:.3g}.",
+        numbers=(share, allowed, decisions.images),
+    )
+
+
+def _check(
+    name: str,
+    *,
+    verdict: Verdict,
+    explanation: str,
+    numbers: tuple[float | None, float, int] | None = None,
+) -> CheckResult:
+    """`numbers`: observed, bound, samples."""
+    observed, bound, samples = numbers or (None, None, None)
+    kind = "flips" if name.startswith("flips_") else "diff"
+    return CheckResult(
+        name=f"preprocessing_{name}",
+        observed=observed,
+        bound=bound,
+        relation=None if bound is None else "<=",
+        samples=samples,
+        verdict=verdict,
+        explanation=explanation,
+        remedy=REMEDIES[f"preprocessing_{kind}"],
+    )

@@ -1,0 +1,1 @@
+"""Why an exporter refuses a model, and what helps."""

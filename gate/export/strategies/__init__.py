@@ -1,0 +1,1 @@
+"""PyTorch's exporters, one module a strategy."""

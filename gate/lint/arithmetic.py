@@ -1,0 +1,122 @@
+"""Operators and comparisons of values, computed where both sides are known."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from gate.lint.operations import FEW, wider
+from gate.lint.value import (
+    NOTHING,
+    Kind,
+    Value,
+    common_axis,
+    of_object,
+    python,
+    tensor,
+    unknown,
+)
+
+_NUMBERS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+def combine(operation: ast.operator, left: Value, right: Value) -> Value:
+    """The value of an arithmetic operation."""
+    if left.tensor or right.tensor:
+        return _of_tensors(operation, left, right)
+    kinds = {left.kind, right.kind}
+    for kind in (Kind.SHAPE, Kind.SIZE):
+        if kind in kinds:
+            sizes = [value for value in (left, right) if value.kind is kind]
+            return Value(kind, axis=common_axis(sizes))
+    if Kind.TENSORS in kinds:
+        return Value(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
+    if kinds == {Kind.PYTHON}:
+        return Value(Kind.PYTHON, known=_computed(operation, left, right),
+                     read=left.read or right.read)  # fmt: skip
+    return unknown()
+
+
+def _of_tensors(operation: ast.operator, left: Value, right: Value) -> Value:
+    known = _computed(operation, left, right)
+    if known is not NOTHING:
+        return of_object(known)
+    tensors = [value for value in (left, right) if value.tensor]
+    minus = isinstance(operation, ast.Sub)
+    others = all(value.tensor or value.kind is Kind.PYTHON for value in (left, right))
+    return tensor(
+        wider(left, right),
+        unit=all(value.unit for value in tensors),
+        mask=all(value.mask for value in tensors),
+        fixed=others and all(value.constant for value in tensors),
+        lowered=minus or any(value.lowered for value in tensors),
+    )
+
+
+def _computed(operation: ast.AST, left: Value, right: Value) -> Any:
+    """The result, where both sides are known and small."""
+    compute = _NUMBERS.get(type(operation))
+    small = [isinstance(v.known, int | float) or _few(v) for v in (left, right)]
+    texts = isinstance(operation, ast.cmpop) and all(
+        isinstance(v.known, (*_SIMPLE, tuple)) for v in (left, right)
+    )
+    if compute is None or not (all(small) or texts):
+        return NOTHING
+    try:
+        return compute(left.known, right.known)
+    except Exception:
+        return NOTHING
+
+
+def compared(operation: ast.cmpop, left: Value, right: Value) -> Value:
+    """The value of a comparison."""
+    if isinstance(operation, ast.Is | ast.IsNot | ast.In | ast.NotIn):
+        asked = _is if isinstance(operation, ast.Is | ast.IsNot) else _in
+        truth = asked(left, right)
+        positive = isinstance(operation, ast.Is | ast.In)
+        return python() if truth is None else of_object(truth is positive)
+    if left.tensor or right.tensor:
+        return tensor(wider(left, right), mask=True)
+    kinds = {left.kind, right.kind}
+    if Kind.SIZE in kinds or Kind.SHAPE in kinds:
+        return Value(Kind.SIZE)
+    if kinds != {Kind.PYTHON}:
+        return unknown()
+    return Value(Kind.PYTHON, known=_computed(operation, left, right), read=left.read or right.read)
+
+
+def _few(value: Value) -> bool:
+    return value.elements is not None and value.elements.numel() <= FEW
+
+
+def _in(left: Value, right: Value) -> bool | None:
+    if isinstance(left.known, _SIMPLE) and isinstance(right.known, list | tuple | dict | str):
+        with contextlib.suppress(TypeError):
+            return left.known in right.known
+    return None
+
+
+def _is(left: Value, right: Value) -> bool | None:
+    if left.known is not NOTHING and right.known is not NOTHING:
+        return left.known is right.known
+    for one, other in ((left, right), (right, left)):
+        if one.known is None and other.kind not in (Kind.PYTHON, Kind.UNKNOWN):
+            return False
+    return None

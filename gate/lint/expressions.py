@@ -1,0 +1,325 @@
+"""What an expression is: evaluates it on `Value`s, and tells of what it breaks on the way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from gate.lint import attributes, calls, indexing
+from gate.lint.arithmetic import combine, compared
+from gate.lint.conditions import chosen, condition, decided
+from gate.lint.items import item
+from gate.lint.rewritten import floor_division
+from gate.lint.scope import Arguments, Local, Scope
+from gate.lint.value import (
+    NOTHING,
+    Kind,
+    Value,
+    join,
+    of_object,
+    python,
+    ranks_differ,
+    tensor,
+    unknown,
+)
+
+
+def evaluate(node: ast.expr, scope: Scope) -> Value:
+    """The value of an expression. Never raises for valid syntax."""
+    known = _BY_TYPE.get(type(node))
+    if known is not None:
+        return known(node, scope)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            evaluate(child, scope)
+    return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
+
+
+def asked(node: ast.expr, scope: Scope) -> Value:
+    """The value of an expression of which only the truth is asked: whoever asks tells of it."""
+    if isinstance(node, ast.BoolOp):
+        return _all_or_any(node, _parts(node, scope, asked))
+    return evaluate(node, scope)
+
+
+def assign(target: ast.expr, value: Value, scope: Scope) -> None:
+    """Bind names, unpack tuples, and look at what is written through an index."""
+    if isinstance(target, ast.Name):
+        scope.names[target.id] = value
+    elif isinstance(target, ast.Starred):
+        assign(target.value, unknown(), scope)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for position, part in enumerate(target.elts):
+            assign(part, item(value, position), scope)
+    elif isinstance(target, ast.Subscript):
+        indexed = evaluate(target.value, scope)
+        index = indexing.Index.of(target.slice, lambda part: evaluate(part, scope))
+        if indexed.tensor:
+            indexing.write(target, indexed, index, (value, scope))
+    elif isinstance(target, ast.Attribute):
+        owner = evaluate(target.value, scope)
+        if target.attr == "data" and owner.tensor:
+            scope.tell("TRC006", target)
+        elif isinstance(owner.known, nn.Module):
+            scope.names[ast.unparse(target)] = value  # `self.last` is no other name
+
+
+def _name(node: ast.Name, scope: Scope) -> Value:
+    return scope.look_up(node.id)
+
+
+def _constant(node: ast.Constant, _scope: Scope) -> Value:
+    return Value(Kind.PYTHON, known=node.value)
+
+
+def _attribute(node: ast.Attribute, scope: Scope) -> Value:
+    owner = evaluate(node.value, scope)
+    if isinstance(owner.known, nn.Module) and ast.unparse(node) in scope.names:
+        return scope.names[ast.unparse(node)]
+    if not owner.tensor:
+        return attributes.of_other(owner, node.attr, scope)
+    if node.attr == "data":
+        scope.tell("TRC006", node, level="warning" if owner.constant else None)
+    return attributes.of_tensor(owner, node.attr)
+
+
+def _subscript(node: ast.Subscript, scope: Scope) -> Value:
+    owner = evaluate(node.value, scope)
+    if owner.tensor:
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            scope.tell("TRC012", node, message="an input is a dict: the file takes its tensors by "
+                       "position, in the order of the example's keys")  # fmt: skip
+            return tensor()
+        index = indexing.Index.of(node.slice, lambda part: evaluate(part, scope))
+        return indexing.read(node, owner, index, scope)
+    if isinstance(node.slice, ast.Slice):
+        return _sliced(owner, node.slice, scope)
+    key = evaluate(node.slice, scope)
+    listed = isinstance(owner.known, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
+    if key.tensor and not key.constant and (listed or owner.items or owner.kind is Kind.TENSORS):
+        scope.tell("TRC001", node.slice, message="Python takes the item that the example asks for",
+                   rewrite="stack the items and index the tensor, or use torch.where")  # fmt: skip
+    if isinstance(owner.known, dict | nn.ModuleDict) and isinstance(key.known, str):
+        return of_object(owner.known[key.known]) if key.known in owner.known else unknown()
+    return item(owner, key.known if isinstance(key.known, int) else None)
+
+
+def _sliced(owner: Value, part: ast.Slice, scope: Scope) -> Value:
+    bounds = [evaluate(b, scope).known if b else None for b in (part.lower, part.upper, part.step)]
+    if owner.kind is Kind.SHAPE:
+        start = bounds[0] if isinstance(bounds[0], int) else 0
+        return Value(Kind.SHAPE, axis=start)
+    plain = all(bound is None or isinstance(bound, int) for bound in bounds)
+    if plain and isinstance(owner.known, list | tuple | str):
+        return of_object(owner.known[slice(*bounds)])
+    return Value(owner.kind)
+
+
+def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
+    values = [evaluate(part, scope) for part in node.elts]
+    if any(isinstance(part, ast.Starred) for part in node.elts):
+        tensors = all(value.kind in (Kind.TENSOR, Kind.TENSORS) for value in values)
+        return Value(Kind.TENSORS if tensors else Kind.UNKNOWN)
+    items = dict(enumerate(values))
+    if values and all(value.tensor for value in values):
+        return Value(Kind.TENSORS, items=items)
+    known: Any = NOTHING
+    if all(value.known is not NOTHING for value in values):
+        known = [value.known for value in values]
+        known = tuple(known) if isinstance(node, ast.Tuple) else known
+    return Value(Kind.PYTHON, known=known, items=items)
+
+
+def _dict(node: ast.Dict, scope: Scope) -> Value:
+    for key in node.keys:
+        if key is not None:
+            evaluate(key, scope)
+    values = [evaluate(value, scope) for value in node.values]
+    return Value(Kind.DICT, items=dict(enumerate(values)))
+
+
+def _binary(node: ast.BinOp, scope: Scope) -> Value:
+    sides = [evaluate(part, scope) for part in (node.left, node.right)]
+    for part, value in zip((node.left, node.right), sides, strict=True):
+        if value.truth:
+            scope.tell("TRC008", part, message="Python's True or False of the example is computed "
+                       "with", rewrite="use the mask itself, torch.logical_not, &, |")  # fmt: skip
+    floor_division(node, sides, scope)
+    return combine(node.op, *sides)
+
+
+def _compare(node: ast.Compare, scope: Scope) -> Value:
+    left, *others = (evaluate(part, scope) for part in (node.left, *node.comparators))
+    found = []
+    for operation, right in zip(node.ops, others, strict=True):
+        found.append(compared(operation, left, right))
+        left = right
+    truths = [decided(value) for value in found]
+    if len(found) > 1 and (False in truths or None not in truths):
+        return of_object(False not in truths)
+    return found[0] if len(found) == 1 else _all_of(found)
+
+
+def _boolean(node: ast.BoolOp, scope: Scope) -> Value:
+    parts = _parts(node, scope, evaluate)
+    chosen(node, parts, scope)
+    return _all_or_any(node, parts)
+
+
+def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Value]) -> list[Value]:
+    """The parts up to the one that decides."""
+    parts: list[Value] = []
+    for part in node.values:
+        parts.append(read(part, scope))
+        if decided(parts[-1]) is isinstance(node.op, ast.Or):
+            break
+    return parts
+
+
+def _all_or_any(node: ast.BoolOp, parts: list[Value]) -> Value:
+    stops = isinstance(node.op, ast.Or)
+    found = [part for part in parts if decided(part) is None]
+    if found and decided(parts[-1]) is stops:
+        found.append(parts[-1])
+    return _all_of(found) if found else of_object(decided(parts[-1]))
+
+
+def _all_of(values: list[Value]) -> Value:
+    """A condition of several parts: what the most dangerous part is."""
+    for part in values:
+        if part.flag:
+            return part
+    for kind in (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN):
+        for part in values:
+            if part.kind is kind:
+                return part
+    return Value(Kind.PYTHON, read=any(value.read for value in values))
+
+
+def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
+    if isinstance(node.op, ast.Not):
+        value = asked(node.operand, scope)
+        truth = decided(value)
+        if truth is not None:
+            return of_object(not truth)
+        return tensor(mask=True, truth=not value.constant) if value.tensor else value
+    value = evaluate(node.operand, scope)
+    if isinstance(node.op, ast.USub) and isinstance(value.known, int | float):
+        return of_object(-value.known)
+    minus = isinstance(node.op, ast.USub)
+    if value.elements is not None and minus:
+        return of_object(-value.elements)
+    if value.tensor:
+        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
+                      fixed=value.constant)  # fmt: skip
+    return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+
+
+def _choice(node: ast.IfExp, scope: Scope) -> Value:
+    test = asked(node.test, scope)
+    truth = decided(test)
+    if truth is not None:
+        return evaluate(node.body if truth else node.orelse, scope)
+    same = ast.dump(node.body) == ast.dump(node.orelse)
+    condition(test, node.test, scope, changes=not same)
+    one, other = evaluate(node.body, scope), evaluate(node.orelse, scope)
+    if test.tensor and ranks_differ(one, other):
+        scope.tell("TRC015", node)
+    return join([one, other])
+
+
+def _call(node: ast.Call, scope: Scope) -> Value:
+    function = evaluate(node.func, scope)
+    positional, keywords, spread = [], {}, False
+    for part in node.args:
+        given = evaluate(part.value if isinstance(part, ast.Starred) else part, scope)
+        if isinstance(part, ast.Starred):
+            count = len(given.items) or (
+                len(given.known) if isinstance(given.known, list | tuple) else 0
+            )
+            if count and not spread:
+                positional += [item(given, i) for i in range(count)]
+                continue
+            spread = True
+            given = item(given, None)
+        positional.append(given)
+    for keyword in node.keywords:
+        given = evaluate(keyword.value, scope)
+        if keyword.arg is None:
+            spread = True
+        else:
+            keywords[keyword.arg] = given
+    return calls.call(node, function, Arguments(tuple(positional), keywords, spread), scope)
+
+
+def _comprehension(
+    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
+) -> Value:
+    inner = Scope(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
+                  depth=scope.depth)  # fmt: skip
+    for part in node.generators:
+        assign(part.target, iterate(part.iter, inner), inner)
+        for test in part.ifs:
+            condition(asked(test, inner), test, inner)
+    if isinstance(node, ast.DictComp):
+        evaluate(node.key, inner)
+        evaluate(node.value, inner)
+        return Value(Kind.DICT)
+    element = evaluate(node.elt, inner)
+    kinds = {Kind.TENSOR: Kind.TENSORS, Kind.UNKNOWN: Kind.UNKNOWN}
+    return Value(kinds.get(element.kind, Kind.PYTHON))
+
+
+def iterate(node: ast.expr, scope: Scope) -> Value:
+    """What a loop over this expression gives in each turn; tells of loops over tensors."""
+    value = evaluate(node, scope)
+    if value.tensor and not value.constant:
+        scope.tell("TRC008", node, message="a loop over a tensor has as many turns in the file as "
+                   "the example had rows", rewrite="use operations on the whole tensor, or "
+                   "strategy: scripted")  # fmt: skip
+    elif value.loop:
+        scope.tell("TRC016", node, message="the loop has as many turns in the file as the example's"
+                   " size asked for: wrong where that axis is dynamic")  # fmt: skip
+    return value.items[0] if value.loop and value.items else item(value, None)
+
+
+def _lambda(node: ast.Lambda, scope: Scope) -> Value:
+    return Value(Kind.PYTHON, known=Local(node, scope))
+
+
+def _named(node: ast.NamedExpr, scope: Scope) -> Value:
+    value = evaluate(node.value, scope)
+    assign(node.target, value, scope)
+    return value
+
+
+def _starred(node: ast.Starred, scope: Scope) -> Value:
+    return evaluate(node.value, scope)
+
+
+_BY_TYPE: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
+    ast.Name: _name,
+    ast.Constant: _constant,
+    ast.Attribute: _attribute,
+    ast.Subscript: _subscript,
+    ast.Tuple: _sequence,
+    ast.List: _sequence,
+    ast.Set: _sequence,
+    ast.Dict: _dict,
+    ast.BinOp: _binary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolean,
+    ast.UnaryOp: _unary,
+    ast.IfExp: _choice,
+    ast.Call: _call,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.Lambda: _lambda,
+    ast.NamedExpr: _named,
+    ast.Starred: _starred,
+}

@@ -1,0 +1,112 @@
+"""The source of a function: its syntax tree, its file, and what its lines silence."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import re
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from gate.model.source_place import below_import_path
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_NOQA = re.compile(r"#\s*noqa:\s*((?:[A-Z]+\d+[,\s]*)+)")
+_CODE = re.compile(r"[A-Z]+\d+")
+
+
+class Unreadable(Exception):
+    """There is no source; the message says why."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A function and the syntax tree of its definition, with the line numbers of its file."""
+
+    function: FunctionType
+    definition: Definition
+    path: str
+    """Below the import path."""
+    lines: tuple[str, ...]
+    """Of the whole file."""
+
+    @classmethod
+    def of(cls, function: FunctionType) -> Code:
+        """Raises Unreadable where the source is not there, or is not the one that runs."""
+        file = inspect.getsourcefile(function.__code__) or function.__code__.co_filename
+        lines = tuple(linecache.getlines(file, function.__globals__))
+        if not lines:
+            raise Unreadable(f"its source {below_import_path(file)} is not there")
+        definition = _find(_tree("".join(lines)), function)
+        return cls(function, definition, below_import_path(file), lines)
+
+    @property
+    def name(self) -> str:
+        """`package.module.Class.method`."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def text(self, node: ast.AST) -> str:
+        """The source of a node in one line."""
+        found = ast.get_source_segment("".join(self.lines), node)
+        return " ".join((found if found is not None else ast.unparse(node)).split())
+
+    def silences(self, code: str, node: ast.expr | ast.stmt) -> bool:
+        """True if a line of the node names the code behind `# noqa:`."""
+        for line in self.lines[node.lineno - 1 : node.end_lineno or node.lineno]:
+            noqa = _NOQA.search(line)
+            if noqa and code in _CODE.findall(noqa.group(1)):
+                return True
+        return False
+
+
+def python_function(thing: Any) -> FunctionType | None:
+    """The function behind decorators, methods and partials; None where there is no Python code."""
+    while True:
+        if isinstance(thing, functools.partial):
+            thing = thing.func
+        elif inspect.ismethod(thing):
+            thing = thing.__func__
+        elif isinstance(thing, staticmethod | classmethod) or hasattr(thing, "__wrapped__"):
+            thing = thing.__wrapped__
+        else:
+            return thing if isinstance(thing, FunctionType) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _tree(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise Unreadable(f"its file is no longer valid Python ({error.msg})") from error
+
+
+def _find(tree: ast.Module, function: FunctionType) -> Definition:
+    code = function.__code__
+    found: list[Definition] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
+            first: int = node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        else:
+            continue
+        if first == code.co_firstlineno and _arguments(node) == _names(code):
+            found.append(node)
+    if len(found) != 1:
+        raise Unreadable(
+            "its definition was not found: the file changed since, the code was generated, or "
+            "several lambdas share a line"
+        )
+    return found[0]
+
+
+def _arguments(node: Definition) -> list[str]:
+    arguments = node.args
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _names(code: Any) -> list[str]:
+    return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])

@@ -1,0 +1,226 @@
+"""The file as a graph: its tensors, and copies of it with tensors as outputs, or cut at tensors.
+
+The weights are taken out of the graph once and handed to every session as they lie in memory, so
+that building a session costs milliseconds, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from gate.errors import OnnxFileError
+from gate.onnxfile.candidate import Candidate
+from gate.parity.graph.contents import inlined
+from gate.parity.statistics.output import Array
+
+_INLINE = 1024
+"""Bytes up to which a constant stays in the graph: shapes and axes are read from there."""
+_REFERENCE = "::reference"
+"""Ends the name of the input that takes the place of a tensor that was cut."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A graph to run."""
+
+    model: onnx.ModelProto
+    weights: Mapping[str, Array]
+    """Initializers that the graph names only."""
+    outputs: tuple[str, ...]
+    cuts: tuple[str, ...] = ()
+    """Tensors that it takes as inputs, under the names of `reference_name`."""
+
+
+class Graph:
+    """The nodes of a file in their order; tensors are told by their names."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        """Raises OnnxFileError, DigestMismatch, StorageError."""
+        self._skeleton, self.weights = _read(candidate)
+        self.nodes = list(self._skeleton.graph.node)
+        self.outputs = tuple(value.name for value in self._skeleton.graph.output)
+        self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
+        self._needs = [tuple(_reads(node)) for node in self.nodes]
+        self.readers: dict[str, list[int]] = {}
+        """Places of the nodes that read a tensor."""
+        for at, needs in enumerate(self._needs):
+            for name in needs:
+                self.readers.setdefault(name, []).append(at)
+        self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
+        """What the nodes compute from the inputs, in the order of the nodes."""
+        self._computed = frozenset(self.tensors)
+
+    def marked(self, names: Iterable[str]) -> Piece:
+        """The whole graph with these tensors as outputs behind its own."""
+        outputs = tuple(dict.fromkeys([*self.outputs, *names]))
+        return self._piece(range(len(self.nodes)), outputs, {})
+
+    def cut(self, wanted: Iterable[str], cuts: Mapping[str, np.dtype[Any]]) -> Piece:
+        """What computes the tensors `wanted`, each from the nearest of `cuts` before it.
+
+        `cuts` gives the tensors with their dtypes.
+        """
+        outputs = tuple(dict.fromkeys(wanted))
+        return self._piece(sorted(self._between(outputs, cuts)), outputs, cuts)
+
+    def segment(self, name: str, cuts: Container[str]) -> tuple[list[int], list[str]]:
+        """Places of the nodes that compute the tensor from the nearest of `cuts`, and these."""
+        inside = sorted(self._between([name], cuts))
+        met = dict.fromkeys(need for at in inside for need in self._needs[at] if need in cuts)
+        return inside, list(met)
+
+    def constants(self, places: Iterable[int]) -> dict[str, Array]:
+        """The initializers and constants that these nodes read, also by way of nodes that
+        compute constants: exporters put Identity behind weights that are shared."""
+        found: dict[str, Array] = {}
+        ahead = [name for place in places for name in self._needs[place]]
+        while ahead:
+            name = ahead.pop()
+            if name in self.weights:
+                found[name] = self.weights[name]
+            elif name in self.producer and name not in self._computed:
+                node = self.nodes[self.producer[name]]
+                ahead += node.input
+                found.update(_constant(node))
+        return found
+
+    def sources(self, name: str, known: Container[str], *, steps: int) -> set[str]:
+        """Which of the tensors `known` it is computed from, at most so many nodes further up and
+        not through another one of them."""
+        found: set[str] = set()
+        ahead = {name}
+        for _ in range(steps):
+            producers = {self.producer[need] for need in ahead if need in self.producer}
+            needs = {need for at in producers for need in self._needs[at]}
+            found |= {need for need in needs if need in known}
+            ahead = needs - found
+        return found
+
+    def _varying(self, inputs: Iterable[str]) -> tuple[str, ...]:
+        varying = dict.fromkeys(inputs)
+        given = len(varying)
+        for node, needs in zip(self.nodes, self._needs, strict=True):
+            if any(need in varying for need in needs):
+                varying.update(dict.fromkeys(name for name in node.output if name))
+        return tuple(varying)[given:]
+
+    def _between(self, names: Iterable[str], cuts: Container[str]) -> set[int]:
+        inside: set[int] = set()
+        ahead = [self.producer[name] for name in names if name in self.producer]
+        while ahead:
+            at = ahead.pop()
+            if at not in inside:
+                inside.add(at)
+                needs = (need for need in self._needs[at] if need not in cuts)
+                ahead += [self.producer[need] for need in needs if need in self.producer]
+        return inside
+
+    def _piece(
+        self, places: Iterable[int], outputs: tuple[str, ...], cuts: Mapping[str, np.dtype[Any]]
+    ) -> Piece:
+        model = onnx.ModelProto()
+        model.CopyFrom(self._skeleton)
+        del model.graph.node[:]
+        del model.graph.output[:]
+        del model.graph.value_info[:]
+        met: dict[str, None] = {}
+        read = set(outputs)
+        for at in places:
+            read.update(self._needs[at])
+            node = model.graph.node.add()
+            node.CopyFrom(self.nodes[at])
+            met.update(dict.fromkeys(_exchange(node, cuts)))
+        _forget(model.graph, {name for name in self.weights if name not in read})
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+        for name in met:
+            kind = helper.np_dtype_to_tensor_dtype(cuts[name])
+            model.graph.input.append(
+                helper.make_tensor_value_info(reference_name(name), kind, None)
+            )
+        return Piece(model, self.weights, outputs, tuple(met))
+
+
+def _forget(graph: onnx.GraphProto, unread: Container[str]) -> None:
+    """Leave out weights that no node reads: ONNX Runtime takes no values for them."""
+    for listed in (graph.initializer, graph.input):
+        kept = [one for one in listed if one.name not in unread]
+        del listed[:]
+        listed.extend(kept)
+
+
+def reference_name(tensor: str) -> str:
+    """The input that takes the place of a tensor that was cut."""
+    return f"{tensor}{_REFERENCE}"
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, with what its branches and loops read from outside."""
+    yield from (name for name in node.input if name)
+    for graph in _inner(node):
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        own |= {name for inner in graph.node for name in inner.output}
+        for inner in graph.node:
+            yield from (name for name in _reads(inner) if name not in own)
+        yield from (value.name for value in graph.output if value.name not in own)
+
+
+def _exchange(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
+    """Let a node read the references instead of the tensors that are cut; yields these."""
+    for place, name in enumerate(node.input):
+        if name in cuts:
+            node.input[place] = reference_name(name)
+            yield name
+    for graph in _inner(node):
+        for inner in graph.node:
+            yield from _exchange(inner, cuts)
+
+
+def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, Array]]:
+    for attribute in node.attribute:
+        if node.op_type == "Constant" and attribute.name == "value":
+            yield node.output[0], numpy_helper.to_array(attribute.t)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _read(candidate: Candidate) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """The file without its weights, and its weights."""
+    data = candidate.verified()
+    try:
+        if isinstance(data, bytes):
+            model = onnx.ModelProto.FromString(data)
+        else:
+            model = onnx.load(data, load_external_data=False)
+        weights: dict[str, Array] = {}
+        for tensor in model.graph.initializer:
+            array = numpy_helper.to_array(inlined(tensor, candidate))
+            weights[tensor.name] = array
+            if array.nbytes > _INLINE and array.dtype.kind in "biuf":
+                _empty(tensor)
+            elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    except Exception as error:  # protobuf's and onnx's own, without a common base
+        raise OnnxFileError(
+            f"{candidate.path.name} can't be read as an ONNX graph: {type(error).__name__}: "
+            f"{error}. Copy or export it again."
+        ) from error
+    return model, weights
+
+
+def _empty(tensor: onnx.TensorProto) -> None:
+    """Keep name, dtype and shape, and say that the data is elsewhere."""
+    bare = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    bare.data_location = onnx.TensorProto.EXTERNAL
+    bare.external_data.add(key="location", value="weights")
+    tensor.CopyFrom(bare)

@@ -1,0 +1,1 @@
+"""The PyTorch side: building a model, calling it, and the code that defines it."""

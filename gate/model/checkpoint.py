@@ -1,0 +1,229 @@
+"""Weights on disk: read without running code, all or nothing; written the same bytes every time."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gate.errors import CheckpointError
+from gate.storage import atomic
+from gate.storage.digest import Digest
+
+State = dict[str, Any]
+
+_TORCH_SUFFIXES = (".pt", ".pth")
+_NESTED_UNDER = ("state_dict", "model", "model_state_dict")
+_EXTRA_STATE = "_extra_state"
+_SHOWN = 3
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+_DETAIL = re.compile(r"WeightsUnpickler error: (.*)")
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> Digest:
+    """Load `path` (`.pt`, `.pth` or `.safetensors`) into `model`, strictly; return its digest.
+
+    A `.pt` file is a state dict, or a dict that holds one under `state_dict`, `model` or
+    `model_state_dict`; it is read with `weights_only`, so no code in it runs. A `module.` prefix
+    of DataParallel is dropped. Raises CheckpointError if the file is missing, broken, unsafe, for
+    another architecture, or holds NaN or infinity; `model` is then as it was before.
+    """
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"the checkpoint {path} {what}. Name a .pt or .safetensors file.")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror}. Check permissions."
+        ) from error
+    state = _without_prefix(_read(data, path), model)
+    _fill_tied(state, model)
+    _check_finite(state, model, path)
+    trial = copy.deepcopy(model)  # load_state_dict copies what fits before it raises
+    try:
+        trial.load_state_dict(state, strict=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this {type(model).__name__}: "
+            f"{_difference(state, model) or _first_line(error)}. "
+            "Check the factory, the number of classes and the file."
+        ) from error
+    model.load_state_dict(state, strict=True)
+    return Digest.of_bytes(data)  # of the bytes that were loaded, whatever lies there by now
+
+
+def save_checkpoint(model: nn.Module, path: Path) -> Digest:
+    """Write the weights of `model` to `path` as safetensors, atomically; return the digest.
+
+    The same weights give the same bytes. Tensors that share memory are written once per name, so
+    that any reader can load the file strictly. Raises CheckpointError if something is not a
+    tensor or not finite, StorageError if the file can't be written.
+    """
+    from safetensors.torch import save
+
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"cannot save {path}: the name must end in .safetensors.")
+    state = model.state_dict()
+    strange = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if strange:
+        raise CheckpointError(
+            f"{strange[0]} is no tensor and can't be saved as safetensors. "
+            "Keep such state outside of the model's state dict."
+        )
+    _check_finite(state, model, path)
+    own = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    data = save(own, metadata={"format": "pt"})
+    atomic.write_bytes(path, data)
+    return Digest.of_bytes(data)
+
+
+def _read(data: bytes, path: Path) -> State:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(data, path)
+    if path.suffix in _TORCH_SUFFIXES:
+        return _state_dict(_read_torch(data, path), path)
+    raise CheckpointError(
+        f"{path} ends in {path.suffix!r}, expected .pt, .pth or .safetensors. "
+        "Convert it, or rename it if it is one of them."
+    )
+
+
+def _read_safetensors(data: bytes, path: Path) -> State:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return dict(load(data))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file: {_first_line(error)}. "
+            "Copy or download it again."
+        ) from error
+
+
+def _read_torch(data: bytes, path: Path) -> object:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on odd pickle protocols; what matters is raised
+            return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        unsafe = _FORBIDDEN.search(str(error))
+        if unsafe is None:
+            raise _broken(path, error) from error
+        raise CheckpointError(
+            f"{path} wants to run code when it is loaded ({unsafe.group(1)}); it was not run. "
+            "Only tensors are accepted: save model.state_dict(), best as .safetensors."
+        ) from error
+    except Exception as error:  # torch raises almost anything on bytes that are no checkpoint
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> CheckpointError:
+    # torch's own text advises to switch the protection off: only its detail is passed on.
+    detail = _DETAIL.search(str(error))
+    said = detail.group(1).strip() if detail else ""
+    if not isinstance(error, pickle.UnpicklingError):
+        said = _first_line(error)
+    return CheckpointError(
+        f"{path} is not a whole PyTorch checkpoint ({type(error).__name__}"
+        f"{': ' if said else ''}{said}). Copy or download it again."
+    )
+
+
+def _state_dict(loaded: object, path: Path) -> State:
+    if isinstance(loaded, Mapping):
+        for name in _NESTED_UNDER:
+            if isinstance(loaded.get(name), Mapping):
+                loaded = loaded[name]
+                break
+    if not isinstance(loaded, Mapping) or not loaded:
+        seen = "an empty dict" if isinstance(loaded, Mapping) else type(loaded).__name__
+        raise CheckpointError(
+            f"{path} holds {seen}, expected a state dict of tensors. Save model.state_dict()."
+        )
+    for key, value in loaded.items():
+        tensor = isinstance(value, torch.Tensor) or str(key).endswith(_EXTRA_STATE)
+        if not isinstance(key, str) or not tensor:
+            raise CheckpointError(
+                f"{path}: the entry {key!r} is {type(value).__name__}, expected a tensor. "
+                f"Save model.state_dict() alone, or under one of {', '.join(_NESTED_UNDER)}."
+            )
+    return dict(loaded)
+
+
+def _without_prefix(state: State, model: nn.Module) -> State:
+    prefix = "module."
+    wrapped = all(key.startswith(prefix) for key in state)
+    if not wrapped or any(key.startswith(prefix) for key in model.state_dict()):
+        return state
+    return {key.removeprefix(prefix): value for key, value in state.items()}
+
+
+def _fill_tied(state: State, model: nn.Module) -> None:
+    """Give back the names that `safetensors.torch.save_model` drops because they share memory."""
+    wanted = model.state_dict()
+    by_memory = {_memory(wanted[key]): key for key in state if key in wanted}
+    for key, value in wanted.items():
+        twin = by_memory.get(_memory(value))
+        if key not in state and twin is not None and _memory(value) is not None:
+            state[key] = state[twin]
+
+
+def _memory(value: object) -> tuple[object, ...] | None:
+    """What two names of one tensor have in common. None: can't be shared."""
+    if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or value.numel() == 0:
+        return None
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _check_finite(state: State, model: nn.Module, path: Path) -> None:
+    """Refuse NaN and infinity, except in a buffer that the model builds so (attention masks)."""
+    constants = dict(model.named_buffers())
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or bool(torch.isfinite(value).all()):
+            continue
+        if key in constants and torch.equal(constants[key].cpu(), value.cpu()):
+            continue
+        count = int((~torch.isfinite(value)).sum())
+        raise CheckpointError(
+            f"{path}: {key} has {count} of {value.numel()} values that are NaN or infinite, "
+            "expected finite weights. The training diverged or the file is damaged: train again."
+        )
+
+
+def _difference(state: State, model: nn.Module) -> str:
+    """A few missing, unexpected and misshapen entries, in words; empty if there are none."""
+    wanted = model.state_dict()
+    missing = [key for key in wanted if key not in state]
+    unexpected = [key for key in state if key not in wanted]
+    shapes = [
+        f"{key} is {_shape(state[key])}, the model's is {_shape(wanted[key])}"
+        for key in wanted
+        if key in state and _shape(state[key]) != _shape(wanted[key])
+    ]
+    parts = (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
+    return "; ".join(f"{len(found)} {name}: {_few(found)}" for name, found in parts if found)
+
+
+def _shape(value: object) -> str:
+    if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value):
+        return "of no fixed shape"
+    return "x".join(map(str, value.shape)) or "scalar"
+
+
+def _few(items: list[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(".")

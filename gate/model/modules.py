@@ -1,0 +1,229 @@
+"""Where Python's modules come from: the user's own files, installed packages, Python itself.
+
+Nothing is imported here: what is loaded already says where it is, the rest is looked up.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.machinery
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gate.errors import EvidenceError
+from gate.model import loaded
+from gate.records.model_code import ModelCode
+from gate.storage.digest import Digest
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_COMPILED = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+_SCRIPTS = ("__main__", "__mp_main__")
+_JUDGE = "gate"
+"""This package measures the model and is no part of it."""
+
+
+@dataclass
+class Modules:
+    """Modules with all that they import, sorted by where they come from. Fields: `ModelCode`."""
+
+    files: dict[str, Digest] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    """Of the files, where they have one of their own (in an archive they have none)."""
+    packages: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
+
+    def add(self, name: str, *, needed: bool = False) -> None:
+        """Take in a module, the packages around it, and what it imports.
+
+        A name that is no module is left out, unless it is `needed`: then it is unread.
+        """
+        parts = name.split(".")
+        waiting = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        if needed and _spec(name) is None:
+            self.unread[name] = _homeless(name)
+            return
+        while waiting:
+            one = waiting.pop()
+            if one not in self._done and one.partition(".")[0] != _JUDGE:
+                self._done.add(one)
+                waiting += self._take(one)
+
+    def code(self) -> ModelCode:
+        """The record, in a fixed order."""
+        return ModelCode(
+            files=dict(sorted(self.files.items())),
+            packages=dict(sorted(self.packages.items())),
+            unread=dict(sorted(self.unread.items())),
+        )
+
+    def _take(self, name: str) -> Iterable[str]:
+        """Names that the module's source imports."""
+        spec = _spec(name)
+        if spec is None or not spec.has_location or spec.origin is None:
+            return ()  # a built-in, a folder without code, or no module
+        owners = _distributions(name) if _INSTALLED.intersection(Path(spec.origin).parts) else {}
+        if owners or _is_standard(spec.origin):
+            self.packages.update(owners)
+            return ()
+        source = _source(spec)
+        if isinstance(source, str):
+            self.unread[name] = source
+            return ()
+        if loaded.differs(name, source):
+            self.unread[name] = "what is loaded is not what its file says now: restart Python"
+        else:
+            self.files[name] = Digest.of_bytes(source)
+        if Path(spec.origin).is_file():
+            self.paths[name] = Path(spec.origin)
+        package = spec.submodule_search_locations is not None
+        return list(imported_names(source, name if package else name.rpartition(".")[0]))
+
+
+def imported_names(source: bytes, package: str) -> Iterator[str]:
+    """What a source in `package` imports, anywhere in it, with the packages around.
+
+    Of `from a import b` both `a` and `a.b`, which may be a module or not.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        bases: list[str] = []
+        if isinstance(node, ast.Import):
+            bases = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            bases = [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
+        for base in bases:
+            parts = base.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def changed_files(code: ModelCode, *, gone: bool = False) -> tuple[str, ...]:
+    """The modules whose source files are others now than in `code`.
+
+    Those that are not found here are left out, unless `gone` counts them, too. Nothing is imported:
+    modules that are not loaded are looked up in the current folder first, then on the path.
+    """
+    found = {name: _digest_now(name) for name in code.files}
+    return tuple(
+        name
+        for name, digest in sorted(found.items())
+        if (gone if digest is None else digest != code.files[name])
+    )
+
+
+def verify_unchanged(code: ModelCode) -> None:
+    """Raise EvidenceError if a source file is not (any more) what was imported."""
+    changed = changed_files(code, gone=True)
+    if changed:
+        raise EvidenceError(
+            f"the model's code changed while it was measured: {', '.join(changed)}. What was "
+            "measured is neither the old nor the new code for sure: measure again."
+        )
+
+
+def _digest_now(name: str) -> Digest | None:
+    spec = _spec(name)
+    source = None if spec is None or not spec.has_location else _source(spec)
+    return Digest.of_bytes(source) if isinstance(source, bytes) else None
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Of a module that is loaded, else of one that would be; None where there is none."""
+    if name in sys.modules:
+        # What runs as a script has the spec of another name, or none.
+        spec = None if name in _SCRIPTS else getattr(sys.modules[name], "__spec__", None)
+        return spec if isinstance(spec, importlib.machinery.ModuleSpec) else None
+    head, _, tail = name.rpartition(".")
+    if not head:
+        return _top_level(name)
+    parent = _spec(head)
+    places = [] if parent is None else list(parent.submodule_search_locations or ())
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, places)
+    except KeyError:  # a folder without __init__.py in one that is not loaded
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(Path(place, tail)) for place in places]
+        return spec
+
+
+def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
+    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+    if here is not None and here.has_location:
+        return here
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = None if find is None else find(name, None)
+        if isinstance(spec, importlib.machinery.ModuleSpec):
+            return spec
+    return None
+
+
+def _source(spec: importlib.machinery.ModuleSpec) -> bytes | str:
+    """The bytes of the source file, or the reason why there are none."""
+    origin = str(spec.origin)
+    if origin.endswith(_COMPILED):
+        return "it is compiled: an extension module"
+    if origin.endswith(tuple(importlib.machinery.BYTECODE_SUFFIXES)):
+        return "it is compiled: bytecode without its source"
+    loader: Any = spec.loader
+    try:
+        if hasattr(loader, "get_data"):
+            return bytes(loader.get_data(origin))
+        return Path(origin).read_bytes()
+    except (OSError, ValueError) as error:
+        return f"its source is not there ({type(error).__name__})"
+
+
+def _homeless(name: str) -> str:
+    if name in _SCRIPTS:
+        return "it was typed in, or run as a script: put the model into a module"
+    return "it has no source file: it was made while the program ran"
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    base = parts[: len(parts) - node.level + 1]
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _is_standard(origin: str) -> bool:
+    return any(Path(origin).is_relative_to(place) for place in _standard_places())
+
+
+@functools.cache
+def _standard_places() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+def _distributions(name: str) -> dict[str, str]:
+    """Distributions that install the module's top level, with their versions; often just one."""
+    return dict(_owners(name.partition(".")[0]))
+
+
+@functools.cache
+def _owners(top: str) -> tuple[tuple[str, str], ...]:
+    try:
+        found = metadata.distribution(top)
+    except (metadata.PackageNotFoundError, ValueError):
+        names = sorted(set(_installed().get(top, ())))
+        return tuple((name, metadata.version(name)) for name in names)
+    return ((found.metadata["Name"], found.version),)
+
+
+@functools.cache
+def _installed() -> dict[str, list[str]]:
+    """Top-level module to distributions; takes half a second, so only where names differ."""
+    return dict(metadata.packages_distributions())

@@ -1,0 +1,107 @@
+"""Sessions of ONNX Runtime: as a consumer opens one, and as the name of a runtime promises."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gate.errors import EvidenceError
+from gate.onnxfile.candidate import WithData
+from gate.onnxfile.native_stderr import captured_stderr
+from gate.policy.policy import Policy
+from gate.records.runtime import CPU_PROVIDER, RuntimeTraits
+
+NO_SPINNING = ("session.intra_op.allow_spinning", "0")
+"""Threads that spin between two runs take the cores from the next runtime and from torch: with
+it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The numbers are the same."""
+_FATAL_ONLY = 4
+"""`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
+errors come as exceptions too."""
+_LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
+
+
+def create_session(model: bytes | str, *, providers: Sequence[Any], options: Any = None) -> Any:
+    """The one place that makes a session, of a model's bytes or path. Raises whatever ONNX Runtime
+    raises."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, options, providers=list(providers))
+
+
+def quiet_options() -> Any:
+    """Of every session: nothing is printed, no thread spins, bytes are ONNX whatever they look
+    like."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.add_session_config_entry(*NO_SPINNING)
+    # Whatever its name or its first bytes look like.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    return options
+
+
+def open_on_cpu(model: bytes | Path) -> Any:
+    """A session as a consumer opens it: on the CPU, all optimisations on. A path where the file
+    has external data. Raises whatever ONNX Runtime raises."""
+    given = model if isinstance(model, bytes) else str(model)
+    return create_session(given, providers=[CPU_PROVIDER], options=quiet_options())
+
+
+def session_options(traits: RuntimeTraits, *, threads: int, deterministic: bool) -> Any:
+    """The options of a runtime."""
+    import onnxruntime
+
+    options = quiet_options()
+    options.graph_optimization_level = getattr(
+        onnxruntime.GraphOptimizationLevel, str(traits.optimization)
+    )
+    options.intra_op_num_threads = threads
+    options.use_deterministic_compute = deterministic
+    return options
+
+
+def open_session(
+    model: bytes | str | WithData, options: Any, traits: RuntimeTraits, policy: Policy
+) -> Any:
+    """A session of the bytes or path `model` with the provider that the runtime promises.
+
+    Raises EvidenceError where the provider doesn't load, and whatever ONNX Runtime raises.
+    """
+    if isinstance(model, WithData):
+        names, data = list(model.data), list(model.data.values())
+        options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
+        session = open_session(model.model, options, traits, policy)
+        session.gate_data = model  # the session reads it as long as it lives
+        return session
+    if not traits.cuda:
+        return create_session(model, providers=[CPU_PROVIDER], options=options)
+    import onnxruntime
+
+    chosen = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
+    providers = [(traits.provider, chosen), CPU_PROVIDER]
+    # Asking for CUDA where it can't load only warns; here it is an error.
+    with captured_stderr() as log, contextlib.redirect_stdout(None):
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+        session = create_session(model, providers=providers, options=options)
+    active = session.get_providers()
+    if active[0] != traits.provider:
+        raise EvidenceError(
+            f"ONNX Runtime could not load {traits.provider} and offered {active[0]}: "
+            f"{_logged_reason(log)} Install onnxruntime-gpu[cuda,cudnn] for this CUDA "
+            "version; gate doctor says what is missing."
+        )
+    return session
+
+
+def _logged_reason(lines: list[str]) -> str:
+    """The first error or warning that ONNX Runtime logged, without colours and source place."""
+    for line in lines:
+        found = _LOG_LINE.search(re.sub(r"\x1b\[[0-9;]*m", "", line))
+        if found:
+            return f"{found.group(1).strip().rstrip('.')}."
+    return "it gave no reason."

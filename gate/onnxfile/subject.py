@@ -1,0 +1,187 @@
+"""Reading and verifying ONNX files: whole, valid, with all of their bytes accounted for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+from onnx import checker, helper, shape_inference
+
+from gate.errors import OnnxFileError, StorageError
+from gate.onnxfile.external_data import external_files, linked
+from gate.records.evidence import Subject, TensorSpec
+from gate.storage.digest import Digest
+
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+_UNKNOWN_AXIS = "?"
+
+
+def read_subject(path: Path) -> Subject:
+    """Describe the ONNX file `path`: digest, size, opset, producer, inputs, outputs.
+
+    Dynamic axes are text: their name, or `?`. With external data the digest is that of the
+    manifest {file name: SHA-256} over the model file and all data files. Raises OnnxFileError if
+    the file is missing, empty, truncated, no ONNX model, not valid, has inputs or outputs that
+    are no tensors, or names external data that is missing, short, or outside of its folder.
+    """
+    data = _read(path)
+    model = _parse(data, path)
+    files = external_files(model, path)
+    _check_whole(data, path, files)
+    try:
+        sha256 = (
+            Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
+        )
+        size = len(data) + sum((path.parent / name).stat().st_size for name in files)
+    except (OSError, StorageError) as error:
+        raise OnnxFileError(
+            f"{path}: its external data can't be read: {error}. Check permissions."
+        ) from error
+    return Subject(
+        sha256=sha256,
+        size_bytes=size,
+        opset=_opset(model, path),
+        producer=f"{model.producer_name} {model.producer_version}".strip(),
+        inputs=_specs(_true_inputs(model), path),
+        outputs=_specs(model.graph.output, path),
+        external_data=files,
+    )
+
+
+def verify_file(path: Path, *, opset: int) -> None:
+    """Check `path` thoroughly: checker with full check, strict shape inference, opset, IR version.
+
+    Raises OnnxFileError if anything is wrong, or the file's opset is not `opset`.
+    """
+    model = _parse(_read(path), path)
+    seen = _opset(model, path)
+    if seen != opset:
+        raise OnnxFileError(
+            f"{path} is written in opset {seen}, expected opset {opset}. The exporter took "
+            "another one in silence: set export.opset to what it can write."
+        )
+    needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
+    if not needed <= model.ir_version <= onnx.IR_VERSION:
+        raise OnnxFileError(
+            f"{path} has IR version {model.ir_version}, expected {needed} (for opset {opset}) "
+            f"to {onnx.IR_VERSION} (what the installed onnx reads). Export it again."
+        )
+    _check(path, path, full=True)
+    try:
+        shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:  # InferenceError has no public common base with the others
+        raise OnnxFileError(
+            f"{path}: the shapes in the graph contradict each other: {_first_line(error)}. "
+            "Export it again."
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            seen = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
+            raise OnnxFileError(f"{path} is {seen}, expected an ONNX file. Export the model first.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise OnnxFileError(f"cannot read {path}: {error.strerror}. Check permissions.") from error
+    if not data:
+        raise OnnxFileError(f"{path} is empty, expected an ONNX model. Export it again.")
+    return data
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except Exception as error:  # protobuf's DecodeError
+        raise OnnxFileError(
+            f"{path} ({len(data)} bytes) is not an ONNX model, or only a part of one. "
+            "Copy or export it again."
+        ) from error
+    if not model.HasField("graph"):
+        raise OnnxFileError(
+            f"{path} holds no graph: it is truncated, or another kind of protobuf. "
+            "Copy or export it again."
+        )
+    return model
+
+
+def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
+    try:
+        checker.check_model(model, full_check=full)
+    except Exception as error:  # ValidationError, InferenceError, and plain ones from C++
+        raise OnnxFileError(
+            f"{path} is not a valid ONNX model: {_first_line(error)}. Copy or export it again."
+        ) from error
+
+
+def _check_whole(data: bytes, path: Path, files: tuple[str, ...]) -> None:
+    """Check the model with its data beside it: only with a path does the checker find it.
+
+    It refuses links, so it gets the model beside files as long as those that the links lead to:
+    what is in them is no part of what it checks.
+    """
+    if not files:
+        _check(data, path)
+    elif not linked(path, files):
+        _check(path, path)
+    else:
+        with tempfile.TemporaryDirectory(prefix="gate-links-") as folder:
+            for name in files:
+                empty = Path(folder, name)
+                empty.parent.mkdir(parents=True, exist_ok=True)
+                empty.touch()
+                os.truncate(empty, (path.parent / name).stat().st_size)
+            copy = Path(folder, path.name)
+            copy.write_bytes(data)
+            _check(copy, path)
+
+
+def _opset(model: onnx.ModelProto, path: Path) -> int:
+    versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    if not versions:
+        raise OnnxFileError(f"{path} names no opset of the ONNX domain. Export it again.")
+    return int(versions[0])
+
+
+def _true_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs without the weights, which old files list as inputs too."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in weights]
+
+
+def _specs(values: Iterable[onnx.ValueInfoProto], path: Path) -> tuple[TensorSpec, ...]:
+    return tuple(_spec(value, path) for value in values)
+
+
+def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+    if value.type.WhichOneof("value") != "tensor_type":
+        kind = value.type.WhichOneof("value") or "nothing"
+        raise OnnxFileError(
+            f"{path}: {value.name} is declared as {kind}, expected a tensor: "
+            "only tensors can be compared. Export a model whose inputs and outputs are tensors."
+        )
+    tensor = value.type.tensor_type
+    return TensorSpec(
+        name=value.name,
+        dtype=_dtype(tensor.elem_type),
+        shape=tuple(_axis(dim) for dim in tensor.shape.dim),  # the checker demands that it is there
+    )
+
+
+def _dtype(elem_type: int) -> str:
+    if elem_type == onnx.TensorProto.STRING:
+        return "string"
+    return str(helper.tensor_dtype_to_np_dtype(elem_type).name)
+
+
+def _axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return dim.dim_param or _UNKNOWN_AXIS
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")

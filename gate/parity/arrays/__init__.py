@@ -1,0 +1,1 @@
+"""The samples, and which input they go to."""

@@ -1,0 +1,1 @@
+"""The float64 reference, and errors in units of what rounding makes."""

@@ -1,0 +1,78 @@
+"""The floor of rounding: what random rounding makes of the samples that have a float64 truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gate.errors import GateError
+from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.runners.runner import Batch
+from gate.parity.stand import Stand, length
+from gate.parity.statistics.output import Array
+
+DRAWS = 3
+_SEEDS = 2**63
+"""A policy may have a negative seed, a generator may not."""
+
+
+def rounding_floor(stand: Stand) -> list[NoiseStatistics | None]:
+    """For each output of the model, its errors under random rounding; None where it has none.
+
+    Of three runs it is the one in the middle, column by column: a rare flip of an argmax or of a
+    condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
+    or its twin can't.
+    """
+    draws: list[list[NoiseStatistics | None]] = []
+    for batch in _with_truth(stand):
+        truth = stand.truth.aside(batch)
+        reference = stand.reference.run(batch)
+        if truth is None:
+            return []
+        try:
+            runs = [_run(stand, batch, draw) for draw in range(DRAWS)]
+        except GateError:
+            return []
+        draws = draws or [[None] * len(reference) for _ in runs]
+        for floors, run in zip(draws, runs, strict=True):
+            for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
+                floors[place] = _added(floors[place], arrays, samples=length(batch))
+    return [_middle(floors) for floors in zip(*draws, strict=True)]
+
+
+def seed(stand: Stand, draw: int) -> int:
+    """A seed that any generator takes."""
+    return stand.policy.determinism.seed % _SEEDS + draw
+
+
+def _with_truth(stand: Stand) -> Iterator[Batch]:
+    """The batches that the noise floor was measured on."""
+    done = 0
+    for batch in stand.samples.batches(stand.binding.batch_size):
+        if done >= stand.policy.instruments.noise_samples:
+            return
+        yield batch
+        done += length(batch)
+
+
+def _run(stand: Stand, batch: Batch, draw: int) -> list[Array]:
+    with RandomRounding(seed(stand, draw)):
+        return stand.reference.run(batch)
+
+
+def _added(
+    floor: NoiseStatistics | None, arrays: tuple[Array, Array, Array], *, samples: int
+) -> NoiseStatistics | None:
+    truth, reference, run = arrays
+    if reference.dtype.kind != "f" or not truth.shape == reference.shape == run.shape:
+        return floor
+    floor = floor or NoiseStatistics(columns=True)
+    floor.update(truth, reference, run, samples=samples)
+    return floor
+
+
+def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | None:
+    known = [floor for floor in floors if floor is not None]
+    if len(known) < len(floors):
+        return None
+    return NoiseStatistics.middle(known)

@@ -1,0 +1,153 @@
+"""A second look at doubtful samples: is it rounding that makes the difference, or the file?
+
+A sample is doubtful where its error is large in units of the first samples' floor, where an integer
+differs, or where the answer does. There the float64 truth and several runs under random rounding
+say how far an honest float32 implementation may be off on that very sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
+
+from gate.errors import GateError
+from gate.parity.float64.floor import rounding_floor, seed
+from gate.parity.float64.look import Look, own, row_of
+from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.runners.runner import Batch
+from gate.parity.stand import Stand, length
+from gate.parity.statistics.output import Array
+from gate.parity.track import Track
+
+MOST = 256
+"""Samples whose floats and answers are computed again."""
+_DRAWS = 8
+_MORE_DRAWS = 64
+"""Of a sample few integers of which no draw has: of a hundred ties a few lie where rounding seldom
+goes."""
+_FEW = 8
+"""Integers of a sample for which that is worth it; of very many, an eighth of those before."""
+_SCALE = 2.0
+"""As for probes (`gate.parity.probes.jitter`)."""
+_PATIENCE = 4
+"""Samples with integers that nothing explains, after which it is the file."""
+
+
+class SecondLook:
+    """Looks at samples of the stand, each once for all runtimes."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+
+    def at(self, sample: int) -> Look | None:
+        """None where there is no float64 truth, or the model can't be computed so."""
+        start, company = self._company(sample)
+        alone, row = self._alone(sample)
+        truth = self._stand.truth.aside(alone)
+        if truth is None:
+            return None
+        try:
+            reference = self._stand.reference.run(alone)
+            draws = [self._run(alone, draw) for draw in range(_DRAWS)]
+        except GateError:
+            return None
+        count = length(alone)
+        return Look(
+            sample=sample,
+            truth=tuple(own(truth, row, count)),
+            reference=tuple(own(reference, row, count)),
+            draws=tuple(tuple(own(run, row, count)) for run in draws),
+            batch=company,
+            row=sample - start,
+            count=length(company),
+        )
+
+    def honest(self, sample: int) -> Iterator[list[Array | None]]:
+        """What honest runtimes make of a sample: the float64 truth, PyTorch, and one run under
+        random rounding after the other, the later ones twice as far off."""
+        batch, row = self._alone(sample)
+        count = length(batch)
+        truth = self._stand.truth.aside(batch)
+        if truth is None:
+            return
+        yield row_of(truth, row, count)
+        try:
+            yield row_of(self._stand.reference.run(batch), row, count)
+            for draw in range(_MORE_DRAWS):
+                scale = 1.0 if draw < _DRAWS else _SCALE
+                yield row_of(self._run(batch, draw, scale=scale, ties=True), row, count)
+        except GateError:
+            return
+
+    def _company(self, sample: int) -> tuple[int, Batch]:
+        """The batch that the sample was measured in, and its first sample."""
+        size = self._stand.binding.batch_size
+        start = sample // size * size
+        return start, self._pick(range(start, min(start + size, len(self._stand.samples))))
+
+    def _alone(self, sample: int) -> tuple[Batch, int]:
+        """The smallest batch that the file takes with the sample in it, and its place there."""
+        if not self._stand.binding.fixed:
+            return self._pick([sample]), 0
+        start, company = self._company(sample)
+        return company, sample - start
+
+    def _pick(self, places: Sequence[int]) -> Batch:
+        return next(self._stand.samples.pick(places).batches(len(places)))
+
+    def _run(
+        self, batch: Batch, draw: int, *, scale: float = 1.0, ties: bool = False
+    ) -> list[Array]:
+        with RandomRounding(seed(self._stand, draw), scale=scale, ties=ties):
+            return self._stand.reference.run(batch)
+
+
+class RoundingFloor:
+    """Measures the floor of rounding, once, if a runtime is farther off than PyTorch itself."""
+
+    def __init__(self, stand: Stand, tracks: Sequence[Track]) -> None:
+        self._stand = stand
+        self._tracks = tracks
+        self._done = False
+
+    def widen(self) -> None:
+        """Give it to every track; later calls do nothing."""
+        if not self._done and any(track.suspicious for track in self._tracks):
+            floors = rounding_floor(self._stand)
+            for track in self._tracks:
+                track.widen(floors)
+        self._done = True
+
+
+def look_again(stand: Stand, tracks: Sequence[Track]) -> None:
+    """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
+    second = SecondLook(stand)
+    turns = chain.from_iterable(zip_longest(*(track.doubtful for track in tracks)))
+    doubtful = dict.fromkeys(sample for sample in turns if sample is not None)
+    for sample in sorted(list(doubtful)[:MOST]):
+        look = second.at(sample)
+        if look is None:
+            return
+        for track in tracks:
+            track.look(look)
+    _excuse_ties(second, tracks)
+
+
+def _excuse_ties(second: SecondLook, tracks: Sequence[Track]) -> None:
+    """Of all samples of which integers differ, until some can't be explained."""
+    patience = _PATIENCE
+    for sample in sorted({sample for track in tracks for sample in track.torn}):
+        before = _unexplained(tracks, sample)
+        for number, run in enumerate(second.honest(sample)):
+            for track in tracks:
+                track.excuse(sample, run)
+            left = _unexplained(tracks, sample)
+            if not left or (number > _DRAWS and left > max(_FEW, before // 8)):
+                break
+        patience -= bool(_unexplained(tracks, sample))
+        if not patience:
+            return
+
+
+def _unexplained(tracks: Sequence[Track], sample: int) -> int:
+    return max((track.unexplained(sample) for track in tracks), default=0)

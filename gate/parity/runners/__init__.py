@@ -1,0 +1,1 @@
+"""The runtimes, and the machine that they run on."""

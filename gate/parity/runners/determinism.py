@@ -1,0 +1,194 @@
+"""The determinism switches: set for the measurement, read back, restored afterwards.
+
+Sessions of ONNX Runtime take the number of threads and the deterministic algorithms from PyTorch
+(`gate.onnxfile.session`), so that both sides run under the same switches.
+
+PyTorch has two interfaces for TF32: flags (`allow_tf32`) and precisions (`fp32_precision`), and
+raises where they contradict each other. Both are set alike here if they agreed before;
+if the caller has set only precisions, the flags are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+
+from gate.policy.policy import DeterminismPolicy
+from gate.records.evidence import Determinism
+
+_WORKSPACES = (":4096:8", ":16:8")
+"""Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic (NVIDIA's documentation of
+cuBLAS, "Results reproducibility"; torch.use_deterministic_algorithms)."""
+_OPERATIONS = (
+    ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
+    ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+)  # fmt: skip
+# The general settings come before the ones that inherit from them.
+_LEVELS = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), *_OPERATIONS)
+
+
+@contextmanager
+def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
+    """Set the switches of `policy`; yield them as read back; restore all of them, also after an
+    error.
+
+    Inside, gradients and autocast are off, and the CPU computes float32 in float32 whatever
+    the caller has set. The caller's random states are untouched.
+    """
+    with ExitStack() as restored:
+        restored.enter_context(_threads(policy.threads))
+        restored.enter_context(_algorithms(deterministic=policy.algorithms))
+        restored.enter_context(_cudnn(policy))
+        restored.enter_context(_tf32(allowed=policy.tf32))
+        restored.enter_context(_seeded(policy.seed))
+        restored.enter_context(torch.autocast("cpu", enabled=False))
+        restored.enter_context(torch.autocast("cuda", enabled=False))
+        restored.enter_context(torch.inference_mode())
+        yield _read()
+
+
+def _read() -> Determinism:
+    return Determinism(
+        tf32_matmul=_precision("cuda", "matmul") == "tf32",
+        tf32_cudnn="tf32" in (_precision("cuda", "conv"), _precision("cuda", "rnn")),
+        cudnn_deterministic=torch.backends.cudnn.deterministic,
+        cudnn_benchmark=torch.backends.cudnn.benchmark,
+        grad=torch.is_grad_enabled(),
+        seed=torch.initial_seed(),
+        threads=torch.get_num_threads(),
+        algorithms=torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def cublas_reason(policy: DeterminismPolicy) -> str | None:
+    """Why deterministic algorithms can't run on CUDA; None: they can, or are not asked for.
+
+    cuBLAS reads the variable when CUDA starts in a process, so it is too late to set it here.
+    """
+    seen = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if not policy.algorithms or seen in _WORKSPACES:
+        return None
+    told = "is not set" if seen is None else f"is '{seen}'"
+    return (
+        f"determinism.algorithms is on and CUBLAS_WORKSPACE_CONFIG {told}, so cuBLAS sums in "
+        f"another order each time. Set CUBLAS_WORKSPACE_CONFIG={_WORKSPACES[0]} in the environment "
+        "before Python starts, or determinism.algorithms: false."
+    )
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _algorithms(*, deterministic: bool) -> Iterator[None]:
+    """With it, PyTorch also fills memory that forward leaves unset, so that reading it shows."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+    )
+    try:
+        _set_algorithms(deterministic, warn_only=False)
+        torch._C._set_deterministic_fill_uninitialized_memory(True)
+        yield
+    finally:
+        _set_algorithms(before[0], warn_only=before[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(before[2])
+
+
+def _set_algorithms(mode: bool, *, warn_only: bool) -> None:
+    # `torch.use_deterministic_algorithms` would also overwrite a switch of the compiler's.
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+@contextmanager
+def _cudnn(policy: DeterminismPolicy) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = (cudnn.deterministic, cudnn.benchmark)
+    try:
+        cudnn.deterministic = policy.cudnn_deterministic
+        cudnn.benchmark = policy.cudnn_benchmark
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _tf32(*, allowed: bool) -> Iterator[None]:
+    flags = _flags()
+    precisions = _own_precisions()
+    try:
+        if flags is not None:
+            torch.backends.cudnn.allow_tf32 = allowed
+            torch.set_float32_matmul_precision("high" if allowed else "highest")
+        for backend, operation in _OPERATIONS:
+            _set_precision(backend, operation, _wanted(backend, allowed=allowed))
+        yield
+    finally:
+        if flags is not None:
+            torch.backends.cudnn.allow_tf32 = flags[0]
+            torch.set_float32_matmul_precision(flags[1])
+        for (backend, operation), precision in precisions.items():
+            _set_precision(backend, operation, precision)
+
+
+def _wanted(backend: str, *, allowed: bool) -> str:
+    return "tf32" if allowed and backend == "cuda" else "ieee"
+
+
+def _flags() -> tuple[bool, str] | None:
+    """The flags; None where they contradict the precisions, which makes reading them raise."""
+    try:
+        return (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return None
+
+
+def _own_precisions() -> dict[tuple[str, str], str]:
+    """The precision set on each level itself: reading gives the inherited one where none is set.
+
+    So the general levels are cleared one after the other while reading; `_tf32` sets what is
+    needed afterwards and restores everything at its end.
+    """
+    own = {}
+    for backend, operation in _LEVELS:
+        own[backend, operation] = _precision(backend, operation)
+        if operation == "all":
+            _set_precision(backend, operation, "none")
+    return own
+
+
+def _precision(backend: str, operation: str) -> str:
+    return str(torch._C._get_fp32_precision_getter(backend, operation))
+
+
+def _set_precision(backend: str, operation: str, precision: str) -> None:
+    torch._C._set_fp32_precision_setter(backend, operation, precision)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)

@@ -1,0 +1,43 @@
+"""Wall-clock time of the batches of one runtime."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from gate.records.evidence import Latency
+
+KEPT = 4096
+"""Batches whose times are kept: the latest, so that memory does not grow with the samples."""
+
+
+class Stopwatch:
+    """Collects seconds a batch. The first batch warms up, and counts only if it is alone.
+
+    A last batch that is not full is left out, because it would mix two batch sizes.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._rest: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, seconds: float, *, batch_size: int) -> None:
+        """Add one batch."""
+        if self._first is None:
+            self._first = (seconds, batch_size)
+        elif batch_size == self._first[1]:
+            self._rest.append(seconds)
+
+    def result(self) -> Latency | None:
+        """Median and 95th percentile in milliseconds; None if nothing was timed."""
+        if self._first is None:
+            return None
+        seconds, batch_size = self._first
+        milliseconds = 1000.0 * np.array(self._rest or [seconds])
+        return Latency(
+            batch_size=batch_size,
+            batches=len(milliseconds),
+            median_ms=float(np.median(milliseconds)),
+            p95_ms=float(np.percentile(milliseconds, 95)),
+        )

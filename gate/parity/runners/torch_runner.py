@@ -1,0 +1,139 @@
+"""PyTorch as reference (CPU, float32) and as runtime (CUDA)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.model.call import Call, leaves
+from gate.parity.arrays.binding import Binding
+from gate.parity.runners.runner import Batch, Proof
+from gate.parity.statistics.output import Array
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+
+
+def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
+    """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
+
+    `double`: what is in float64 stays so (`gate.parity.float64.precision`). Raises ModelError if it
+    can't be copied.
+    """
+    try:
+        with torch.no_grad(), _computed_apart(model):
+            # no_grad: else copies of TorchScript's parameters are computed tensors
+            duplicate = copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"the reference model can't be copied: {type(error).__name__}: {error}. Build it so "
+            "that copy.deepcopy works: keep no tensors with a gradient history as attributes."
+        ) from error
+    duplicate.to(device=device)
+    # `to(dtype=…)` would also make complex numbers real
+    duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
+    duplicate.eval()  # not chained: models that override `train` often forget to return themselves
+    return duplicate
+
+
+@contextmanager
+def _computed_apart(model: nn.Module) -> Iterator[None]:
+    """Inside, tensors that a hook computes of parameters (`weight_norm`, `prune`) are plain ones:
+    torch copies no others. Every forward computes them anew."""
+    computed = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        for module, name, value in computed:
+            vars(module)[name] = value.detach()
+        yield
+    finally:
+        for module, name, value in computed:
+            vars(module)[name] = value
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else _single(tensor)
+
+
+class TorchRunner:
+    """Runs a module on one device; the module is the runner's own from then on."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        binding: Binding,
+        *,
+        device: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._model = model
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self._double = binding.double
+        self._names = binding.arguments
+        self._call = call_of(model, binding)
+        self._seen: set[str] = set()
+        self.keys: tuple[str | None, ...] = ()
+        """Under which name of its own the model returned each output of the last run, or None."""
+
+    def run(self, batch: Batch) -> list[Array]:
+        """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
+        the binding says so. None among outputs is dropped.
+
+        The outputs come in the model's order.
+        """
+        tensors = [self._tensor(batch[name]) for name in self._names]
+        found = leaves(self._call(self._model, tensors))
+        self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
+        self._seen |= {leaf.tensor.device.type for leaf in found}
+        return [_to_numpy(leaf.tensor) for leaf in found]
+
+    def proof(self) -> Proof:
+        """The devices of the outputs, as providers; CPU first if any output was there."""
+        names = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}
+        return Proof(
+            providers_active=tuple(names.get(seen, seen) for seen in sorted(self._seen)),
+            session_options={
+                "device": str(self._device),
+                "dtype": str(self._dtype).removeprefix("torch."),
+                "mode": "eval",
+            },
+        )
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        # The copy keeps in-place models from changing what the other runtimes get.
+        tensor = torch.from_numpy(array.copy())
+        kept = self._double and tensor.dtype == torch.float64
+        dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
+        return tensor.to(device=self._device, dtype=dtype)
+
+
+def call_of(model: nn.Module, binding: Binding) -> Call:
+    """How `model` takes the inputs: by the names of the file, else of the samples, else in the
+    file's order."""
+    named = binding.given or tuple(name for name, _ in binding.pairs)
+    return Call(model, named, binding.arguments)
+
+
+def _to_numpy(output: torch.Tensor) -> Array:
+    host = output.detach().to("cpu")
+    if host.is_complex() or host.is_sparse or host.dtype == torch.bfloat16:
+        raise ModelError(
+            f"the model's forward returned {output.dtype} ({output.layout}), which has no "
+            "counterpart among the outputs of a float32 ONNX file. Wrap the model to return it "
+            "as float32."
+        )
+    array: Array = np.ascontiguousarray(host.numpy()).reshape(tuple(host.shape))
+    return array

@@ -1,0 +1,1 @@
+"""Numbers of two outputs, streaming and mergeable."""

@@ -1,0 +1,243 @@
+"""Parity of one output between reference and candidate, streaming over batches, in float64.
+
+Formulas: DESIGN 4 and `gate.records.evidence.OutputParity`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.parity.statistics.classification import ClassStatistics
+from gate.parity.statistics.elements import ElementMoments
+from gate.parity.statistics.mismatches import Mismatches
+from gate.parity.statistics.rows import LARGEST, RowStatistics
+from gate.parity.statistics.worst import Worst, worse
+from gate.records.evidence import OutputParity
+
+Floats = NDArray[np.float64]
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The samples of one batch: index of the first, number, and labels of shape (count,)."""
+
+    start: int
+    count: int
+    labels: NDArray[np.int64] | None = None
+
+
+class OutputStatistics:
+    """Accumulates the differences of one output.
+
+    merge is associative; update(a + b) == update(a).merge(update(b)), up to the rounding of
+    float64 sums, and merging with an empty accumulator changes nothing.
+
+    An output whose axis 0 is not the batch is compared whole: each batch is one row for the L2
+    norms, its difference is put down to the batch's first sample, and all samples of the batch
+    count as measured.
+    """
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._samples = 0
+        self._elements = 0
+        self._nonfinite_reference = 0
+        self._nonfinite_mismatched = 0
+        self._nonfinite_same = 0
+        self._unequal = 0
+        self._variation = _Variation()
+        self._finite = ElementMoments()
+        self._abs_max = 0.0
+        self._worst = Worst()
+        self._sum_diff = 0.0
+        self._rows = 0
+        self._l2_sum = 0.0
+        self._l2_max = 0.0
+        self._vectors = RowStatistics()
+        self.logits: ClassStatistics | None = None
+        self.mismatches = Mismatches()
+        """Of integers and bools."""
+        self._not_logits = False
+
+    def never_logits(self) -> None:
+        """Take the output for no logits, whatever its shape in the batches."""
+        self._not_logits = True
+
+    def update(self, reference: Array, candidate: Array, span: Span) -> None:
+        """Add one batch of two arrays of equal shape and dtype (bool, int or float)."""
+        self._samples += span.count
+        batched = reference.ndim > 0 and reference.shape[0] == span.count
+        if not reference.size:
+            self._not_logits = True
+            return
+        rows = span.count if batched else 1
+        with np.errstate(all="ignore"):
+            r = reference.reshape(rows, -1).astype(np.float64)
+            c = candidate.reshape(rows, -1).astype(np.float64)
+            self._update_reference(r)
+            diff = self._differences(r, c)
+            self._finite.update(r, r != c)
+            if reference.dtype.kind in "biu":
+                unequal = (reference != candidate).reshape(rows, -1)
+                self._unequal += int(unequal.sum())
+                diff = np.where(unequal, np.maximum(diff, 1.0), diff)
+                self.mismatches.update(diff, candidate.reshape(rows, -1), start=span.start)
+            self._update_differences(diff, span)
+        if self._variation.same:
+            self._variation = self._variation.merge(_Variation.of(reference.reshape(rows, -1)))
+        vectors = batched and reference.dtype.kind == "f" and r.shape[1] >= 2
+        if vectors and r.shape[1] <= LARGEST:
+            self._vectors.update(r, c)
+        if vectors and reference.ndim == 2:
+            self._update_logits(r, c, span)
+        else:
+            self._not_logits = True
+
+    def merge(self, other: OutputStatistics) -> OutputStatistics:
+        """Statistics of both streams; `other` is about other samples of the same output."""
+        merged = OutputStatistics(self.name, self.dtype)
+        for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
+                      "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
+            setattr(merged, field, getattr(self, field) + getattr(other, field))
+        for field in ("_variation", "_finite", "_worst", "_vectors", "mismatches"):
+            setattr(merged, field, getattr(self, field).merge(getattr(other, field)))
+        merged._abs_max = max(self._abs_max, other._abs_max)
+        merged._l2_max = worse(self._l2_max, other._l2_max)
+        merged._not_logits = self._not_logits or other._not_logits
+        merged.logits = self.logits or other.logits
+        if self.logits and other.logits:
+            if self.logits.classes == other.logits.classes:
+                merged.logits = self.logits.merge(other.logits)
+            else:
+                merged._not_logits = True
+        return merged
+
+    def result(self) -> OutputParity:
+        """The record. Without elements every number is NaN, which no bound lets pass."""
+        std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
+        if self.mismatches.excused:
+            worst, total, norms = self.mismatches.remaining()
+        scale = std if np.dtype(self.dtype).kind == "f" else 1.0
+        excused = self.mismatches.excused
+        return OutputParity(
+            name=self.name,
+            dtype=self.dtype,
+            samples=self._samples,
+            elements=self._elements,
+            nonfinite_reference=self._nonfinite_reference,
+            nonfinite_mismatched=self._nonfinite_mismatched,
+            nonfinite_same=self._nonfinite_same,
+            unequal=self._unequal - excused if np.dtype(self.dtype).kind in "biu" else None,
+            near_ties=excused,
+            reference_constant=self._variation.constant(self._samples),
+            reference_abs_max=self._abs_max if self._finite.count else math.nan,
+            reference_std=std,
+            max_abs_diff=worst.value,
+            max_abs_diff_sample=worst.sample,
+            mean_abs_diff=total / self._elements if self._elements else math.nan,
+            scaled_diff=_scaled(worst.value, scale),
+            l2_mean=norms[0] / self._rows if self._rows else math.nan,
+            l2_max=norms[1] if self._rows else math.nan,
+            classification=None
+            if self.logits is None or self._not_logits
+            else self.logits.result(),
+            rows=self._vectors.result(),
+        )
+
+    @property
+    def _norms(self) -> tuple[float, float]:
+        return self._l2_sum, self._l2_max
+
+    def _update_reference(self, r: Floats) -> None:
+        self._elements += r.size
+        finite = np.isfinite(r)
+        values = r if finite.all() else r[finite]
+        self._nonfinite_reference += r.size - values.size
+        if values.size:
+            self._abs_max = max(self._abs_max, float(np.abs(values).max()))
+
+    def _differences(self, r: Floats, c: Floats) -> Floats:
+        """abs(c - r); 0 for equal infinities and for NaN on both sides, NaN where one side alone is
+        NaN or infinite."""
+        diff = np.abs(c - r)
+        both_finite = np.isfinite(r) & np.isfinite(c)
+        if not both_finite.all():
+            both_nan = np.isnan(r) & np.isnan(c)
+            equal = (r == c) | both_nan
+            mismatched = ~both_finite & ~equal
+            diff[equal] = 0.0
+            self._nonfinite_same += int(both_nan.sum())
+            diff[mismatched] = np.nan
+            self._nonfinite_mismatched += int(mismatched.sum())
+        return diff
+
+    def _update_differences(self, diff: Floats, span: Span) -> None:
+        self._worst = self._worst.merge(Worst.of(diff.max(axis=1), start=span.start))
+        self._sum_diff += float(diff.sum())
+        norms = np.sqrt(np.square(diff).sum(axis=1))
+        self._rows += len(norms)
+        self._l2_sum += float(norms.sum())
+        self._l2_max = worse(self._l2_max, float(norms.max()))
+
+    def _update_logits(self, r: Floats, c: Floats, span: Span) -> None:
+        if self.logits is None:
+            self.logits = ClassStatistics(r.shape[1])
+        if self.logits.classes != r.shape[1]:
+            self._not_logits = True
+        else:
+            self.logits.update(r, c, start=span.start, labels=span.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class _Variation:
+    """Whether the reference rows differ from each other; the first row stands for all."""
+
+    rows: int = 0
+    first: Array | None = None
+    same: bool = True
+
+    @classmethod
+    def of(cls, rows: Array) -> _Variation:
+        same = len(rows) == 1 or _equal(rows, rows[:1])
+        return cls(len(rows), rows[0].copy(), same)
+
+    def merge(self, other: _Variation) -> _Variation:
+        if self.first is None or other.first is None:
+            return other if self.first is None else self
+        same = (
+            self.same
+            and other.same
+            and self.first.shape == other.first.shape
+            and _equal(self.first, other.first)
+        )
+        return _Variation(self.rows + other.rows, self.first, same)
+
+    def constant(self, samples: int) -> bool:
+        """True if all rows are equal. One row for several samples must vary within itself."""
+        if self.first is None or not self.same:
+            return self.first is None
+        return self.rows > 1 or samples == 1 or _equal(self.first, self.first[:1])
+
+
+def _equal(left: Array, right: Array) -> bool:
+    """Equal element by element, `right` broadcast; NaN equals NaN."""
+    both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
+    return bool(((left == right) | both_nan).all())
+
+
+def _scaled(largest: float, std: float) -> float:
+    """largest / std; a reference that does not vary scales nothing, so only 0 stays 0.
+
+    NaN where std overflowed: every difference would vanish beside it.
+    """
+    if not math.isfinite(std) or math.isnan(largest):
+        return math.nan
+    if std > 0.0:
+        return largest / std
+    return 0.0 if largest == 0.0 else math.inf

@@ -1,0 +1,1 @@
+"""What must hold before a file is promoted."""

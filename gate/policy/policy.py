@@ -1,0 +1,293 @@
+"""The policy: what must hold before a file is promoted. The `gate:` section of params.yaml.
+
+Strict on purpose: unknown keys, text for numbers, negative, NaN or infinite bounds, a policy
+without a runtime and a runtime without a bound are all refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from gate.errors import PolicyError
+from gate.policy.sections import (
+    Bounds,
+    ConfidenceBands,
+    CudaProviderPolicy,
+    DeterminismPolicy,
+    ExportFindings,
+    Instruments,
+    NonFinite,
+    PolicyRecord,
+    PreprocessingPolicy,
+    Role,
+    RuntimePolicy,
+)
+from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.storage.record import later
+from gate.storage.yaml_section import first_problem, has_section, load_section
+
+__all__ = [
+    "Bounds",
+    "ConfidenceBands",
+    "CudaProviderPolicy",
+    "DeterminismPolicy",
+    "ExportFindings",
+    "Instruments",
+    "Policy",
+    "PreprocessingPolicy",
+    "Role",
+    "RuntimePolicy",
+    "Task",
+]
+
+Task = Literal["auto", "classification", "tensors"]
+
+_CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
+            "top1_lower_bound", "top5_agreement", "accuracy_drop")  # fmt: skip
+"""Bounds on answers of classes."""
+
+_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits",
+          "noise_ratio", "noise_peak", "noise_diff")  # fmt: skip
+
+
+class Policy(PolicyRecord):
+    """All that the gate demands."""
+
+    schema_version: Literal[1] = 1
+    task: Task = "classification"
+    """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
+    exist. `tensors`: any outputs, only numeric bounds. `auto`: agreement is claimed of such an
+    output where the samples can prove it, and nowhere demanded."""
+    precision: Literal["exact", "reduced", "quantized"] = "exact"
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Confidence level of `top1_lower_bound` (one-sided Clopper-Pearson)."""
+    min_samples: Annotated[int, Field(ge=2)] = 2
+    logits: tuple[str, ...] = ()
+    """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
+    outputs: dict[str, Role] = later({})
+    """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
+    nonfinite: NonFinite = later("refuse")
+    determinism: DeterminismPolicy = DeterminismPolicy()
+    cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+    instruments: Instruments = later(Instruments())
+    waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
+    """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
+    WAIVED then, and shown. A measured number is never waived."""
+    export_findings: ExportFindings = later(ExportFindings())
+    preprocessing: PreprocessingPolicy | None = later(None)
+    """Parity of preprocessing between the training side and named consumers; None: not asked."""
+    review: Literal["automatic", "required"] = later("automatic")
+    """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
+    max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
+    """How old evidence may be when its version becomes `champion` after the promotion: in review,
+    or by hand."""
+    twin: Policy | None = later(None)
+    """The policy of the quantized twin that is promoted and deployed together with the file; None:
+    there is none."""
+    runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_a_fitting_twin(self) -> Self:
+        if self.twin is None:
+            return self
+        if self.precision == "quantized" or self.twin.precision != "quantized":
+            raise ValueError(
+                f"precision is '{self.precision}' with a twin of precision "
+                f"'{self.twin.precision}'; a twin is quantized, and what it is the twin of is not"
+            )
+        if self.twin.preprocessing is not None:
+            raise ValueError("the twin eats what the exact file eats: ask for preprocessing there")
+        own = (self.twin.review, self.twin.max_age_days)
+        if own != ("automatic", 90.0):
+            raise ValueError("review and max_age_days hold for both; set them beside twin")
+        if self.task not in ("auto", self.twin.task):
+            raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
+        return self
+
+    @model_validator(mode="after")
+    def _roles_agree(self) -> Self:
+        for name, role in self.outputs.items():
+            if name in self.logits and role != "logits":
+                raise ValueError(f"'{name}' is in logits and its role is '{role}'; say one of them")
+            if self.task == "tensors" and role in ("logits", "probabilities"):
+                raise ValueError(
+                    f"the role of '{name}' is '{role}', and task 'tensors' has no classes; set "
+                    "task: auto, or task: classification"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _can_refuse(self) -> Self:
+        asked = {n: r for n, r in self.runtimes.items() if r.required != "never"}
+        if not asked:
+            raise ValueError(
+                "every runtime is 'never'; at least one must be always or when_present"
+            )
+        if not any(r.required == "always" for r in asked.values()):
+            raise ValueError("no runtime is required 'always', so a machine without devices passes")
+        if all(r.required != "always" or RUNTIMES[n].engine == "torch" for n, r in asked.items()):
+            raise ValueError(
+                "only torch-cuda is required 'always', and it never runs the file; "
+                "require a runtime of ONNX Runtime too, such as ort-cpu"
+            )
+        for name, runtime in asked.items():
+            self._check_bounds(name, runtime.bounds)
+        return self
+
+    def _check_bounds(self, name: str, bounds: Bounds) -> None:
+        exact = [bounds.max_abs_diff, bounds.scaled_diff]
+        if "noise_ratio" not in self.waive:
+            exact.append(bounds.noise_ratio)
+        if self.precision == "exact" and all(bound is None for bound in exact):
+            raise ValueError(
+                f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
+                "or scaled_diff"
+            )
+        self._check_quantized(name, bounds)
+        if self.instruments.noise_samples == 0 and any(
+            bound is not None
+            for bound in (bounds.noise_ratio, bounds.noise_peak, bounds.noise_diff)
+        ):
+            raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
+        if self.instruments.stability_samples == 0 and any(
+            bound is not None
+            for bound in (bounds.repeatability, bounds.repeatability_ratio,
+                          bounds.batch_invariance, bounds.batch_invariance_ratio)
+        ):  # fmt: skip
+            raise ValueError(
+                f"{name}: a bound on repeatability or batch invariance needs "
+                "instruments.stability_samples above 1"
+            )
+        self._check_classes(name, bounds)
+
+    def _check_classes(self, name: str, bounds: Bounds) -> None:
+        asked = [field for field in _CLASSES if getattr(bounds, field) is not None]
+        stated = self.logits or {"logits", "probabilities"} & set(self.outputs.values())
+        if "top1_agreement" not in asked and (
+            self.task == "classification" or (self.task == "auto" and stated)
+        ):
+            why = "task 'classification'" if self.task == "classification" else "the role of logits"
+            raise ValueError(f"{name}: {why} needs a bound top1_agreement")
+        if self.task == "tensors" and asked:
+            raise ValueError(
+                f"{name}: {', '.join(sorted(asked))} need logits; set task: classification"
+            )
+        beyond = sorted(set(asked) - {"top1_agreement"})
+        if self.task == "auto" and beyond and not stated:
+            raise ValueError(
+                f"{name}: {', '.join(beyond)} need logits, and a guess is not enough for them; "
+                "name the output (outputs: {NAME: logits}), or set task: classification"
+            )
+
+    def _check_quantized(self, name: str, bounds: Bounds) -> None:
+        """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
+        if self.precision != "quantized" or self.task != "classification":
+            return
+        exact = [field for field in _EXACT if getattr(bounds, field) is not None]
+        if exact:
+            raise ValueError(
+                f"{name}: {', '.join(exact)} are for exact files; a quantized one is judged by "
+                "top1_agreement, confidence_bands and accuracy_drop"
+            )
+        if bounds.confidence_bands is None:
+            raise ValueError(f"{name}: precision 'quantized' needs a bound confidence_bands")
+
+    @classmethod
+    def load(cls, path: Path, *, section: str | None = "gate") -> Self:
+        """Read the policy from a YAML file. Raises PolicyError with one line per wrong field."""
+        return load_section(cls, path, section)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
+        return cls.load(path, section="gate" if has_section(path, "gate") else None)
+
+    def role_of(self, name: str) -> Role | None:
+        """What the policy says that the output of this name is; None: nothing."""
+        return self.outputs.get(name) or ("logits" if name in self.logits else None)
+
+    def counts_classes(self, name: str) -> bool:
+        """Whether an output of this name is one of classes if its shape is (batch, classes >= 2),
+        by the policy's word or by a guess."""
+        role = self.role_of(name)
+        if role is not None:
+            return role in ("logits", "probabilities")
+        return self.task != "tensors" and not self.logits
+
+    def with_answers(self, *, outputs: Mapping[str, Role], task: Task | None = None) -> Self:
+        """The same policy with these roles and this task. Raises PolicyError."""
+        given = {"outputs": {**self.outputs, **outputs}} | ({"task": task} if task else {})
+        try:
+            return type(self).model_validate_json(json.dumps(self.to_plain() | given))
+        except ValidationError as error:
+            raise PolicyError(
+                f"the policy with the roles and the task beside it: {first_problem(error)}"
+            ) from error
+
+    @classmethod
+    def default(cls, *, task: Task = "auto") -> Self:
+        """The built-in policy: exact float32, CPU always, CUDA when present, every instrument on.
+
+        All bounds are free of the model's scale. Where they come from: docs/adr/0008.
+        """
+        agreement = None if task == "tensors" else 1.0
+        cpu = Bounds(
+            unequal_share=0.0,
+            top1_agreement=agreement,
+            noise_ratio=1.5,
+            noise_peak=6.0,
+            noise_diff=32.0,
+            repeatability_ratio=8.0,
+            batch_invariance_ratio=16.0,
+        )
+        cuda = Bounds(
+            unequal_share=0.0,
+            top1_agreement=agreement,
+            noise_ratio=32.0,
+            noise_peak=64.0,
+            noise_diff=320.0,
+            repeatability_ratio=32.0,
+            batch_invariance_ratio=64.0,
+        )
+        return cls(
+            task=task,
+            runtimes={
+                name: RuntimePolicy(
+                    required="when_present" if traits.cuda else "always",
+                    bounds=cuda if traits.cuda else cpu,
+                )
+                for name, traits in RUNTIMES.items()
+            },
+        )
+
+    @classmethod
+    def quantized(cls) -> Self:
+        """The built-in policy of a quantized twin of a classifier: it must answer alike.
+
+        Where the bounds come from: docs/adr/0012.
+        """
+        bounds = Bounds(
+            top1_agreement=0.99,
+            confidence_bands=ConfidenceBands(
+                over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02
+            ),
+        )
+        return cls(
+            precision="quantized",
+            instruments=Instruments(
+                noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
+            ),
+            runtimes={
+                name: RuntimePolicy(
+                    required="always" if name == "ort-cpu-optimized" else "when_present",
+                    bounds=bounds,
+                )
+                for name, traits in RUNTIMES.items()
+                if traits.engine == "onnxruntime"
+            },
+        )

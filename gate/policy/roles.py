@@ -1,0 +1,72 @@
+"""What an output is judged as: by the policy's word, or by a guess that only adds checks.
+
+The laws of the guess (task `auto`, an output without a role): it claims agreement where the samples
+can prove it, that is where the reference gives at least two classes; elsewhere the numbers decide.
+A constant output is of no class unless the policy says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gate.policy.policy import Policy
+from gate.records.evidence import ClassParity, OutputParity
+
+
+def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:
+    """The class metrics by which the output is judged; None: it is judged by numbers alone."""
+    seen = output.classification
+    if seen is None or not policy.counts_classes(output.name):
+        return None
+    if policy.role_of(output.name) is None and output.reference_constant:
+        return None
+    return None if guessed(policy, output) and _why_unprovable(seen, output) else seen
+
+
+def guessed(policy: Policy, output: OutputParity) -> bool:
+    """True if nothing but the output's shape says that it might be one of classes."""
+    return policy.task == "auto" and policy.role_of(output.name) is None
+
+
+def unclaimed(policy: Policy, output: OutputParity) -> str | None:
+    """Where the shape is that of logits, why the samples can prove no agreement; else None."""
+    seen = output.classification
+    if not guessed(policy, output) or seen is None or output.reference_constant:
+        return None
+    return _why_unprovable(seen, output) if policy.counts_classes(output.name) else None
+
+
+def most_ties(total: int) -> int:
+    """How many of so many answers or integers may be near-ties: 1 %, or one."""
+    return max(1, math.ceil(0.01 * total))
+
+
+def is_unsure(seen: ClassParity) -> bool:
+    """True if PyTorch's own rounding changes a tenth of the answers or more: disagreement then says
+    nothing."""
+    return seen.unsure >= max(2.0, 0.1 * (seen.unsure + seen.sure))
+
+
+def _why_unprovable(seen: ClassParity, output: OutputParity) -> str | None:
+    if seen.predicted_classes < 2:
+        return "every sample has the same largest column"
+    if seen.top1_ties > most_ties(output.samples):
+        return f"rounding decides which column is the largest in {seen.top1_ties} samples"
+    if seen.top1_disagreements and is_unsure(seen):
+        return f"PyTorch's own rounding changes the largest column in {seen.unsure} samples"
+    return None
+
+
+def proven_constant(output: OutputParity) -> bool:
+    """True for an output that is the same for every sample, and equal on both sides bit for bit."""
+    return (
+        output.reference_constant
+        and output.elements > 0
+        and output.max_abs_diff == 0.0
+        and output.nonfinite_mismatched == 0
+    )
+
+
+def all_nonfinite(output: OutputParity) -> bool:
+    """True for a proven constant without a finite element: there is nothing to take the size of."""
+    return proven_constant(output) and output.nonfinite_reference >= output.elements

@@ -1,0 +1,203 @@
+"""The sections of the policy: bounds, runtimes, switches, instruments, findings, preprocessing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from gate.records.instruments import GraphCode
+from gate.records.preprocessing import ConsumerName, ImplementationName
+from gate.storage.record import Record, later
+
+Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Required = Literal["always", "when_present", "never"]
+NonFinite = Literal["refuse", "same_places"]
+"""NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
+Role = Literal[
+    "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
+]
+"""What an output is, and so how it is judged: docs/roles.md."""
+
+
+class PolicyRecord(Record):
+    """A part of the policy."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class ConfidenceBands(PolicyRecord):
+    """Largest allowed share of samples whose confidence moved by more than 1, 5, 10 points."""
+
+    over_1_percent: Share
+    over_5_percent: Share
+    over_10_percent: Share
+
+
+class Bounds(PolicyRecord):
+    """Bounds on the metrics of one runtime. None: not asked for. Definitions:
+    `gate.records.evidence`."""
+
+    max_abs_diff: Bound | None = None
+    mean_abs_diff: Bound | None = None
+    scaled_diff: Bound | None = None
+    l2_logits: Bound | None = None
+    l2_probabilities: Bound | None = None
+    confidence_diff: Bound | None = None
+    confidence_bands: ConfidenceBands | None = None
+    top1_agreement: Share | None = None
+    top1_lower_bound: Share | None = None
+    top5_agreement: Share | None = None
+    accuracy_drop: Bound | None = None
+    noise_ratio: Bound | None = later(None)
+    noise_peak: Bound | None = later(None)
+    noise_diff: Bound | None = later(None)
+    repeatability: Bound | None = later(None)
+    repeatability_ratio: Bound | None = later(None)
+    batch_invariance: Bound | None = later(None)
+    batch_invariance_ratio: Bound | None = later(None)
+    cosine_distance: Bound | None = later(None)
+    """Of the role `embedding`; None: 1e-4."""
+    row_sum_diff: Bound | None = later(None)
+    """Of the role `probabilities`; None: 1e-3."""
+    unequal_share: Share | None = later(None)
+    """Of integers and bools: elements that differ, but for near-ties. None: 0 for the role
+    `indices`, else not asked."""
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing at all is bounded."""
+        return all(value is None for _, value in self)
+
+
+class RuntimePolicy(PolicyRecord):
+    """Whether a runtime must be measured, and within which bounds."""
+
+    required: Required
+    bounds: Bounds = Bounds()
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.required != "never" and self.bounds.empty:
+            raise ValueError("no bound is set, so everything would pass; set at least max_abs_diff")
+        return self
+
+
+class DeterminismPolicy(PolicyRecord):
+    """Switches that are in force while measuring, on the PyTorch and the ONNX Runtime side."""
+
+    tf32: bool = False
+    cudnn_deterministic: bool = True
+    cudnn_benchmark: bool = False
+    seed: int = 0
+    threads: Annotated[int, Field(ge=1)] | None = later(None)
+    """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""
+    algorithms: bool = later(False)
+    """`torch.use_deterministic_algorithms(True)`: operators without a deterministic one raise."""
+
+
+class Instruments(PolicyRecord):
+    """What is measured beside the samples, and what the probes and the graph must hold.
+
+    All of it is on by default: a policy that says nothing gets every instrument.
+    """
+
+    noise_samples: Annotated[int, Field(ge=0)] = 32
+    """Samples on which the float64 twin runs; 0: no noise floor."""
+    stability_samples: Annotated[int, Field(ge=0)] = 8
+    """Samples for repeatability and batch invariance; 0: not measured."""
+    probes: bool = True
+    """Inputs that unmask baked-in behaviour."""
+    probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
+    """Where the batch axis is dynamic: one, the export's batch, an odd one."""
+    probe_noise_ratio: Bound = 32.0
+    """Bound for probes: they look for other answers, not for lost bits, and have few elements."""
+    probe_relative_diff: Bound = 1e-3
+    """Bound where no float64 twin runs, and where the precision is not exact."""
+    search_inputs: Annotated[int, Field(ge=0)] = 64
+    """Inputs on which the traced and the eager module are compared; 0: no search."""
+    graph: bool = True
+    """Read the ONNX graph."""
+    graph_forbid: tuple[GraphCode, ...] = (
+        "training_mode",
+        "fixed_batch",
+        "zero_initializer",
+        "nonfinite_initializer",
+        "other_weights",
+        "rounded_weights",
+        "float16",
+        "quantized",
+        "external_data",
+    )
+    """Findings that refuse the file; the others are shown only."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.stability_samples == 1:
+            raise ValueError(
+                "stability_samples is 1: one sample has no other batch; 0 or 2 and more"
+            )
+        return self
+
+    @classmethod
+    def none(cls) -> Self:
+        """Nothing beside the samples."""
+        return cls(noise_samples=0, stability_samples=0, probes=False, search_inputs=0, graph=False)
+
+
+class CudaProviderPolicy(PolicyRecord):
+    """Options of ONNX Runtime's CUDA provider (`use_tf32` follows `determinism.tf32`)."""
+
+    cudnn_conv_algo_search: Literal["DEFAULT", "HEURISTIC", "EXHAUSTIVE"] = "HEURISTIC"
+    arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kNextPowerOfTwo"
+    do_copy_in_default_stream: bool = True
+
+    def provider_options(self, *, tf32: bool) -> dict[str, str]:
+        """The options as ONNX Runtime takes and reports them: text."""
+        return {
+            "cudnn_conv_algo_search": self.cudnn_conv_algo_search,
+            "arena_extend_strategy": self.arena_extend_strategy,
+            "do_copy_in_default_stream": "1" if self.do_copy_in_default_stream else "0",
+            "use_tf32": "1" if tf32 else "0",
+        }
+
+
+class ExportFindings(PolicyRecord):
+    """What the export itself told, and what of it refuses the file; the rest is shown only."""
+
+    tracer_warnings: Literal["show", "refuse"] = "show"
+    """Warnings of the tracer about the user's code."""
+    hazards: Literal["show", "refuse"] = "show"
+    """What the exporter warned of, and outputs without a batch axis."""
+    lint: Literal["show", "refuse_errors", "refuse_warnings"] = "refuse_errors"
+    """Findings of the trace-safety rules (docs/lint) that no `# noqa` silences."""
+    record: Literal["optional", "required"] = "optional"
+    """`required`: evidence that does not say how the file was exported is an ERROR."""
+
+
+class PreprocessingPolicy(PolicyRecord):
+    """How near those who feed the model must come to the preprocessing that it was trained with."""
+
+    consumers: Annotated[tuple[ConsumerName, ...], Field(min_length=1)]
+    """Implementations of the gate (docs/preprocessing.md), or consumers whose tensors are given."""
+    training_side: ImplementationName = "pillow"
+    """Whom they are compared with."""
+    required: Literal["always", "when_present"] = "always"
+    """`when_present`: an implementation that is not installed on the measuring machine is waived;
+    one that can't do the spec anywhere is not."""
+    max_diff: Bound = 1.0
+    """Of any value, in 1/255 of the value range before normalisation."""
+    max_flips: Share | None = None
+    """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
+    min_images: Annotated[int, Field(ge=1)] = 50
+    """Copies of a picture, pixel by pixel, count once."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if len(set(self.consumers)) < len(self.consumers) or self.training_side in self.consumers:
+            raise ValueError(
+                f"consumers {list(self.consumers)}: name each once, and not the training side "
+                f"'{self.training_side}', which is always the same as itself"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The spec by one implementation a module."""

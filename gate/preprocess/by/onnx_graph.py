@@ -1,0 +1,224 @@
+"""The spec as an ONNX graph, and a model behind it: one file from uint8 pictures to logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx import TensorProto, compose, helper, numpy_helper, version_converter
+
+from gate.errors import InputMismatch, OnnxFileError
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.storage import atomic
+
+PICTURES = "pictures"
+"""The graph's input: uint8 RGB (batch, height, width, 3)."""
+TENSORS = "preprocessed"
+"""Its output: the spec's layout and dtype, with the batch axis."""
+MIN_OPSET = 18
+"""The first whose Resize antialiases."""
+Coordinates = Literal["half_pixel", "asymmetric"]
+
+_DTYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "uint8": TensorProto.UINT8,
+}
+_MODES = {"nearest": "nearest", "bilinear": "linear", "bicubic": "cubic"}
+_ONNX_ERRORS = (ValueError, RuntimeError, TypeError, onnx.checker.ValidationError)
+
+
+def build(
+    spec: PreprocessSpec, *, opset: int = MIN_OPSET, coordinates: Coordinates = "half_pixel"
+) -> onnx.ModelProto:
+    """The spec alone as a model, from `PICTURES` to `TENSORS`.
+
+    `asymmetric` leaves out the half pixel and the antialias, as Upsample and Resize did before
+    opset 11, and as TensorFlow 1 does.
+    """
+    graph = _Graph(PICTURES)
+    graph.then("Cast", to=TensorProto.FLOAT)
+    graph.then("Transpose", perm=[0, 3, 1, 2])
+    if spec.resize is not None:
+        _resize(graph, spec.resize, coordinates)
+    if spec.crop is not None:
+        _crop(graph, spec.crop)
+    _values(graph, spec)
+    graph.then("Identity", output=TENSORS)
+    sides: list[Any] = ["batch", *(axis or "side" for axis in spec.shape)]
+    made = helper.make_graph(
+        graph.nodes,
+        "preprocessing",
+        [_described(PICTURES, TensorProto.UINT8, ["batch", "height", "width", 3])],
+        [_described(TENSORS, _DTYPES[spec.dtype], _distinct(sides))],
+        graph.constants,
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = helper.find_min_ir_version_for(list(model.opset_import))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def prepend(spec: PreprocessSpec, model: Path, output: Path) -> None:
+    """Write to `output` the file `model` with the spec in front of its only input.
+
+    A model below opset 18 is converted to it, so measure the new file, not only the old one.
+    Raises InputMismatch where the model's input is not what the spec makes, OnnxFileError where
+    the file can't be read, converted or joined.
+    """
+    try:
+        loaded = onnx.load(str(model))
+    except Exception as error:
+        raise OnnxFileError(f"cannot read {model} as ONNX: {error}. Export it again.") from error
+    name = _only_input(spec, loaded, model)
+    try:
+        loaded = _from_opset(loaded, MIN_OPSET)
+        front = build(spec, opset=_opset(loaded))
+        front.ir_version = loaded.ir_version = max(front.ir_version, loaded.ir_version)
+        joined = compose.merge_models(
+            front, loaded, io_map=[(TENSORS, name)], prefix1="preprocess/", name=loaded.graph.name
+        )
+        _rename_input(joined, f"preprocess/{PICTURES}")
+        onnx.checker.check_model(joined)
+        atomic.write_bytes(output, joined.SerializeToString())
+    except _ONNX_ERRORS as error:
+        raise OnnxFileError(
+            f"the preprocessing can't be put in front of {model}: {error} "
+            f"Export the model with opset {MIN_OPSET} or later, into one file below 2 GB."
+        ) from error
+
+
+class _Graph:
+    """Nodes one after the other: each takes what the one before gave, and further inputs."""
+
+    def __init__(self, first: str) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.last = first
+
+    def node(self, operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
+        """A node beside the chain; gives the name of its output."""
+        name = output or f"{operator.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=f"/{name}", **attributes))
+        return name
+
+    def then(self, operator: str, *further: str, output: str = "", **attributes: Any) -> None:
+        """The next node of the chain."""
+        self.last = self.node(operator, [self.last, *further], output, **attributes)
+
+    def constant(self, values: Any, dtype: type[np.generic]) -> str:
+        """An initializer; gives its name."""
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(values, dtype), name))
+        return name
+
+    def size(self) -> str:
+        """int64 (2,): height and width of the chain's (batch, 3, height, width)."""
+        return self.node("Shape", [self.last], start=2, end=4)
+
+
+def _resize(graph: _Graph, resize: Resize, coordinates: Coordinates) -> None:
+    if resize.size is not None:
+        size = graph.constant(resize.size, np.int64)
+    else:
+        side, now = graph.constant([resize.shortest_side], np.int64), graph.size()
+        shorter = graph.node("ReduceMin", [now], keepdims=1)
+        size = graph.node("Div", [graph.node("Mul", [now, side]), shorter])
+    outer = graph.node("Shape", [graph.last], start=0, end=2)
+    antialias = resize.antialias and coordinates == "half_pixel"
+    graph.then(
+        "Resize", "", "", graph.node("Concat", [outer, size], axis=0),
+        mode=_MODES[resize.mode],
+        antialias=int(antialias),
+        coordinate_transformation_mode=coordinates,
+        cubic_coeff_a=-0.5 if antialias else -0.75,
+        exclude_outside=int(antialias),
+        nearest_mode="round_prefer_ceil" if coordinates == "half_pixel" else "floor",
+    )  # fmt: skip
+    # As uint8, which pictures are everywhere else.
+    graph.then("Round")
+    graph.then("Clip", graph.constant(0.0, np.float32), graph.constant(255.0, np.float32))
+
+
+def _crop(graph: _Graph, crop: tuple[int, int]) -> None:
+    sides = graph.constant(crop, np.int64)
+    rest = graph.node("Cast", [graph.node("Sub", [graph.size(), sides])], to=TensorProto.FLOAT)
+    # Round goes to the even neighbour, as Python's does.
+    half = graph.node("Round", [graph.node("Mul", [rest, graph.constant(0.5, np.float32)])])
+    start = graph.node("Cast", [half], to=TensorProto.INT64)
+    end = graph.node("Add", [start, sides])
+    graph.then("Slice", start, end, graph.constant([2, 3], np.int64))
+    # A picture smaller than the crop starts before 0, which Slice counts from the end: what it
+    # gives then is too small for this, so the runtime fails. 0 keeps the axis of the batch.
+    graph.then("Reshape", graph.constant([0, 3, *crop], np.int64))
+
+
+def _values(graph: _Graph, spec: PreprocessSpec) -> None:
+    if spec.channels == "bgr":
+        graph.then("Gather", graph.constant([2, 1, 0], np.int64), axis=1)
+    if spec.value_range != (0, 255):
+        graph.then("Div", graph.constant(255.0, np.float32))
+    if spec.value_range == (-1, 1):
+        graph.then("Mul", graph.constant(2.0, np.float32))
+        graph.then("Sub", graph.constant(1.0, np.float32))
+    if spec.mean is not None and spec.std is not None:
+        for operator, numbers in (("Sub", spec.mean), ("Div", spec.std)):
+            graph.then(operator, graph.constant(np.reshape(numbers, (1, 3, 1, 1)), np.float32))
+    if spec.layout == "nhwc":
+        graph.then("Transpose", perm=[0, 2, 3, 1])
+    if spec.dtype != "float32":
+        graph.then("Cast", to=_DTYPES[spec.dtype])
+
+
+def _described(name: str, dtype: int, shape: list[Any]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def _distinct(shape: list[Any]) -> list[Any]:
+    """Unknown axes by names of their own: one name would say that they are equal."""
+    return [f"side_{place}" if axis == "side" else axis for place, axis in enumerate(shape)]
+
+
+def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if len(inputs) != 1:
+        raise InputMismatch(
+            f"{path} has {len(inputs)} inputs; a picture becomes exactly one. "
+            "Prepare the others by hand."
+        )
+    tensor = inputs[0].type.tensor_type
+    seen = [axis.dim_value if axis.HasField("dim_value") else "any" for axis in tensor.shape.dim]
+    known = {number: name for name, number in _DTYPES.items()}
+    got = known.get(tensor.elem_type, TensorProto.DataType.Name(tensor.elem_type).lower())
+    misfit = spec.tensor.misfit([(got, seen)])
+    if misfit is not None:
+        raise InputMismatch(
+            f"{misfit} as '{inputs[0].name}' ({path}). Give the spec that the model was trained "
+            "with."
+        )
+    return str(inputs[0].name)
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max(
+        int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")
+    )
+
+
+def _from_opset(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
+    return model if _opset(model) >= least else version_converter.convert_version(model, least)
+
+
+def _rename_input(model: onnx.ModelProto, name: str) -> None:
+    """Give the pictures their plain name back, where the model does not use it already."""
+    used = {tensor for node in model.graph.node for tensor in (*node.input, *node.output)}
+    if PICTURES in used:
+        return
+    for value in model.graph.input:
+        value.name = PICTURES if value.name == name else value.name
+    for node in model.graph.node:
+        for place, tensor in enumerate(node.input):
+            node.input[place] = PICTURES if tensor == name else tensor

@@ -1,0 +1,1 @@
+"""What was measured and decided, as records that are readable forever."""

@@ -1,0 +1,243 @@
+"""What the instruments saw beside the plain differences: noise floor, stability, probes, graph.
+
+Notation (DESIGN 4): `r32` is the PyTorch model in float32 on CPU (the reference), `r64` the same
+weights and inputs in float64, `c` the runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gate.storage.digest import Digest
+from gate.storage.record import Measured, Record, later
+
+EPSILON = 2.0**-24
+"""Half the distance of 1.0 to the next float32: the least error that float32 makes."""
+UNDERFLOW = 2.0**-126
+"""The smallest normal float32: a runtime may flush what is below it to zero."""
+
+_SHOWN = 4
+"""Names in a sentence."""
+
+Count = Annotated[int, Field(ge=0)]
+Side = Literal["reference", "candidate", "neither"]
+
+ProbeKind = Literal["batch", "value", "size", "search"]
+GraphCode = Literal[
+    "training_mode",
+    "fixed_batch",
+    "zero_initializer",
+    "nonfinite_initializer",
+    "other_weights",
+    "rounded_weights",
+    "float64",
+    "float16",
+    "quantized",
+    "external_data",
+    "unused_output",
+    "domain",
+    "opset",
+]
+
+
+class NoiseParity(Record):
+    """One output against the float64 twin, over `samples` samples.
+
+    Only finite elements count; where `r64` is finite and `c` is not, the ratios are infinite.
+    """
+
+    samples: Count
+    elements: Count
+    truth_rms: Measured
+    """rms(r64)."""
+    reference_rms: Measured
+    """rms(r32 - r64): the rounding error that PyTorch itself makes."""
+    candidate_rms: Measured
+    """rms(c - r64): the runtime's error."""
+    rounding_rms: Measured | None = later(None)
+    """The error that random rounding makes (`gate.parity.rounding.rounding`). None: not measured,
+    because no runtime was suspiciously far off in units of `reference_rms` alone."""
+    scatter: Measured | None = later(None)
+    """By what factor chance alone may raise the ratio over the whole output, because so few
+    independent errors are in it (`gate.parity.statistics.scatter`). None: of before ratios were
+    divided by it.
+    """
+    group: str | None = later(None)
+    """Where `ratio` is largest: `column 3` (of the last axis), `channel 3` (of axis 1), `values up
+    to 12`. None: over the whole output."""
+    floor_peak: Measured | None = later(None)
+    """The unit of `peak` over the whole output."""
+    ratio: Measured
+    """`noise_ratio`: rms(c - r64) / floor / scatter; the largest of these over the whole output,
+    over its smaller elements alone, and over each column and channel by its own floor."""
+    peak: Measured
+    """max|c - r64| / floor / scatter, with the maxima of the same errors instead of their rms."""
+    diff: Measured
+    """`noise_diff`: what samples beyond those here show in the same units: max|c - r32| / floor,
+    where values are larger than any here with a floor that grew like them."""
+    closer: Side
+    """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
+
+    @property
+    def floor_rms(self) -> float:
+        """The unit of `ratio` over the whole output; NaN if one of the errors is."""
+        return noise_floor(self.truth_rms, self.reference_rms, self.rounding_rms or 0.0)
+
+
+def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
+    """The error that no runtime is blamed for: PyTorch's own or that of random rounding, whichever
+    is larger, and one rounding of the truth at least. NaN if one of them is."""
+    errors = (reference, rounding, EPSILON * truth, UNDERFLOW)
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+class StabilityParity(Record):
+    """One output of one runtime, computed repeatedly on the same `samples` samples."""
+
+    samples: Count
+    batch_sizes: tuple[Count, ...]
+    """The batch sizes in which the same samples were computed."""
+    repeatability: Measured
+    """max abs diff of two identical runs."""
+    batch_invariance: Measured
+    """max abs diff of a sample between the batch sizes."""
+    unit: Measured
+    """What one of the ratios is in the largest column: the largest of the reference's own batch
+    variance, of its rounding error max|r32 - r64| where that is known, of 2^-24 max|r32|, and where
+    a runtime is far off of what random rounding makes of it. Each ratio is of the worst column, in
+    that column's own unit."""
+    repeatability_ratio: Measured
+    """repeatability / unit."""
+    batch_invariance_ratio: Measured
+    """batch_invariance / unit."""
+
+
+class ProbeParity(Record):
+    """One probe on one runtime: an input that should unmask what the samples do not show.
+
+    Either `inapplicable` (the reference itself can't compute the input), or `failure` (the runtime
+    can't, or returns other shapes), or numbers: the worst over the outputs.
+    """
+
+    name: str
+    kind: ProbeKind
+    batch_size: Count
+    noise_ratio: Measured | None = None
+    """As in `NoiseParity`, on the probe alone; None without a float64 twin."""
+    relative_diff: Measured | None = None
+    """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
+    failure: str | None = None
+    inapplicable: str | None = None
+
+
+_BETWEEN = range(2, 17)
+_ABOVE = range(41, 49)
+"""Beyond what is usually written into a condition; no farther, because each sample costs."""
+
+
+def drawn_batch_sizes(sha256: Digest, asked: Collection[int]) -> tuple[int, int]:
+    """Two further batch sizes for the file of this digest: one of 2 to 16 that is not
+    `asked`, one of 41 to 48. They follow from its bytes, so no file is made for them."""
+    number = int(sha256.hex, 16)
+    between = [size for size in _BETWEEN if size not in asked] or list(_BETWEEN)
+    return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
+
+
+class TraceSearch(Record):
+    """The search for inputs on which the traced module and the eager module disagree.
+
+    It needs no ONNX. What it found became probes of kind `search`.
+    """
+
+    tried: Count
+    """Inputs that were tried."""
+    found: tuple[str, ...] = ()
+    """Names of the inputs on which they disagree."""
+    reason: str | None = None
+    """Why nothing could be tried."""
+
+
+class GraphFinding(Record):
+    """Something in the ONNX file that a reviewer should know, at `place` (a node, a tensor)."""
+
+    code: GraphCode
+    place: str
+    detail: str
+
+
+class WeightsReport(Record):
+    """The constants of the file against the parameters, buffers and attributes of the model.
+
+    Single numbers, fills and settings of operators are none of them, unless they have the name of
+    a tensor of the model. Those that differ from what they surely are, are findings.
+    """
+
+    constants: Count
+    """Constants of the file that an output depends on."""
+    matched: dict[str, Count]
+    """In which way to how many: `as it is`, `reshaped`, `transposed`, `flipped`, `sliced`,
+    `joined`, `packed` (recurrent operators), `folded` (with a BatchNorm), `computed` (by the
+    model's forward, without its inputs), `rounded to float16`."""
+    unmatched: Count
+    """Constants of which nothing is known."""
+    unmatched_names: tuple[str, ...] = ()
+    """The first of them."""
+    absent: Count
+    """Tensors of floats of the model that no constant is, and none was made of for certain."""
+    absent_names: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """How much of the file is known to be the model's, and what is not. The names come from
+        the file."""
+        ways = ", ".join(f"{count} {way}" for way, count in self.matched.items())
+        same = sum(self.matched.values())
+        told = f"{same} of {self.constants} weights of the file are the model's"
+        told += f" ({ways})" if ways else ""
+        differ = self.constants - same - self.unmatched
+        if differ > 0:
+            told += f"; {differ} differ"
+        if self.unmatched:
+            told += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
+        if self.absent:
+            told += f". {self.absent} tensors of the model are not in the file as such: "
+            told += _listed(self.absent_names)
+        return f"{told}."
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+class GraphReport(Record):
+    """The ONNX graph, read without running it."""
+
+    nodes: Count
+    initializers: Count
+    operators: dict[str, Count]
+    """`domain::op_type` (`op_type` in the standard domain) to number of nodes."""
+    external_data: dict[str, str] = Field(default_factory=dict)
+    """File name to `sha256:<hex>`."""
+    findings: tuple[GraphFinding, ...] = ()
+    weights: WeightsReport | None = later(None)
+    """None: of before the weights were compared."""
+
+
+__all__ = [
+    "Count",
+    "GraphCode",
+    "GraphFinding",
+    "GraphReport",
+    "NoiseParity",
+    "ProbeKind",
+    "ProbeParity",
+    "Side",
+    "StabilityParity",
+    "TraceSearch",
+    "WeightsReport",
+    "drawn_batch_sizes",
+]

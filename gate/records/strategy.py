@@ -1,0 +1,105 @@
+"""The settings of an export: the `export:` section of params.yaml."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, StringConstraints, model_validator
+
+from gate.storage.record import Record
+
+TensorName = Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=200)]
+"""The name of an input or output: not empty, no white space."""
+
+Labels = dict[Annotated[int, Field(ge=0)], TensorName]
+"""Axis to the name of its size."""
+
+Names = Annotated[tuple[TensorName, ...], Field(min_length=1)]
+
+Strategy = Literal["traced", "direct", "scripted", "dynamo"]
+"""traced: `torch.jit.trace`, then the TorchScript-based exporter. direct: that exporter on the
+module itself. scripted: `torch.jit.script`, then that exporter. dynamo: `torch.export`."""
+
+LOWEST_OPSET, LOWEST_AUTO = 9, 13
+HIGHEST_OPSET: dict[Strategy, int] = {"traced": 20, "direct": 20, "scripted": 20, "dynamo": 23}
+"""What PyTorch's exporters write at most."""
+
+
+def _opset(value: Any) -> Any:
+    highest = max(HIGHEST_OPSET.values())
+    number = type(value) is int and LOWEST_OPSET <= value <= highest
+    if not number and value != "auto":
+        raise ValueError(f"expected auto, or a number from {LOWEST_OPSET} to {highest}")
+    return value
+
+
+Opset = Annotated[int | Literal["auto"], PlainValidator(_opset)]
+
+
+class ExportSettings(Record):
+    """Every choice of the export, none left to the exporter's defaults.
+
+    Raises pydantic's ValidationError for an opset that no exporter writes, names that are empty or
+    not unique, a ladder without rungs or with one twice, and a batch below 1.
+    """
+
+    strategy: Strategy | Literal["ladder"] = "ladder"
+    ladder: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (
+        "traced",
+        "direct",
+        "scripted",
+        "dynamo",
+    )
+    """Which strategies are tried, in this order; only with `strategy: ladder`."""
+    opset: Opset = 13
+    """What the file must be written in; auto: the lowest from 13 on that works."""
+    export_params: bool = True
+    """False writes a file without weights: they become inputs."""
+    do_constant_folding: bool = True
+    training: Literal["eval"] = "eval"
+    input_names: Names | None = None
+    """In the order of `forward`'s positional arguments, or the names of its arguments; dotted for
+    what is inside of a dict or tuple. None: the example's names."""
+    output_names: Names | None = None
+    """In the order of the returned tensors, nested ones flattened. None: where they stand in what
+    forward returns; see `gate.model.call`."""
+    dynamic_batch: bool = True
+    """Axis 0 of all inputs may have any size."""
+    dynamic_axes: dict[TensorName, Labels] = Field(default={})
+    """Further axes of inputs that may have any size, with a name: {input: {2: height}}."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
+    """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
+    squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""
+    lint: Literal["error", "warning", "off"] = "error"
+    """A strategy that gets the model's source wrong, by a rule of this level or worse
+    (`gate.lint`), is not tried."""
+    custom_symbolics: str | None = None
+    """`package.module:register`, called before each export: operators of the model's own."""
+
+    @property
+    def rungs(self) -> tuple[Strategy, ...]:
+        """The strategies to try, in order."""
+        return self.ladder if self.strategy == "ladder" else (self.strategy,)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        counts = Counter((*(self.input_names or ()), *(self.output_names or ())))
+        repeated = sorted(name for name, count in counts.items() if count > 1)
+        if repeated:
+            raise ValueError(
+                f"the names of inputs and outputs must differ, repeated: {', '.join(repeated)}"
+            )
+        if len(set(self.ladder)) < len(self.ladder):
+            raise ValueError(f"each rung once, the ladder is {', '.join(self.ladder)}")
+        highest = max(HIGHEST_OPSET[rung] for rung in self.rungs)
+        if self.opset != "auto" and self.opset > highest:
+            raise ValueError(
+                f"{', '.join(self.rungs)} write opset {highest} at most, asked for {self.opset}"
+            )
+        if self.dynamic_batch and self.batch_size < 2:
+            raise ValueError(
+                "batch_size 1 with dynamic_batch: true bakes the batch in too easily; "
+                "set batch_size to 2 or more, or dynamic_batch: false"
+            )
+        return self

@@ -1,0 +1,189 @@
+"""The MLflow model registry behind `gate.registry.port.Registry`; nothing else talks to it.
+
+Every id is passed explicitly: an active run, `MLFLOW_RUN_ID` or another tracking URI of the same
+process neither matter here nor are changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gate.errors import ArtifactMissing, DigestMismatch
+from gate.registry.mlflow.errors import is_gone, translated
+from gate.registry.mlflow.preflight import preflight
+from gate.registry.mlflow.process import lent, quiet_process, redacted
+from gate.registry.mlflow.upload import upload
+from gate.registry.port import TAG_SHA256, Alias, Draft, Version
+from gate.storage.digest import Digest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+__all__ = ["MlflowRegistry", "preflight"]
+
+
+class MlflowRegistry:
+    """A registry at an MLflow tracking URI: `http(s)://…` of a server, or `sqlite:///…`."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        quiet_process()
+        self._uri = tracking_uri
+        self._opened: MlflowClient | None = None
+
+    @property
+    def identity(self) -> str:
+        """The tracking URI without user and password."""
+        return redacted(self._uri)
+
+    def ensure_model(self, name: str) -> None:
+        """Make the registered model if it is not there; another process may make it first."""
+        with self._using(f"make the registered model '{name}'") as client:
+            if self._found(lambda: client.get_registered_model(name)) is not None:
+                return
+            try:
+                client.create_registered_model(name)
+            except Exception:
+                # Two first creations at once fail as ALREADY_EXISTS or as a plain BAD_REQUEST.
+                if self._found(lambda: client.get_registered_model(name)) is None:
+                    raise
+
+    def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
+        """Versions whose tag `gate.sha256` is this digest, newest first."""
+        quote = '"' if "'" in name else "'"
+        query = f"name = {quote}{name}{quote} and tags.`{TAG_SHA256}` = '{sha256.hex}'"
+        versions: list[ModelVersion] = []
+        token = None
+        with self._using(f"search the versions of '{name}'") as client:
+            while True:
+                page = client.search_model_versions(query, page_token=token)
+                versions += page
+                token = page.token
+                if not token:
+                    break
+        versions.sort(key=lambda version: int(version.version), reverse=True)
+        return tuple(_version(version) for version in versions)
+
+    def create_version(self, name: str, draft: Draft) -> str:
+        """Log the file with `mlflow.onnx` under the draft's run and make a version of it."""
+        with self._using(f"make a version of '{name}'") as client:
+            model_id = upload(client, draft)
+            made = client.create_model_version(
+                name,
+                f"models:/{model_id}",
+                run_id=draft.run_id,
+                tags=dict(draft.tags),
+                description=draft.description,
+                model_id=model_id,
+            )
+        return str(made.version)
+
+    def version(self, name: str, number: str) -> Version:
+        """Read one version."""
+        with self._using(f"read version {number} of '{name}'") as client:
+            return _version(client.get_model_version(name, number))
+
+    def download(self, name: str, number: str, folder: Path) -> Path:
+        """Download a version's artifact; gives the path of its ONNX file."""
+        from mlflow.artifacts import download_artifacts
+        from mlflow.exceptions import MlflowException
+
+        gone = f"version {number} of '{name}' has no whole ONNX artifact"
+        with self._using(f"download version {number} of '{name}'") as client:
+            try:
+                source = client.get_model_version_download_uri(name, number)
+                model = download_artifacts(artifact_uri=source, dst_path=str(folder))
+            except (FileNotFoundError, MlflowException) as error:
+                if not is_gone(error):
+                    raise
+                raise ArtifactMissing(
+                    f"{gone}: {error}. Bring its store back; if it is lost, promote the file anew."
+                ) from error
+            if not Path(model, "MLmodel").is_file():
+                raise ArtifactMissing(
+                    f"{gone}: it has no MLmodel. Bring its store back; if it is lost, promote the "
+                    "file anew."
+                )
+            path = _onnx_file(Path(model))
+        if path is None:
+            raise DigestMismatch(
+                f"{gone}: files are missing, or its MLmodel would serve another one. "
+                "Promote the file anew."
+            )
+        return path
+
+    def alias(self, name: str, alias: Alias) -> str | None:
+        """The version that an alias points at, or None."""
+        with self._using(f"read the alias '{alias}' of '{name}'") as client:
+            model = self._found(lambda: client.get_registered_model(name))
+            number = None if model is None else model.aliases.get(alias)
+            return None if number is None else str(number)
+
+    def set_alias(self, name: str, alias: Alias, number: str) -> None:
+        """Point an alias at a version."""
+        with self._using(f"set the alias '{alias}' of '{name}'") as client:
+            client.set_registered_model_alias(name, alias, number)
+
+    def delete_alias(self, name: str, alias: Alias) -> None:
+        """Take an alias away."""
+        with self._using(f"take the alias '{alias}' of '{name}' away") as client:
+            client.delete_registered_model_alias(name, alias)
+
+    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
+        """Set a tag on a version."""
+        with self._using(f"tag version {number} of '{name}'") as client:
+            client.set_model_version_tag(name, number, *tag)
+
+    @contextmanager
+    def _using(self, doing: str) -> Iterator[MlflowClient]:
+        with translated(self._uri, doing), lent(self._uri):
+            if self._opened is None:
+                from mlflow import MlflowClient
+
+                self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
+            yield self._opened
+
+    def _found(self, read: Callable[[], Any]) -> Any:
+        """What `read` gives, or None where there is no such thing."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return read()
+        except MlflowException as error:
+            if not is_gone(error):
+                raise
+            return None
+
+
+def _version(seen: ModelVersion) -> Version:
+    return Version(
+        number=str(seen.version),
+        run_id=seen.run_id or None,
+        tags=dict(seen.tags),
+        description=seen.description or "",
+    )
+
+
+def _onnx_file(folder: Path) -> Path | None:
+    """The file that MLmodel names, if it is in the folder and what every flavour serves.
+
+    MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        described = YAML(typ="safe").load(folder / "MLmodel")
+        flavors = described["flavors"]
+        served, loader = flavors["onnx"]["data"], flavors["python_function"]
+        if (loader["data"], loader["loader_module"]) != (served, "mlflow.onnx"):
+            return None
+        if any(flavor.get("code") for flavor in flavors.values()):
+            return None
+        path = (folder / str(served)).resolve()
+        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    except (OSError, ValueError, YAMLError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,126 @@
+"""The service's HTTP side: the webhook, and what operators look at.
+
+POST /webhooks/mlflow   deliveries (gate.service.receiver)
+GET  /healthz           200 while the process answers
+GET  /readyz            200 if the inbox takes, the worker works and the registry answered lately
+GET  /metrics           Prometheus
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
+
+from gate.errors import InboxUnavailable
+from gate.service.inbox import Inbox
+from gate.service.keyring import Keyring
+from gate.service.metrics import Metrics
+from gate.service.receiver import Receiver
+from gate.service.settings import Settings
+from gate.service.worker import Worker
+
+WEBHOOK_PATH = "/webhooks/mlflow"
+STOP_TIMEOUT_S = 60.0
+_SILENT_INTERVALS = 3
+"""The registry may be silent for so many rounds of the timer."""
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the service is made of."""
+
+    settings: Settings
+    keyring: Keyring
+    inbox: Inbox
+    metrics: Metrics
+    worker: Worker
+
+
+def application(parts: Parts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+    """The ASGI application; its lifespan starts and stops the worker.
+
+    `mounts`: other applications by path, such as the static store under `/models`.
+    """
+    receiver = Receiver(
+        parts.settings,
+        keyring=parts.keyring,
+        inbox=parts.inbox,
+        metrics=parts.metrics,
+        received=parts.worker.wake,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        parts.worker.start()
+        try:
+            yield
+        finally:
+            await anyio.to_thread.run_sync(lambda: parts.worker.stop(timeout_s=STOP_TIMEOUT_S))
+
+    routes: list[BaseRoute] = [
+        Route(WEBHOOK_PATH, receiver.__call__, methods=["POST"]),
+        Route("/healthz", _alive),
+        Route("/readyz", _readiness(parts)),
+        Route("/metrics", _metrics(parts.metrics)),
+        *(Mount(path, app=app) for path, app in (mounts or {}).items()),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
+    app.router.redirect_slashes = False  # a redirected POST would be signed for another path
+    return app
+
+
+async def _alive(_request: Request) -> Response:
+    return JSONResponse({"status": "alive"}, headers=_NO_STORE)
+
+
+async def _fault(_request: Request, _error: Exception) -> Response:
+    # The server logs the traceback; the sender learns nothing.
+    return JSONResponse({"outcome": "fault"}, 500, _NO_STORE)
+
+
+def _readiness(parts: Parts) -> Callable[[Request], object]:
+    async def ready(_request: Request) -> Response:
+        troubles = {
+            "inbox": await anyio.to_thread.run_sync(_inbox_trouble, parts.inbox),
+            "worker": None if parts.worker.alive else "is not running",
+            "registry": _registry_trouble(parts),
+        }
+        good = not any(troubles.values())
+        said = {name: trouble or "ok" for name, trouble in troubles.items()}
+        return JSONResponse({"ready": good, **said}, 200 if good else 503, _NO_STORE)
+
+    return ready
+
+
+def _inbox_trouble(inbox: Inbox) -> str | None:
+    try:
+        inbox.probe()
+    except InboxUnavailable:
+        return "can't be written"
+    return None
+
+
+def _registry_trouble(parts: Parts) -> str | None:
+    silence = parts.worker.registry_silence_s()
+    if silence is None:
+        return "has not answered yet"
+    if silence > _SILENT_INTERVALS * parts.settings.interval_s:
+        return f"has not answered for {silence:.0f} s"
+    return None
+
+
+def _metrics(metrics: Metrics) -> Callable[[Request], object]:
+    async def read(_request: Request) -> Response:
+        text = await anyio.to_thread.run_sync(metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return read

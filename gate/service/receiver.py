@@ -1,0 +1,134 @@
+"""`POST /webhooks/mlflow`: what MLflow sends is proven, read and kept; others act on it.
+
+MLflow sends a delivery again on 429 and 5xx only, three times within seconds. So passing trouble
+is 503, what will never be right is 4xx, and what is right but none of our business is 2xx. Events
+of models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gate.errors import InboxUnavailable
+from gate.service import event as events
+from gate.service.body import Unread, read_body
+from gate.service.event import EXAMPLE_MODEL, Event, Malformed
+from gate.service.inbox import Delivery, Inbox
+from gate.service.intake import Intake
+from gate.service.keyring import Keyring
+from gate.service.metrics import Metrics
+from gate.service.settings import Settings
+from gate.service.signature import Envelope, Refusal, open_envelope, refuse
+
+_RETRY_AFTER_S = 5
+"""MLflow waits so long before it tries again: three times, so we may be away for 15 s."""
+_log = logging.getLogger(__name__)
+
+
+class Answer:
+    """What the sender gets: a word and a status, never a reason that helps to forge."""
+
+    def __init__(self, outcome: str, status: int, reason: str = "", **fields: object) -> None:
+        self.outcome, self.status, self.reason, self.fields = outcome, status, reason, fields
+
+    def response(self) -> Response:
+        """As JSON. After a refusal the connection is closed: its body may not have been read."""
+        headers = {"Cache-Control": "no-store"}
+        if self.status >= 400:
+            headers["Connection"] = "close"
+        if self.status == 503:
+            headers["Retry-After"] = str(_RETRY_AFTER_S)
+        return JSONResponse({"outcome": self.outcome}, self.status, headers)
+
+
+class Receiver:
+    """The endpoint. `received` is called when something new is in the inbox."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        keyring: Keyring,
+        inbox: Inbox,
+        metrics: Metrics,
+        received: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._intake = Intake(inbox)
+        self._metrics = metrics
+        self._received = received
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        start = time.perf_counter()
+        answer = await self._answer(request)
+        self._metrics.deliveries.labels(answer.outcome).inc()
+        self._metrics.accept_seconds.observe(time.perf_counter() - start)
+        level = logging.INFO if answer.status < 400 else logging.WARNING
+        said = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
+        _log.log(level, "delivery %s", answer.reason or "taken", extra={"fields": said})
+        return answer.response()
+
+    async def _answer(self, request: Request) -> Answer:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return Answer("wrong_type", 415, "is not application/json")
+        envelope = open_envelope(
+            request.headers.getlist, now=time.time(), window_s=self._settings.window_s
+        )
+        if isinstance(envelope, Refusal):
+            return _refused(envelope)
+        body = await read_body(
+            request, cap=self._settings.body_cap, timeout_s=self._settings.body_timeout_s
+        )
+        if isinstance(body, Unread):
+            return Answer(body.outcome, body.status, "has no body that can be read")
+        refusal = refuse(envelope, body, secrets=self._keyring.secrets)
+        if refusal is not None:
+            return _refused(refusal)
+        return await self._judge(envelope, body)
+
+    async def _judge(self, envelope: Envelope, body: bytes) -> Answer:
+        """What to do with a delivery that is proven to be MLflow's."""
+        said, delivery = events.read(body), envelope.delivery_id
+        if isinstance(said, Malformed):
+            return Answer("malformed", 400, f"is malformed: {said.reason}", delivery=delivery)
+        if not isinstance(said, Event):
+            return Answer("ignored", 200, "is about nothing of ours", delivery=delivery)
+        fields = {"delivery": delivery, "event": said.kind, "model": said.model[:256]}
+        if said.model == EXAMPLE_MODEL:
+            return Answer("test", 200, "is a test of the server's", **fields)
+        if said.model not in self._settings.models:
+            return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
+        if said.hint is not None:
+            _log.warning("%s", said.hint, extra={"fields": fields})
+        why = events.ignored(said, aliases=self._settings.aliases)
+        if why is not None:
+            return Answer("ignored", 200, f"changes nothing: {why}", **fields)
+        return await self._keep(envelope, body, said, fields)
+
+    async def _keep(
+        self, envelope: Envelope, body: bytes, said: Event, fields: dict[str, str]
+    ) -> Answer:
+        row = Delivery(
+            envelope.delivery_id, said.model, said.kind, hashlib.sha256(body).hexdigest()
+        )
+        try:
+            state = await self._intake.receive(row)
+        except InboxUnavailable as error:
+            return Answer("unavailable", 503, f"could not be kept: {error}", **fields)
+        if state == "seen":
+            return Answer("seen", 200, "was here before", **fields)
+        self._received()
+        return Answer("accepted", 202, "is kept", **fields)
+
+
+def _refused(refusal: Refusal) -> Answer:
+    return Answer(refusal.outcome, refusal.status, f"is refused: {refusal.reason}")

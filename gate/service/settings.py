@@ -1,0 +1,115 @@
+"""The settings of the service, checked before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gate.deploy.manifest import check_name
+from gate.errors import ServiceError, StorageError
+from gate.registry.mlflow.process import redacted
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
+from gate.service.event import EXAMPLE_MODEL
+from gate.service.keyring import SECRETS_VARIABLE, Keyring
+
+LogFormat = Literal["text", "json"]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+_DAY_S = 86_400.0
+
+
+class Settings(BaseModel):
+    """How the service runs. Frozen; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    models: tuple[Name, ...] = Field(min_length=1)
+    """The registered models that it looks after; it does nothing to others."""
+    aliases: tuple[Name, ...] = (CANDIDATE, CHAMPION, PREVIOUS)
+    """Aliases whose moving is a reason to look."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8400, ge=0, le=65_535)
+    """0: any free one."""
+    tracking_uri: str = Field(min_length=1)
+    same_registry: tuple[Name, ...] = ()
+    """Other addresses of the registry at `tracking_uri`, under which the ledger has lines: the
+    database behind the server, or the server's old name."""
+    secret_file: Path | None = None
+    """One secret in a line; None: they are in `secret_variable`."""
+    secret_variable: str = SECRETS_VARIABLE
+    inbox_url: str = "sqlite:///.gate/inbox.db"
+    ledger: Path = Path(".gate/ledger.jsonl")
+    store: Path = Path(".gate/store")
+    cors_origins: tuple[Name, ...] = ()
+    """Pages of these origins may load deployed models; none: only those of this service."""
+    policy: Path | None = None
+    """None: the built-in policy."""
+    body_cap: int = Field(default=1 << 20, ge=1024)
+    """Bytes of the largest body that is read."""
+    body_timeout_s: float = Field(default=20.0, gt=0)
+    """Within which a body must have arrived."""
+    window_s: float = Field(default=300.0, gt=0, le=3600)
+    """How far a delivery's timestamp may lie from our clock."""
+    interval_s: float = Field(default=60.0, gt=0)
+    """After which all models are looked at without any event."""
+    keep_s: float = 7 * _DAY_S
+    """How long the ids of deliveries are remembered."""
+    log_format: LogFormat = "text"
+
+    @field_validator("models")
+    @classmethod
+    def _deployable(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        if EXAMPLE_MODEL in models:
+            raise ValueError(f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries")
+        for model in models:
+            try:
+                check_name(model, what="deployed model")
+            except StorageError as error:
+                raise ValueError(str(error)) from error
+        return tuple(dict.fromkeys(models))
+
+    @field_validator("inbox_url")
+    @classmethod
+    def _known_database(cls, url: str) -> str:
+        scheme = urlsplit(url).scheme.partition("+")[0]
+        if scheme not in ("sqlite", "postgresql"):
+            raise ValueError("the inbox is sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+        if scheme == "sqlite" and urlsplit(url).path.strip("/") in ("", ":memory:"):
+            raise ValueError("a database in memory is forgotten in a crash: name a file")
+        return url
+
+    @field_validator("keep_s")
+    @classmethod
+    def _longer_than_a_replay(cls, keep_s: float, info: Any) -> float:
+        # What was forgotten must be too old to be believed when it is sent again.
+        least = 4 * info.data.get("window_s", 0.0)
+        if keep_s < least:
+            raise ValueError(f"ids must be kept for {least:.0f} s, twice the width of the window")
+        return keep_s
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Check what was given; None means the default. Raises ServiceError, a line a field."""
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            lines = []
+            for problem in error.errors(include_url=False):
+                place = ".".join(str(part) for part in problem["loc"])
+                message = problem["msg"].removeprefix("Value error, ")
+                seen = problem["input"]
+                shown = redacted(seen) if isinstance(seen, str) else seen
+                lines.append(f"{place}: {message} (seen: {shown!r})")
+            raise ServiceError(
+                "the service can't run with these settings:\n" + "\n".join(lines)
+            ) from error
+
+    def keyring(self) -> Keyring:
+        """The secrets. Raises ServiceError where there is none."""
+        if self.secret_file is not None:
+            return Keyring.of_file(self.secret_file)
+        return Keyring.of_environment(self.secret_variable)

@@ -1,0 +1,183 @@
+"""Our webhook on an MLflow server: made, looked at, tested, given another secret."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gate.errors import RegistryError, ServiceError
+from gate.registry.mlflow.errors import translated
+from gate.registry.mlflow.process import lent, quiet_process
+from gate.service import keyring
+from gate.service.event import EVENTS
+from gate.service.keyring import Keyring
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.webhook import Webhook
+
+_DESCRIPTION = "Parity gate: reviews, guards and deploys what is registered here."
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """A webhook as the server has it; the server never tells its secret."""
+
+    webhook_id: str
+    name: str
+    url: str
+    events: tuple[str, ...]
+    active: bool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a test delivery of one event."""
+
+    event: str
+    success: bool
+    status: int | None
+    answer: str
+
+
+class Subscriptions:
+    """The webhooks of the MLflow server at a tracking URI. Raises the registry's errors."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        quiet_process()
+        if not tracking_uri.startswith(("http://", "https://")):
+            raise RegistryError(
+                f"{tracking_uri} is no server: MLflow's webhooks are sent by a server only. "
+                "Start one (mlflow server) and name it with --tracking-uri http://…"
+            )
+        self._uri = tracking_uri
+
+    def all(self) -> tuple[Subscription, ...]:
+        """All webhooks of the server."""
+        with self._using("list the webhooks") as client:
+            found: list[Webhook] = []
+            token = None
+            while True:
+                page = client.list_webhooks(max_results=_PAGE, page_token=token)
+                found += page
+                token = page.token
+                if not token:
+                    return tuple(map(_seen, found))
+
+    def find(self, name: str) -> Subscription | None:
+        """The webhook of this name, or None. Raises RegistryError where several have it."""
+        same = [webhook for webhook in self.all() if webhook.name == name]
+        if len(same) > 1:
+            ids = ", ".join(webhook.webhook_id for webhook in same)
+            raise RegistryError(
+                f"{len(same)} webhooks are named '{name}': {ids}. Every delivery would come as "
+                "often. Delete all but one on the server, or choose another --name."
+            )
+        return same[0] if same else None
+
+    def register(
+        self, name: str, url: str, *, secret: str
+    ) -> tuple[Literal["created", "updated"], Subscription]:
+        """Make the webhook, or make the one of this name as it should be. Idempotent."""
+        wanted: dict[str, Any] = {
+            "url": url,
+            "events": list(EVENTS),
+            "secret": secret,
+            "description": _DESCRIPTION,
+            "status": "ACTIVE",
+        }
+        found = self.find(name)
+        with self._using(f"register the webhook '{name}'") as client:
+            if found is None:
+                return "created", _seen(client.create_webhook(name, **wanted))
+            return "updated", _seen(client.update_webhook(found.webhook_id, **wanted))
+
+    def set_secret(self, webhook: Subscription, secret: str) -> None:
+        """Have the server sign with another secret; within its cache's time (60 s) it does."""
+        with self._using(f"update the webhook '{webhook.name}'") as client:
+            client.update_webhook(webhook.webhook_id, secret=secret)
+
+    def test(self, webhook: Subscription) -> tuple[Trial, ...]:
+        """Have the server send a test delivery of every event; they are without effect.
+
+        Ends at the first that nobody answers: the server tries each for seconds.
+        """
+        trials = []
+        with self._using(f"test the webhook '{webhook.name}'") as client:
+            for event in webhook.events:
+                found = client.test_webhook(webhook.webhook_id, event)  # type: ignore[arg-type]
+                answer = (found.response_body or found.error_message or "")[:400]
+                trials.append(Trial(event, found.success, found.response_status, answer))
+                if found.response_status is None:
+                    break
+        return tuple(trials)
+
+    @contextmanager
+    def _using(self, doing: str) -> Iterator[MlflowClient]:
+        with translated(self._uri, doing), lent(self._uri):
+            from mlflow import MlflowClient
+
+            yield MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
+
+
+def new_secret() -> str:
+    """256 random bits as text."""
+    return secrets.token_hex(32)
+
+
+def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
+    """The secret to sign with, and whether it was made just now (a file that was not there)."""
+    if path is None:
+        return Keyring.of_environment(variable).secrets[0], False
+    if path.exists():
+        return Keyring.of_file(path).secrets[0], False
+    made = new_secret()
+    keyring.write(path, [made])
+    return made, True
+
+
+def rotate(
+    subscriptions: Subscriptions,
+    webhook: Subscription,
+    path: Path,
+    *,
+    overlap_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Trial, ...]:
+    """Exchange the secret in `path` and on the server, while the service runs.
+
+    The service takes both for `overlap_s`: the server signs with the old one until its cache
+    forgets it. Broken off anywhere, the file holds a secret that the server uses; repeat it then.
+    Raises ServiceError, with both secrets left in force, where a test delivery is refused.
+    """
+    old = Keyring.of_file(path).secrets
+    new = new_secret()
+    keyring.write(path, [new, *old])
+    subscriptions.set_secret(webhook, new)
+    trials = subscriptions.test(webhook)
+    refused = [trial for trial in trials if not trial.success]
+    if refused:
+        raise ServiceError(
+            f"the service refuses the new secret: {refused[0].event}: {refused[0].answer}. "
+            f"Old and new secrets are in {path}: see that the service reads this file, "
+            "then repeat the rotation."
+        )
+    sleep(overlap_s)
+    keyring.write(path, [new])
+    return trials
+
+
+def _seen(webhook: Webhook) -> Subscription:
+    return Subscription(
+        webhook_id=str(webhook.webhook_id),
+        name=webhook.name,
+        url=webhook.url,
+        events=tuple(sorted(str(event) for event in webhook.events)),
+        active=webhook.status.is_active(),
+    )

@@ -1,0 +1,196 @@
+"""One thread that takes deliveries from the inbox and has the models put right.
+
+Nothing ends it but `stop`: what goes wrong is logged, counted and tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from gate.errors import GateError, InboxUnavailable, RegistryDenied, RegistryUnavailable
+from gate.service.inbox import Claim, Inbox
+from gate.service.metrics import Metrics
+from gate.service.port import Reconcile
+
+_POLL_S = 1.0
+_RETRY_CAP_S = 60.0
+_PURGE_EVERY_S = 3600.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """What the worker looks after, and how often."""
+
+    models: tuple[str, ...]
+    interval_s: float = 60.0
+    """After which every model is looked at, whatever was delivered."""
+    keep_s: float = 7 * 86_400.0
+    poll_s: float = _POLL_S
+    """After which the inbox is looked at for what other processes received or left behind."""
+
+
+class Worker:
+    """Looks after models: at once after a delivery (`wake`), and from time to time."""
+
+    def __init__(
+        self, inbox: Inbox, reconcile: Reconcile, *, rhythm: Rhythm, metrics: Metrics
+    ) -> None:
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._inbox = inbox
+        self._reconcile = reconcile
+        self._rhythm = rhythm
+        self._metrics = metrics
+        self._awake, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate-worker", daemon=True)
+        start = time.monotonic()
+        self._due = dict.fromkeys(rhythm.models, start)
+        self._failures = dict.fromkeys(rhythm.models, 0)
+        self._purge_due = start
+        self._registry_seen: float | None = None
+
+    def start(self) -> None:
+        """Begin. The first thing is a look at every model: nobody knows what was missed."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something in the inbox. From any thread."""
+        self._awake.set()
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """Finish what is under way and take nothing more; False if it did not end in time."""
+        self._stopping.set()
+        self._awake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """True while it works and was not told to stop."""
+        return self._thread.is_alive() and not self._stopping.is_set()
+
+    def registry_silence_s(self) -> float | None:
+        """Seconds since the registry last answered; None if it never did."""
+        return None if self._registry_seen is None else time.monotonic() - self._registry_seen
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._awake.clear()  # before looking: what comes while we look wakes us again
+            done = [self._done(step) for step in (self._deliveries, self._timer, self._purge)]
+            if not any(done):
+                self._awake.wait(self._pause())
+
+    def _done(self, step: Callable[[], bool]) -> bool:
+        """Whether a step had something to do; one that fails does not keep others from theirs."""
+        try:
+            return not self._stopping.is_set() and step()
+        except InboxUnavailable as error:
+            _log.error("%s", error)
+        except Exception:
+            _log.exception("the worker goes on after a fault of its own")
+            self._metrics.failures.labels("unexpected").inc()
+        return False
+
+    def _pause(self) -> float:
+        until_timer = min(self._due.values()) - time.monotonic()
+        return max(0.01, min(self._rhythm.poll_s, until_timer))
+
+    def _deliveries(self) -> bool:
+        claim = self._inbox.claim(self.name, models=self._rhythm.models)
+        if claim is None:
+            return False
+        with self._renewing(claim):
+            trouble = self._look(claim.model, cause=_cause(claim))
+        if trouble is None:
+            self._inbox.done(claim)
+        else:
+            self._inbox.failed(claim, trouble, retry_at=time.time() + _backoff(claim.attempts))
+        return True
+
+    def _timer(self) -> bool:
+        model = min(self._due, key=self._due.__getitem__)
+        if self._due[model] > time.monotonic():
+            return False
+        trouble = self._look(model, cause="timer")
+        self._failures[model] = 0 if trouble is None else self._failures[model] + 1
+        wait = self._rhythm.interval_s
+        if trouble is not None:
+            wait = min(wait, _backoff(self._failures[model]))
+        self._due[model] = time.monotonic() + wait
+        return True
+
+    def _look(self, model: str, *, cause: str) -> str | None:
+        """Have a model put right; why that failed, or None."""
+        said = {"model": model, "cause": cause}
+        start = time.perf_counter()
+        trouble: str | None = None
+        try:
+            taken = self._reconcile(model, cause=cause)
+        except GateError as error:
+            trouble = f"{type(error).__name__}: {error}"
+            self._metrics.failures.labels(type(error).__name__).inc()
+            if not isinstance(error, RegistryUnavailable | RegistryDenied):
+                self._saw_registry()
+            _log.warning("not done now: %s", trouble, extra={"fields": said})
+        except Exception as error:
+            trouble = f"unexpected {type(error).__name__}: {error}"
+            self._metrics.failures.labels("unexpected").inc()
+            _log.exception("reconciling failed, it is tried again", extra={"fields": said})
+        else:
+            self._saw_registry()
+            for action in taken:
+                self._metrics.actions.labels(action.kind, action.outcome).inc()
+                done = {**said, "kind": action.kind, "outcome": action.outcome}
+                _log.info("%s", action.reason, extra={"fields": {**done, "to": action.version}})
+        seconds = time.perf_counter() - start
+        self._metrics.reconcile_seconds.labels(cause.partition(" ")[0]).observe(seconds)
+        return trouble
+
+    def _saw_registry(self) -> None:
+        self._registry_seen = time.monotonic()
+        self._metrics.registry_seen.set_to_current_time()
+
+    def _purge(self) -> bool:
+        if time.monotonic() < self._purge_due:
+            return False
+        self._purge_due = time.monotonic() + _PURGE_EVERY_S
+        forgotten = self._inbox.purge(keep_s=self._rhythm.keep_s)
+        if forgotten:
+            _log.info("old deliveries were forgotten", extra={"fields": {"number": forgotten}})
+        return forgotten > 0
+
+    @contextmanager
+    def _renewing(self, claim: Claim) -> Iterator[None]:
+        """Keep the lease while a long look goes on."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self._inbox.lease_s / 3):
+                with suppress(InboxUnavailable):  # the next one may succeed in time
+                    self._inbox.renew(claim)
+
+        thread = threading.Thread(target=renew, name="gate-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _cause(claim: Claim) -> str:
+    first, *others = claim.deliveries
+    return f"delivery {first}" + (f" and {len(others)} more" if others else "")
+
+
+def _backoff(attempts: int) -> float:
+    return float(min(_RETRY_CAP_S, 2.0 ** min(attempts - 1, 10)))

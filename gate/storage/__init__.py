@@ -1,0 +1,1 @@
+"""Files, digests and records on the disk."""

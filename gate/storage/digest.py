@@ -1,0 +1,89 @@
+"""SHA-256 digests: of a file, of a manifest (a model and its external data), of canonical JSON.
+
+A digest is the identity of bytes everywhere in the gate. Laws: `Digest.parse(str(d)) == d`;
+equal canonical JSON means equal digest, whatever the order of keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gate.errors import DigestMismatch, StorageError
+from gate.storage.files import open_plain
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Digest:
+    """A SHA-256 digest, written `sha256:<64 hex digits>`."""
+
+    hex: str
+    algorithm: str = "sha256"
+
+    def __post_init__(self) -> None:
+        if self.algorithm != "sha256" or not _HEX.fullmatch(self.hex):
+            raise ValueError(f"not a SHA-256 digest: {self.algorithm}:{self.hex}")
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}:{self.hex}"
+
+    @property
+    def short(self) -> str:
+        """The first twelve hex digits, for people."""
+        return self.hex[:12]
+
+    @classmethod
+    def parse(cls, text: str) -> Digest:
+        """Read `sha256:<hex>` or bare hex. Raises ValueError on anything else."""
+        algorithm, _, hexdigits = text.rpartition(":")
+        return cls(hexdigits, algorithm or "sha256")
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Digest:
+        """Digest of bytes in memory."""
+        return cls(hashlib.sha256(data).hexdigest())
+
+    @classmethod
+    def of_file(cls, path: Path) -> Digest:
+        """Digest of one file's bytes, read in chunks.
+
+        Raises StorageError if it can't be read, or is a device, a pipe or a folder.
+        """
+        try:
+            with open_plain(path) as stream:
+                return cls(hashlib.file_digest(stream, "sha256").hexdigest())
+        except OSError as error:
+            raise StorageError(f"cannot read {path} to compute its digest: {error}") from error
+
+    @classmethod
+    def of_manifest(cls, root: Path, files: Iterable[str]) -> Digest:
+        """Digest of several files below `root`: of the canonical JSON {relative path: hex}."""
+        return cls.of_json({name: cls.of_file(root / name).hex for name in files})
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> Digest:
+        """Digest of `canonical_json(value)`."""
+        return cls.of_bytes(canonical_json(value))
+
+    def verify(self, seen: Digest, *, what: str) -> None:
+        """Raise DigestMismatch unless `seen` is this digest."""
+        if seen != self:
+            raise DigestMismatch(
+                f"{what} has digest {seen}, expected {self}. "
+                "The bytes changed since they were measured: measure and decide again."
+            )
+
+
+def canonical_json(value: Mapping[str, Any]) -> bytes:
+    """UTF-8 JSON with sorted keys and no white space. NaN and infinity are refused (ValueError)."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()

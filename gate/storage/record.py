@@ -1,0 +1,82 @@
+"""What all records have in common: frozen, closed, exact through JSON, with a digest.
+
+Law: `R.from_json(r.to_json()) == r` for every record, NaN and infinity included.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+
+from gate.errors import EvidenceError
+from gate.storage import atomic
+from gate.storage.digest import Digest
+
+
+def _as_digest(value: Any) -> Digest:
+    return value if isinstance(value, Digest) else Digest.parse(str(value))
+
+
+Sha256 = Annotated[Digest, PlainValidator(_as_digest), PlainSerializer(str, return_type=str)]
+"""A `Digest` that is written into JSON as `sha256:<hex>`."""
+
+Measured = Annotated[float, Field(strict=False)]
+"""A measured float64: may be NaN or infinite, because that is evidence too."""
+
+
+def later(default: Any) -> Any:
+    """The default of a field that came after version 1 of its record.
+
+    At its default it is not written, so old records keep their text and their digest.
+    """
+    return Field(default=default, exclude_if=lambda value: value == default)
+
+
+class Record(BaseModel):
+    """A frozen pydantic model: unknown fields are refused, JSON keeps NaN and ±inf as words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """JSON text."""
+        return self.model_dump_json(indent=indent)
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-compatible dict; NaN and infinity are the words `NaN`, `Infinity`, `-Infinity`."""
+        plain: dict[str, Any] = json.loads(self.to_json())
+        return plain
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read JSON text. Raises EvidenceError if it is not a whole record of this kind."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "(top)"
+            raise EvidenceError(
+                f"not a whole {cls.__name__} record: {place}: {first['msg']}. "
+                "Write it again by repeating the measurement."
+            ) from error
+
+    def digest(self) -> Digest:
+        """Digest of the record's canonical JSON."""
+        return Digest.of_json(self.to_plain())
+
+    def save(self, path: Path) -> None:
+        """Write the record as indented JSON, atomically. Raises StorageError."""
+        atomic.write_text(path, self.to_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record from a file. Raises EvidenceError if it is missing or not whole."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise EvidenceError(
+                f"cannot read {path}: {error.strerror}. Run the stage that writes it first."
+            ) from error
+        return cls.from_json(text)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gate.export.capture import captured
+from gate.export.custom import registered
+from gate.export.refusals import places
+from gate.export.refusals.operators import Strategy, refused, unsupported
+from gate.export.refusals.refusal import MOST_LINES, Refusal
+from tests.export import failing
+
+X = (torch.rand(2, 4, 4),)
+TEXT = (torch.rand(2, 4, 4), "double")
+DICT = ({"image": torch.rand(2, 4, 4)},)
+LEGACY: tuple[Strategy, ...] = ("traced", "direct", "scripted")
+HERE = "tests/export/failing.py"
+
+
+def line_of(code: str) -> str:
+    """`tests/export/failing.py:12` of the first line that has this code."""
+    with open(failing.__file__, encoding="utf-8") as source:  # noqa: PTH123
+        numbers = [i for i, line in enumerate(source, 1) if code in line]
+    return f"{HERE}:{numbers[0]}"
+
+
+EIG, FFT = line_of("torch.linalg.eigvals"), line_of("torch.fft")
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def failure(
+    model: nn.Module, strategy: Strategy, *, opset: int = 13, arguments: tuple[Any, ...] = X
+) -> Refusal | None:
+    """Export as the strategies do, and explain the error; None if it works."""
+    model = model.eval().requires_grad_(False)
+    told = {"dynamo": strategy == "dynamo", "opset_version": opset}
+    module, error = model, None
+    with captured():
+        try:
+            if strategy == "traced":
+                module = torch.jit.trace(model, arguments, check_trace=False)
+            if strategy == "scripted":
+                module = torch.jit.script(model)
+            torch.onnx.export(module, arguments, io.BytesIO(), **told)
+        except Exception as caught:
+            error = caught
+    if error is None:
+        return None
+    return refused(error, model, arguments, strategy=strategy, told=told)
+
+
+def places_of(refusal: Refusal) -> set[tuple[str, str | None]]:
+    return {(operator.name, operator.place) for operator in refusal.operators}
+
+
+# --- all of them, with their places ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", LEGACY)
+def test_lists_every_operator_with_its_module(strategy: Strategy) -> None:
+    refusal = failure(failing.Several(), strategy)
+    assert refusal is not None
+    eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
+    assert places_of(refusal) == {
+        *(("aten::linalg_eigvals", place) for place in eigenvalues),
+        *(("aten::real", place) for place in eigenvalues),
+        ("example::shifted_swish", "right.odd"),
+        ("aten::grid_sampler", "head"),
+    }
+
+
+def test_dynamo_lists_every_operator_with_its_module() -> None:
+    refusal = failure(failing.Several(), "dynamo", opset=18)
+    assert refusal is not None
+    assert places_of(refusal) == {
+        *(("aten::linalg_eig", place) for place in ("left.0.1", "left.1.1", "right.even.0")),
+        ("example::shifted_swish", "right.odd"),
+    }
+    assert {one.source for one in refusal.operators if "eig" in one.name} == {EIG}
+
+
+@pytest.mark.parametrize("strategy", LEGACY)
+def test_names_the_line_that_calls_it(strategy: Strategy) -> None:
+    refusal = failure(failing.Eigenvalues(), strategy)
+    assert refusal is not None
+    first = refusal.operators[0]
+    assert (first.name, first.place, first.source) == ("aten::linalg_eigvals", "", EIG)
+
+
+def test_looks_into_loops_and_branches_of_a_scripted_module() -> None:
+    refusal = failure(failing.LoopedEigenvalues(), "scripted")
+    assert refusal is not None
+    assert ("aten::linalg_eigvals", "") in places_of(refusal)
+
+
+def test_looks_into_the_branches_of_a_condition() -> None:
+    found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
+    assert [(one.name, one.source) for one in found] == [
+        ("aten::linalg_eig", line_of("return torch.cond"))
+    ]
+
+
+def test_modules_of_one_name_are_told_apart() -> None:
+    found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
+    places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
+    assert places == {"encoder.0.0", "decoder.0.0"}
+
+
+def test_finds_what_a_stopped_export_did_not_reach() -> None:
+    found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
+    assert [(one.name, one.place) for one in found] == [
+        ("aten::swapaxes", "first"),
+        ("aten::swapaxes", "second"),
+    ]
+
+
+def test_a_module_that_was_traced_before_has_places_too() -> None:
+    with captured():
+        model = failing.Several().eval().requires_grad_(False)
+        traced = torch.jit.trace(model, X, check_trace=False)
+    found = unsupported(traced, X, strategy="traced", opset=13)
+    assert ("aten::grid_sampler", "head") in {(one.name, one.place) for one in found}
+
+
+def test_what_custom_symbolics_write_is_not_listed() -> None:
+    model = failing.Several().eval().requires_grad_(False)
+    with registered("tests.export.custom_example:register", opset=18) as symbolics:
+        legacy = unsupported(model, X, strategy="direct", opset=18)
+        told = {"custom_translation_table": symbolics.translations}
+        dynamo = unsupported(model, X, strategy="dynamo", opset=18, told=told)
+    assert {one.name for one in legacy} == {"aten::linalg_eigvals", "aten::real"}
+    assert {one.name for one in dynamo} == {"aten::linalg_eig"}
+
+
+@pytest.mark.parametrize("strategy", [*LEGACY, "dynamo"])
+def test_a_model_that_can_be_exported_has_none(strategy: Strategy) -> None:
+    assert unsupported(nn.Linear(4, 2).eval(), X, strategy=strategy, opset=18) == ()
+
+
+def test_what_can_not_be_captured_has_none(capfd: pytest.CaptureFixture[str]) -> None:
+    assert unsupported(failing.Sorted(), X, strategy="scripted", opset=13) == ()
+    assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
+    assert unsupported(failing.Eigenvalues(), X, strategy="direct", opset=13)
+    seen = capfd.readouterr()
+    assert (seen.out, seen.err) == ("", "")
+
+
+def test_nothing_stays_registered() -> None:
+    from torch.onnx._internal.torchscript_exporter import registration
+
+    before = dict(registration.registry._registry)
+    unsupported(failing.Several().eval(), X, strategy="direct", opset=13)
+    assert registration.registry._registry == before
+
+
+# --- the most frequent failures --------------------------------------------------------------
+
+FREQUENT = [
+    (failing.GridSample, "direct", X, "aten::grid_sampler", "Set export.opset to 16 or more."),
+    (failing.Antialias, "traced", X, "_upsample_bilinear2d_aa", "Set export.strategy to dynamo"),
+    (failing.Antialias, "scripted", X, "Antialias is not yet supported", "direct or dynamo"),
+    (failing.Fourier, "direct", X, "aten::fft_fft2", "Set export.strategy to dynamo"),
+    (failing.Attention, "traced", X, "_native_multi_head_attention", "set_fastpath_enabled(False)"),
+    (failing.Attention, "scripted", X, "aten::is_autocast_enabled", "strategy to direct or dynamo"),
+    (failing.OddPool, "direct", X, "output size that are not factor", "Change this call"),
+    (failing.Median, "direct", X, "aten::median", "Replace it in the model by operators"),
+    (failing.ShiftedSwish, "direct", X, "is not torch's own", "docs/custom-operators.md"),
+    (failing.DictInput, "direct", DICT, "not given its argument x", "let forward take the tensors"),
+    (failing.DictInput, "traced", DICT, "not given its argument x", "let forward take the tensors"),
+    (failing.DictInput, "dynamo", DICT, "not given its argument x", "let forward take the tensors"),
+    (failing.TextInput, "traced", TEXT, "given Tuple[Tensor, str]", "the model's constructor"),
+    (failing.DictOutput, "traced", X, "can't return a dict", "strategy to direct or dynamo"),
+    (failing.DictOutput, "scripted", X, "prim::DictConstruct", "strategy to direct or dynamo"),
+    (failing.TextOutput, "traced", X, "something that is no tensor", "Return the tensors alone"),
+    (failing.Sorted, "scripted", X, "Lambda aren't supported", "strategy to traced or direct"),
+    (failing.Branch, "dynamo", X, "decides by the values of a tensor", "torch.where or torch.cond"),
+    (failing.WithoutFake, "dynamo", X, "can't say the shape", "torch.library.register_fake"),
+    (failing.Eigenvalues, "dynamo", X, "aten::linalg_eig", "compute it outside of the model"),
+]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "arguments", "cause", "remedy"), FREQUENT)
+def test_frequent_failures_say_why_and_what_helps(
+    kind: type[nn.Module], strategy: Strategy, arguments: tuple[Any, ...], cause: str, remedy: str
+) -> None:
+    refusal = failure(kind(), strategy, opset=13, arguments=arguments)
+    assert refusal is not None
+    lines = refusal.text().splitlines()
+    assert cause in refusal.cause
+    assert remedy in lines[-1]
+    assert len(lines) <= MOST_LINES
+    assert not any("\x1b" in line or line.startswith("graph(") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "code"),
+    [
+        (failing.Branch, "dynamo", "if x.sum() > 0:"),
+        (failing.Sorted, "scripted", "key=lambda row"),
+        (failing.Antialias, "scripted", "antialias=True"),
+    ],
+)
+def test_other_failures_name_the_line(kind: type[nn.Module], strategy: Strategy, code: str) -> None:
+    refusal = failure(kind(), strategy)
+    assert refusal is not None
+    assert f" at {line_of(code)}" in refusal.cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        (failing.GridSample, "dynamo"),
+        (failing.Antialias, "dynamo"),
+        (failing.Fourier, "dynamo"),
+        (failing.DictOutput, "direct"),
+    ],
+)
+def test_the_advice_is_true(kind: type[nn.Module], strategy: Strategy) -> None:
+    assert failure(kind(), strategy, opset=18) is None
+
+
+def test_the_opset_that_is_named_does() -> None:
+    assert failure(failing.GridSample(), "direct", opset=15) is not None
+    assert failure(failing.GridSample(), "direct", opset=16) is None
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scope", "path"),
+    [
+        ("pkg.Several::", ""),
+        ("pkg.Several::/pkg.Sequential::left.0/pkg.Eigenvalues::left.0.1", "left.0.1"),
+        ("pkg.Several::/pkg.Sequential::0/pkg.Eigenvalues::1", "left.0.1"),
+        ("pkg.Several::/pkg.Sequential::even/pkg.Eigenvalues::0", "right.even.0"),
+        ("pkg.Several::/pkg.GridSample::head", "head"),
+        ("pkg.Several::/pkg.Linear::nowhere", "nowhere"),
+    ],
+)
+def test_a_scope_becomes_a_path(scope: str, path: str) -> None:
+    assert places.module_path(scope, failing.Several()) == path
+
+
+def test_a_scope_that_is_lost_is_taken_from_the_hierarchy() -> None:
+    scope = places.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
+    assert scope == "pkg.Net::/Sequential::0/Eig::1"
+    assert places.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", None),
+        ("<string>(3): forward\n", None),
+        ("/nowhere/torch.py(3): f\n/nowhere/net.py(7): forward\n", "torch.py:3"),
+        (f"{torch.nn.functional.__file__}(3): f\n/nowhere/net.py(7): forward\n", "net.py:7"),
+        ('  File "/a/outer.py", line 1, in f\n  File "/a/inner.py", line 2, in g\n', "inner.py:2"),
+        ('  File "/a/inner.py", line 2\n <--- HERE\n  File "/a/outer.py", line 1\n', "inner.py:2"),
+    ],
+)
+def test_the_innermost_line_of_the_users_own_code(text: str, line: str | None) -> None:
+    assert places.source_line(text) == line

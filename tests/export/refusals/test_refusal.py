@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.onnx.errors import OnnxExporterError, UnsupportedOperatorError
+
+from gate.export.refusals.families import family
+from gate.export.refusals.refusal import MOST_LINES, Refusal, UnsupportedOperator, brief
+
+OPERATORS = st.builds(
+    UnsupportedOperator,
+    name=st.from_regex(r"(aten|prim|mine)::[a-z_]{1,30}", fullmatch=True),
+    place=st.none() | st.text(max_size=200),
+    source=st.none() | st.just("pkg/net.py:12"),
+    since=st.none() | st.integers(9, 23),
+    reason=st.none() | st.text(max_size=500),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "remedy"),
+    [
+        (
+            UnsupportedOperatorError("aten::sdpa", 13, 14),
+            "the operator aten::sdpa can't be exported at opset 13",
+            "Set export.opset to 14 or more.",
+        ),
+        (
+            UnsupportedOperatorError("aten::median", 13, None),
+            "the operator aten::median can't be exported at opset 13",
+            "Replace it in the model by operators that ONNX has, or try export.strategy: direct or dynamo.",
+        ),
+        (
+            UnsupportedOperatorError("mine::op", 13, None),
+            "the operator mine::op is not torch's own",
+            "Register a symbolic function",
+        ),
+        (
+            OnnxExporterError(
+                "Unsupported: ONNX export of quantile in opset 13. Please try opset version 17."
+            ),
+            "the operator aten::quantile can't be exported: quantile",
+            "Set export.opset to 17 or more.",
+        ),
+        (
+            OnnxExporterError(
+                "Unsupported: ONNX export of operator Pad, negative axis. Please feel free to "
+                "request support or submit a pull request"
+            ),
+            "the operator aten::Pad can't be exported: Pad, negative axis",
+            "Change this call in the model, or try export.strategy: direct or dynamo.",
+        ),
+        (
+            RuntimeError("Bad rank.  [Caused by x]. The containing node has kind 'onnx::Add'.]"),
+            "the exporter failed at the operator onnx::Add: RuntimeError: Bad rank",
+            "Simplify this part",
+        ),
+        (
+            RuntimeError("required keyword attribute 'Subgraph' is undefined"),
+            "the scripted module calls Python code",
+            "as torch.ops.namespace.name",
+        ),
+        (
+            RuntimeError(
+                "Unsupported: ONNX export of transpose for tensor of unknown rank.  [Caused by the "
+                "value '5'. The containing node has kind 'onnx::Add'.]"
+            ),
+            "the exporter has lost a shape or a type that it needs: RuntimeError: Unsupported",
+            "Set export.strategy to direct if the module was traced",
+        ),
+        (
+            RuntimeError('x INTERNAL ASSERT FAILED at "/a/b.cpp":7, please report a bug. No.'),
+            "the exporter failed inside: RuntimeError: x INTERNAL ASSERT FAILED",
+            "Set export.strategy to direct or dynamo",
+        ),
+        (
+            OnnxExporterError("ONNX export failed: Couldn't export Python operator Swish"),
+            "the Python operator Swish has no ONNX form",
+            "a static method symbolic(g, *inputs)",
+        ),
+        (
+            RuntimeError(
+                "Only tuples, lists and Variables are supported as JIT inputs/outputs. Here, "
+                "received an input of unsupported type: Config"
+            ),
+            "a trace takes tensors only, it was given Config",
+            "into the model's constructor",
+        ),
+        (
+            ValueError("Constraints violated (batch)! For more information, run with x."),
+            "forward fixes an axis that was to be dynamic: ValueError: Constraints violated",
+            "Use the tensor's own shape there",
+        ),
+        (ValueError(""), "the exporter failed: ValueError: no message", "Simplify"),
+    ],
+)
+def test_names_the_operator_and_the_way_out(error: Exception, cause: str, remedy: str) -> None:
+    refusal = Refusal.of(error)
+    assert refusal.cause.startswith(cause)
+    assert remedy in refusal.remedy
+
+
+def test_brief_is_one_line() -> None:
+    assert brief(RuntimeError("\n  first.\ngraph(%0):\n")) == "RuntimeError: first"
+    assert len(brief(RuntimeError("x" * 100_000))) < 300
+
+
+def test_reads_the_whole_chain_of_causes() -> None:
+    error = RuntimeError("Failed to do it")
+    error.__cause__ = UnsupportedOperatorError("aten::eig", 13, None)
+    assert Refusal.of(error).operators[0].name == "aten::eig"
+
+
+def test_causes_in_a_circle_end() -> None:
+    error = RuntimeError("round")
+    error.__cause__ = error
+    assert Refusal.of(error).cause.endswith("RuntimeError: round")
+
+
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [
+        ("aten::_native_multi_head_attention", "fused attention"),
+        ("aten::_upsample_bicubic2d_aa", "antialiased"),
+        ("aten::fft_fft2", "complex"),
+        ("aten::_fft_r2c", "complex"),
+        ("aten::linalg_eigvals", "decomposition"),
+        ("prim::DictConstruct", "a dict in a scripted module"),
+        ("aten::is_autocast_enabled", "bookkeeping"),
+        ("aten::swapaxes", "hidden in a traced submodule"),
+    ],
+)
+def test_knows_the_frequent_families(operator: str, why: str) -> None:
+    known = family(operator)
+    assert known is not None
+    assert why in known.why
+    assert known.strategy is None or family(operator, tried=[known.strategy]) is None
+
+
+def test_no_strategy_that_failed_is_proposed() -> None:
+    error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
+    assert "strategy to dynamo" in Refusal.of(error, strategy="direct").remedy
+    assert "dynamo" not in Refusal.of(error, strategy="dynamo").remedy
+
+
+def test_after_a_whole_ladder_no_strategy_is_proposed() -> None:
+    tried = ("traced", "direct", "scripted", "dynamo")
+    error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
+    refusal = Refusal.of(error, strategy="traced").of_all(tried, cause="none could")
+    assert "export.strategy" not in refusal.text()
+    assert refusal.remedy == "Replace it in the model by operators that ONNX has."
+    dictionary = Refusal.of(RuntimeError("Encountering a dict at the output of the tracer"))
+    assert "export.strategy" in dictionary.text()
+    assert "export.strategy" not in dictionary.of_all(tried, cause="none could").text()
+    median = Refusal.of(ValueError(), operators=[UnsupportedOperator("aten::a", since=16)])
+    assert median.of_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
+
+
+# --- the text --------------------------------------------------------------------------------
+
+
+def test_the_text_of_several_operators() -> None:
+    eig = [UnsupportedOperator("aten::eig", f"layer.{i}", "pkg/net.py:3") for i in range(6)]
+    grid = UnsupportedOperator("aten::grid_sampler", "", None, since=16)
+    swish = UnsupportedOperator("mine::swish", "head", "pkg/net.py:9")
+    refusal = Refusal.of(
+        UnsupportedOperatorError("aten::eig", 13, None),
+        operators=[*eig, grid, swish],
+        strategy="direct",
+    )
+    assert refusal.text(notes=["traced: failed too"], log=Path("x.log")).splitlines() == [
+        "3 operators can't be exported at opset 13: aten::eig, aten::grid_sampler, mine::swish",
+        "traced: failed too",
+        "  aten::eig (a matrix decomposition, which ONNX has none of) at layer.0 (pkg/net.py:3), "
+        "layer.1 (pkg/net.py:3), layer.2 (pkg/net.py:3), layer.3 (pkg/net.py:3), and 2 more",
+        "  aten::grid_sampler (since opset 16) at the model itself",
+        "  mine::swish at head (pkg/net.py:9)",
+        "Ways out:",
+        "  a higher export.opset: 16 has aten::grid_sampler; none that this exporter writes has "
+        "aten::eig, mine::swish.",
+        "  another form: other operators in the model, or try export.strategy: dynamo.",
+        "    a matrix decomposition, which ONNX has none of: Replace it in the model, or compute it "
+        "outside of the model.",
+        "  a symbolic function of your own: export.custom_symbolics: package.module:register "
+        "(docs/custom-operators.md).",
+        "The exporter's log is x.log.",
+        "Replace aten::eig in the model, or try export.strategy: dynamo; register a symbolic "
+        "function for mine::swish (docs/custom-operators.md); set export.opset to 16 or more for "
+        "aten::grid_sampler.",
+    ]
+
+
+def test_one_opset_that_has_them_all_is_the_remedy() -> None:
+    operators = [UnsupportedOperator("aten::a", since=14), UnsupportedOperator("aten::b", since=16)]
+    refusal = Refusal.of(RuntimeError(), operators=operators)
+    assert refusal.remedy == "Set export.opset to 16 or more."
+
+
+@given(
+    operators=st.lists(OPERATORS, max_size=80),
+    message=st.text(max_size=3000) | st.just("graph(%0):\n" * 5000),
+    notes=st.lists(st.text(max_size=300), max_size=20),
+    strategy=st.sampled_from([None, "traced", "direct", "scripted", "dynamo"]),
+)
+def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
+    operators: list[UnsupportedOperator], message: str, notes: list[str], strategy: str | None
+) -> None:
+    refusal = Refusal.of(RuntimeError(message), operators=operators, strategy=strategy)
+    lines = refusal.text(notes=notes, log=Path("model.onnx.export.log")).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert lines[-1].strip() == refusal.remedy.strip()
+    assert refusal.remedy.strip()
+    assert max(len(line) for line in lines) < 6000
+    for operator in operators:
+        assert operator.name in "\n".join(lines)
+
+
+def test_eighty_operators_are_all_named() -> None:
+    operators = [UnsupportedOperator(f"aten::a_rather_long_name_{i}", "a.b") for i in range(80)]
+    lines = Refusal.of(RuntimeError(), operators=operators).text().splitlines()
+    assert len(lines) <= MOST_LINES
+    assert all(operator.name in "\n".join(lines) for operator in operators)
+
+
+def test_a_graph_dump_never_gets_through() -> None:
+    error = torch.onnx.OnnxExporterError("It failed.\n" + "graph(%x : Tensor):\n" * 13_000)
+    assert "graph(" not in Refusal.of(error).text()

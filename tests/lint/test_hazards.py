@@ -1,0 +1,196 @@
+"""Every rule announces a real wrong export, the instruments refuse its file, and the rewrite is
+right: no finding, and its file passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from gate.check import Reference, Verdicted, Workload, check
+from gate.decide.checks import Verdict
+from gate.export.capture import captured
+from gate.lint import lint_model
+from gate.lint.rulebook import RULES
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Instruments, Policy
+from gate.records.evidence import Source
+from tests.lint.hazards import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
+
+POLICY = Policy.default(task="tensors").model_copy(
+    update={"instruments": Instruments(noise_samples=8, stability_samples=4, search_inputs=4)}
+)
+IDS = [f"{case.code}-{getattr(case.wrong, '__name__', '')}-{case.strategy}" for case in CASES]
+
+
+def export(model: nn.Module, example: tuple[Any, ...], path: Path, **how: Any) -> None:
+    strategy, names, outputs = how["strategy"], how["inputs"], how["outputs"]
+    if strategy == "dynamo":
+        with captured(), torch.no_grad():
+            tensors = [isinstance(one, torch.Tensor) for one in example]
+            batch = {0: torch.export.Dim.DYNAMIC}
+            torch.onnx.export(
+                model,
+                example,
+                str(path),
+                dynamo=True,
+                opset_version=18,
+                external_data=False,
+                verbose=False,
+                input_names=list(names),
+                output_names=list(outputs),
+                dynamic_shapes=tuple(batch if tensor else None for tensor in tensors),
+            )
+        return
+    with captured(), torch.no_grad():
+        if strategy == "traced" and all(isinstance(one, torch.Tensor) for one in example):
+            model = torch.jit.trace(model, example, check_trace=False)
+        elif strategy == "scripted":
+            model = torch.jit.script(model)
+        torch.onnx.export(
+            model,
+            example,
+            str(path),
+            dynamo=False,
+            opset_version=17,
+            input_names=list(names),
+            output_names=list(outputs),
+            dynamic_axes={name: {0: "batch", 1: "columns"} for name in names},
+        )
+
+
+def judge(model: nn.Module, case: Case, path: Path) -> Verdicted:
+    arrays = {name: make().numpy() for name, make in case.inputs.items()}
+    return check(
+        path,
+        reference=Reference(model, Source(factory="tests")),
+        workload=Workload(Samples.of(arrays), batch_size=case.batch_size),
+        policy=POLICY,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_rule_and_instrument_both_catch_it(case: Case, tmp_path: Path) -> None:
+    model, path = case.wrong().eval(), tmp_path / "model.onnx"
+    found = {finding.code for finding in lint_model(model, strategy=case.strategy).active}
+    assert case.code in found
+    export(model, case.example(), path, strategy=case.strategy, inputs=case.inputs,
+           outputs=case.outputs)  # fmt: skip
+    if case.raises is not None:
+        with pytest.raises(case.raises):
+            judge(case.caller(model), case, path)
+        return
+    assert judge(case.caller(model), case, path).decision.verdict is case.verdict
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_the_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> None:
+    model, path = case.right().eval(), tmp_path / "model.onnx"
+    report = lint_model(model, strategy=case.strategy)
+    assert (report.findings, report.unread) == ((), ())
+    example = (case.right_example or case.example)()
+    export(model, example, path, strategy=case.strategy, inputs=case.inputs,
+           outputs=case.right_outputs or case.outputs)  # fmt: skip
+    decision = judge(model, case, path).decision
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case.code for case in CASES} == set(RULES)
+
+
+# --- what the pages say about the limits of a rule ------------------------------------------------
+
+
+class OneNegativeIndex(Net):
+    def before(self, x):
+        return x[:, torch.tensor([0, 1, 2, -1, -2, -3])]
+
+
+class LeadingRankTwo(Net):
+    def before(self, x):
+        y = x.t() * 1.0
+        y[torch.tensor([[0, 1], [2, 3]])] = x.t()[2:6].reshape(2, 2, -1)
+        return y.t()
+
+
+class NotAdjacent(Net):
+    def before(self, x):
+        y = x.reshape(-1, 2, 3) * 1.0
+        y[torch.tensor([0]), :, torch.tensor([1])] = 5.0
+        return y.reshape(-1, 6)
+
+
+class ExpandedConstant(Net):
+    def before(self, x):
+        y = x * 1.0
+        y[:, :3] = torch.tensor([1.0, 2.0, 3.0])
+        return y
+
+
+@pytest.mark.parametrize(
+    ("make", "levels"),
+    [(OneNegativeIndex, ["note"]), (LeadingRankTwo, ["warning"]), (ExpandedConstant, [])],
+)
+def test_what_is_no_error_is_exported_rightly(make, levels, tmp_path: Path) -> None:
+    model, path = make().eval(), tmp_path / "model.onnx"
+    assert [finding.level for finding in lint_model(model).active] == levels
+    case = Case("", make, make)
+    export(model, (rows(4),), path, strategy="traced", inputs=case.inputs, outputs=case.outputs)
+    assert judge(model, case, path).decision.passed
+
+
+def test_index_tensors_that_are_not_adjacent_are_refused_by_the_exporter(tmp_path: Path) -> None:
+    model = NotAdjacent().eval()
+    assert [finding.code for finding in lint_model(model).active] == ["TRC010"]
+    with pytest.raises(Exception, match="Only consecutive 1-d tensor indices"):
+        export(model, (rows(4),), tmp_path / "model.onnx", strategy="traced", inputs=["x"],
+               outputs=["y"])  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "batch"), [(MaskOfRows, 6), (NegativeIndices, 4)])
+def test_the_wrong_answers_are_numbers_and_no_crash(make, batch: int, tmp_path: Path) -> None:
+    model, path = make().eval(), tmp_path / "model.onnx"
+    given = rows(batch)
+    export(model, (given,), path, strategy="traced", inputs=["x"], outputs=["y"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"x": given.numpy()})
+    with torch.no_grad():
+        expected = model(given).numpy()
+    assert answer.shape == expected.shape
+    assert np.abs(answer - expected).max() > 0.1
+
+
+class BatchStatistics(Net):
+    """Its samples depend on each other, so no policy that asks for batch invariance passes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((6,), 2.0))
+        self.register_buffer("var", torch.full((6,), 9.0))
+
+    def before(self, x):
+        return torch.nn.functional.batch_norm(x, self.mean * 1, self.var * 1, training=True)
+
+
+class NoStatistics(BatchStatistics):
+    def before(self, x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
+def test_statistics_of_the_batch_are_dropped(make, wrong: bool, tmp_path: Path) -> None:
+    model, path, given = make().eval(), tmp_path / "model.onnx", rows(4)
+    found = [finding.code for finding in lint_model(model, strategy="dynamo").active]
+    assert found == (["TRC017"] if wrong else [])
+    export(model, (given,), path, strategy="dynamo", inputs=["x"], outputs=["y"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"x": given.numpy()})
+    with torch.no_grad():
+        difference = np.abs(answer - model(given).numpy()).max()
+    assert difference > 0.1 if wrong else difference < 1e-5

@@ -1,0 +1,296 @@
+"""What is reached and read, where findings are said to be, and what is said of the rest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from gate.lint import lint_model
+from gate.lint.rulebook import RULES
+from gate.records.lint import LEVELS, at_least
+from tests.lint.written import forward, lint, module, told
+
+DOCS = Path(__file__).parents[3] / "docs" / "lint"
+
+
+def net(text: str) -> nn.Module:
+    return module(text).Net().eval()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        def helper(t):
+            return t.max().item()
+        class Net(nn.Module):
+            def forward(self, x):
+                return x * helper(x)
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                return x * self.helper(x)
+            def helper(self, t):
+                return t.max().item()
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                return x * self.helper(x)
+            @staticmethod
+            def helper(t):
+                return t.max().item()
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                return x * self.helper(x)
+            @classmethod
+            def helper(cls, t):
+                return t.max().item()
+        """,
+        """
+        class Base(nn.Module):
+            def forward(self, x):
+                return x.max().item()
+        class Net(Base):
+            def forward(self, x):
+                return x * super().forward(x)
+        """,
+        """
+        class Inner(nn.Module):
+            def forward(self, x):
+                return x * x.max().item()
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Sequential(nn.ReLU(), Inner())
+            def forward(self, x):
+                return self.inner(x)
+        """,
+        """
+        import functools
+        def helper(t, n):
+            return t.max().item()
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.helper = functools.partial(helper, n=2)
+            def forward(self, x):
+                return x * self.helper(x)
+        """,
+        """
+        import functools
+        def doubled(function):
+            @functools.wraps(function)
+            def inside(*arguments):
+                return function(*arguments)
+            return inside
+        class Net(nn.Module):
+            @doubled
+            def forward(self, x):
+                return x * x.max().item()
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                def helper():
+                    return x.max().item()
+                return x * helper()
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                helper = lambda t: t.max().item()
+                return x * helper(x)
+        """,
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.helper = lambda t: t.max().item()
+            def forward(self, x):
+                return x * self.helper(x)
+        """,
+        """
+        class Helper:
+            def __call__(self, t):
+                return t.max().item()
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.helper = Helper()
+            def forward(self, x):
+                return x * self.helper(x)
+        """,
+        """
+        class Net(nn.Module):
+            @property
+            def reader(self):
+                return lambda t: t.max().item()
+            def forward(self, x):
+                self.last = x * 2
+                return x * self.reader(self.last)
+        """,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                return self.again(x, 3)
+            def again(self, x, n):
+                if n == 0:
+                    return x * x.max().item()
+                return self.again(x, n - 1)
+        """,
+    ],
+)
+def test_the_user_s_code_is_followed(text: str) -> None:
+    report = lint_model(net(text))
+    assert told(report) == ["TRC002 error"]
+    assert report.active[0].expression.endswith("max().item()")
+
+
+def test_a_finding_says_where_it_is_the_same_everywhere() -> None:
+    model = net(
+        """
+        class Inner(nn.Module):
+            def forward(self, x):
+                return x * (
+                    x.max()
+                    .item())
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.ModuleList([Inner()]), Inner()
+            def forward(self, x):
+                return self.two(self.one[0](x))
+        """
+    )
+    (finding,) = lint_model(model).active
+    lines = Path(module.__globals__["sys"].modules[type(model).__module__].__file__).read_text()
+    assert finding.line == lines.splitlines().index("            x.max()") + 1
+    assert finding.path == f"{type(model).__module__}.py"  # not below the import path
+    assert finding.expression == "x.max() .item()"
+    assert finding.module in ("one.0", "two")
+    assert finding.page == "docs/lint/TRC002.md"
+
+
+@pytest.mark.parametrize(
+    ("comment", "suppressed"),
+    [
+        ("# noqa: TRC002", True),
+        ("# noqa:TRC002", True),
+        ("# the scale  # noqa: TRC001, TRC002", True),
+        ("# noqa: E501,TRC002", True),
+        ("# noqa: TRC001", False),
+        ("# noqa: TRC0021", False),
+        ("# noqa", False),
+        ("# TRC002", False),
+    ],
+)
+def test_a_comment_silences_one_rule_on_its_line(comment: str, suppressed: bool) -> None:
+    report = lint(f"y = x / x.max().item()  {comment}\nreturn y / x.min().item()")
+    assert [finding.suppressed for finding in report.findings] == [suppressed, False]
+    assert len(report.suppressed) == suppressed
+    assert len(report.active) == 2 - suppressed
+
+
+def test_levels_are_ordered() -> None:
+    report = lint("if x.shape[0] > 1:\n    x = x[:, torch.tensor([-1])]\nreturn x / len(x)")
+    assert told(report) == ["TRC016 warning", "TRC009 note", "TRC005 error"]
+    assert [len(report.refused(level)) for level in LEVELS] == [1, 2, 3]
+    assert [len(at_least(level)) for level in LEVELS] == [1, 2, 3]
+
+
+# --- what can't be read ---------------------------------------------------------------------------
+
+
+def test_torchscript_is_said_to_be_unread() -> None:
+    with pytest.warns(FutureWarning):
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    report = lint_model(nn.Sequential(scripted))
+    assert (report.functions, [unread.name for unread in report.unread]) == (0, ["0"])
+    assert "TorchScript" in report.unread[0].reason
+
+
+def test_compiled_code_is_said_to_be_unread() -> None:
+    model = forward("return self.compiled(x)")
+    model.compiled = type("Compiled", (), {"__call__": math.sqrt, "__module__": "extension"})()
+    (unread,) = lint_model(model).unread
+    assert unread.reason == "it is compiled code, without Python source"
+
+
+def test_generated_code_is_said_to_be_unread() -> None:
+    space: dict[str, object] = {"__name__": "nowhere", "nn": nn}
+    exec("class Net(nn.Module):\n    def forward(self, x):\n        return x.item()", space)
+    (unread,) = lint_model(space["Net"]()).unread
+    assert "nowhere.Net.forward" in unread.name
+    assert "is not there" in unread.reason
+
+
+def test_a_file_that_changed_since_is_said_to_be_unread() -> None:
+    model = forward("return x.max().item()")
+    path = Path(module.__globals__["sys"].modules[type(model).__module__].__file__)
+    path.write_text("# nothing\n" + path.read_text())
+    (unread,) = lint_model(model).unread
+    assert "was not found" in unread.reason
+
+
+def test_what_the_rules_stumble_over_is_said_to_be_unread(monkeypatch) -> None:
+    from gate.lint import walk
+
+    def stumble(*_: object) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(walk, "run", stumble)
+    (unread,) = lint_model(forward("return x")).unread
+    assert unread.reason == "the rules can't follow it: RuntimeError: odd"
+
+
+# --- real models ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_run_and_nothing_is_changed() -> None:
+    model = forward("self.seen = x\nraise RuntimeError('run')").train()
+    before = dict(vars(model))
+    assert told(lint_model(model)) == []
+    assert dict(vars(model)) == before
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "warnings"),
+    [
+        ("alexnet", 0), ("convnext_tiny", 0), ("densenet121", 0), ("efficientnet_b0", 0),
+        ("googlenet", 0), ("inception_v3", 0), ("maxvit_t", 0), ("mnasnet0_5", 0),
+        ("mobilenet_v3_small", 0), ("resnet18", 0), ("shufflenet_v2_x0_5", 0),
+        ("squeezenet1_0", 0), ("swin_t", 2), ("swin_v2_t", 2), ("vgg11", 0), ("vit_b_16", 0),
+    ],
+)  # fmt: skip
+def test_torchvision_s_architectures_have_no_errors(name: str, warnings: int) -> None:
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with torch.device("meta"):
+        model = models.get_model(name, weights=None, **options)
+    report = lint_model(model)
+    assert report.unread == ()
+    assert [finding.level for finding in report.active] == ["warning"] * warnings
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
+    assert {path.stem for path in DOCS.glob("TRC*.md")} == set(RULES)
+    table = (DOCS / "README.md").read_text()
+    for code, rule in RULES.items():
+        page = (DOCS / f"{code}.md").read_text()
+        assert page.startswith(f"# {code}: {rule.title}\n")
+        assert f"# noqa: {code}" in page
+        for heading in ("## The wrong file", "## Instead", "## Silence it"):
+            assert heading in page
+        assert f"| [{code}]({code}.md) | {rule.title} | {rule.level} |" in table

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gate.errors import ModelError
+from gate.model.call import Call, is_plain, leaves
+
+T = torch.zeros(2)
+
+
+class Pair(NamedTuple):
+    mean: Any
+    spread: Any
+
+
+@dataclass
+class Boxes:
+    corners: Any
+    scores: Any = None
+
+
+@pytest.mark.parametrize(
+    ("returned", "names", "stated"),
+    [
+        (T, ["output"], False),
+        ((T,), ["output_0"], False),
+        ([T, T], ["output_0", "output_1"], False),
+        ((T, None, T), ["output_0", "output_2"], False),
+        ((T, [T, T]), ["output_0", "output_1.0", "output_1.1"], False),
+        ({"foo": T, "bar": T}, ["foo", "bar"], True),
+        (OrderedDict([("1", T), ("0", T)]), ["1", "0"], True),
+        ({"a": {"b": T}, "c": (T, T)}, ["a.b", "c.0", "c.1"], True),
+        ({"two words": T, 3: T}, ["two_words", "3"], True),
+        (Pair(T, T), ["mean", "spread"], True),
+        (
+            [Pair(T, Boxes(T, T))],
+            ["output_0.mean", "output_0.spread.corners", "output_0.spread.scores"],
+            True,
+        ),
+        (Boxes(T), ["corners"], True),
+        (torch.return_types.max((T, T)), ["output_0", "output_1"], False),
+        (None, [], False),
+        ({}, [], False),
+    ],
+)
+def test_outputs_are_named_by_where_they_stand(returned: Any, names: list[str], stated: bool):
+    found = leaves(returned)
+    assert [leaf.name for leaf in found] == names
+    assert all(leaf.stated == stated for leaf in found)
+
+
+def test_a_key_anywhere_on_the_way_states_a_name_and_places_do_not():
+    found = leaves((T, [T, {"a": (T, T)}]))
+    assert [(leaf.name, leaf.stated) for leaf in found] == [
+        ("output_0", False),
+        ("output_1.0", False),
+        ("output_1.1.a.0", True),
+        ("output_1.1.a.1", True),
+    ]
+
+
+@pytest.mark.parametrize("value", [1, 1.0, "text", object(), {1}, Boxes])
+def test_what_is_no_tensor_is_refused(value: Any):
+    for returned in (value, (T, value), {"a": T, "b": [value]}):
+        with pytest.raises(ModelError, match="among its outputs"):
+            leaves(returned)
+
+
+@pytest.mark.parametrize("returned", [{"a.b": T, "a": {"b": T}}, {"a b": T, "a_b": T}])
+def test_two_tensors_of_one_name_are_refused(returned: Any):
+    with pytest.raises(ModelError, match="two tensors that are called"):
+        leaves(returned)
+
+
+def nested(least: int) -> Any:
+    keys = st.text("abc", min_size=1, max_size=2)
+    return st.recursive(
+        st.just(T),
+        lambda inner: (
+            st.dictionaries(keys, inner, min_size=least, max_size=3)
+            | st.lists(inner, min_size=least, max_size=3)
+            | st.tuples(inner, inner)
+        ),
+        max_leaves=8,
+    )
+
+
+@given(nested(0))
+def test_every_tensor_has_one_name_without_white_space(returned: Any):
+    names = [leaf.name for leaf in leaves(returned)]
+    assert len(set(names)) == len(names)
+    assert all(name and not any(char.isspace() for char in name) for name in names)
+
+
+@given(st.dictionaries(st.text("xyz", min_size=1, max_size=3), nested(1), min_size=1, max_size=4))
+def test_what_leaves_names_call_puts_together_again(returned: dict[str, Any]):
+    tensors = {leaf.name: torch.ones(1) * place for place, leaf in enumerate(leaves(returned))}
+    seen = {}
+    model = module(lambda **arguments: seen.update(arguments))
+    taken = {name.partition(".")[0] for name in tensors}
+    model.forward.__signature__ = signature(*taken)
+    Call(model, tuple(tensors))(model, list(tensors.values()))
+    assert {leaf.name: float(leaf.tensor) for leaf in leaves(seen)} == {
+        name: float(tensor) for name, tensor in tensors.items()
+    }
+
+
+def signature(*names: str) -> Any:
+    from inspect import Parameter, Signature
+
+    return Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])
+
+
+def module(function: Any) -> nn.Module:
+    model = nn.Module()
+    model.forward = function
+    return model
+
+
+A, B, C = (torch.full((1,), float(value)) for value in range(3))
+
+
+def typed(boxes: Boxes, pair: Pair, several: list[torch.Tensor]) -> Any:
+    return boxes, pair, several
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "expected"),
+    [
+        (lambda a, b: (a, b), ("a", "b"), (A, B)),
+        (lambda b, a, extra=None: (a, b), ("a", "b"), (A, B)),
+        (lambda *, a, b: (a, b), ("a", "b"), (A, B)),
+        (lambda y, x: (y, x), ("a", "b"), (A, B)),
+        (lambda a, other: (a, other), ("a", "b"), (A, B)),
+        (lambda a, b, /: (a, b), ("b", "a"), (A, B)),
+        (lambda *arguments: arguments, ("a", "b"), (A, B)),
+        (lambda batch: batch, ("batch.image", "batch.mask"), {"image": A, "mask": B}),
+        (lambda x, batch: (x, batch), ("batch.image", "x"), (B, {"image": A})),
+        (lambda pair: pair, ("pair.0", "pair.1"), (A, B)),
+        (lambda deep: deep, ("deep.a.b", "deep.c"), {"a": {"b": A}, "c": B}),
+        (lambda input: input, ("input.1",), A),
+        (lambda input, b: (input, b), ("input.1", "b"), (A, B)),
+        (lambda a: a, ("a",), A),
+    ],
+)
+def test_names_become_arguments(function: Any, names: tuple[str, ...], expected: Any):
+    model = module(function)
+    assert Call(model, names)(model, [A, B][: len(names)]) == expected
+
+
+def test_dataclasses_named_tuples_and_lists_are_made_where_forward_asks_for_them():
+    model = module(typed)
+    names = ("boxes.corners", "pair.mean", "pair.spread", "several.0")
+    boxes, pair, several = Call(model, names)(model, [A, B, C, A])
+    assert (boxes, pair, several) == (Boxes(A), Pair(B, C), [A])
+
+
+def test_the_first_names_that_fit_are_taken():
+    model = module(lambda p, q: (p, q))
+    assert Call(model, ("a", "b"), ("q", "p"))(model, [A, B]) == (B, A)
+
+
+def test_a_forward_without_signature_takes_positions():
+    model = module(dict)
+    assert Call(model, ("x",))(model, [[("a", 1)]]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "plain"),
+    [
+        (lambda a, b: None, ("a", "b"), True),
+        (lambda a, b=None: None, ("a",), True),
+        (lambda a, b: None, ("b", "a"), False),
+        (lambda a, *, b: None, ("a", "b"), False),
+        (lambda a, b=None, c=None: None, ("a", "c"), False),
+        (lambda a: None, ("a.x", "a.y"), False),
+        (lambda *a: None, ("x", "y"), True),
+    ],
+)
+def test_plain_calls_are_those_by_position(function: Any, names: tuple[str, ...], plain: bool):
+    assert Call(module(function), names).plain == plain
+
+
+def test_names_are_sorted_as_forward_lists_them():
+    call = Call(module(lambda a, b, *, c: None), ("c", "b.y", "a", "b.x"))
+    assert call.sorted(("c", "b.y", "a", "b.x")) == ("a", "b.y", "b.x", "c")
+    assert Call(module(lambda *x: None), ("c", "a")).sorted(("c", "a")) == ("c", "a")
+
+
+@pytest.mark.parametrize(
+    ("returned", "plain"),
+    [
+        (T, True),
+        ((T, (T,)), True),
+        ([T], False),
+        ({"a": T}, False),
+        (Pair(T, T), False),
+        (None, False),
+    ],
+)
+def test_plain_outputs_are_tensors_in_tuples(returned: Any, plain: bool):
+    assert is_plain(returned) == plain

@@ -1,0 +1,287 @@
+"""Which source files a model stands on, and how a change of one shows."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import types
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+
+from gate.errors import EvidenceError
+from gate.export.capture import captured
+from gate.model.code import code_of, modules_of
+from gate.model.loading import build_model
+from gate.model.modules import changed_files, imported_names, verify_unchanged
+from gate.records.model_code import ModelCode
+
+FILES = {
+    "mine_/__init__.py": "",
+    "mine_/models.py": """
+        import json
+        import torch
+        from torch import nn
+        from . import heads
+        from mine_.parts.blocks import Block
+
+        def build():
+            from mine_ import late
+            return nn.Sequential(Block(), heads.Head())
+    """,
+    "mine_/heads.py": """
+        from torch import nn
+        from .scale import FACTOR
+
+        class Head(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 2)
+    """,
+    "mine_/late.py": "import numpy\n",
+    "mine_/unused.py": "raise RuntimeError\n",
+    "mine_/parts/blocks.py": """
+        from torch import nn
+        from .. import scale
+
+        class Block(nn.Module):
+            def forward(self, x):
+                return x.relu() * scale.FACTOR
+    """,
+    "mine_/scale.py": "FACTOR = 2.0\n",
+}  # `mine_/parts` has no __init__.py
+OWN = {"mine_", "mine_.models", "mine_.heads", "mine_.late", "mine_.parts.blocks", "mine_.scale"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    write(FILES)
+    yield tmp_path
+    forget("mine_", "lone_", "zipped_", "byte_")
+
+
+def write(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.splitlines()
+        indent = min((len(n) - len(n.lstrip()) for n in lines if n.strip()), default=0)
+        path.write_text("\n".join(line[indent:] for line in lines) + "\n")
+
+
+def forget(*tops: str) -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] in tops]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def code() -> ModelCode:
+    return code_of(build_model("mine_.models:build"), factory="mine_.models:build")
+
+
+def edit(name: str, before: str, after: str) -> None:
+    path = Path(name)
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
+
+
+def test_all_own_files_and_no_others(place: Path) -> None:
+    found = code()
+    assert set(found.files) == OWN
+    assert set(found.packages) == {"torch", "numpy"}
+    assert found.packages["torch"] == importlib.metadata.version("torch")
+    assert found.unread == {}
+
+
+def test_the_same_in_another_folder_and_process(place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other place"
+    shutil.copytree(place / "mine_", other / "mine_")
+    program = (
+        "from gate.model.code import code_of\nfrom gate.model.loading import build_model\n"
+        "print(code_of(build_model('mine_.models:build'), factory='mine_.models:build').digest())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=other, env=environment, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(code().digest())
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "told"),
+    [
+        ("mine_/parts/blocks.py", "relu", "sigmoid", "mine_.parts.blocks"),
+        ("mine_/scale.py", "2.0", "3.0", "mine_.scale"),
+        ("mine_/late.py", "numpy", "torch", "mine_.late"),
+        ("mine_/__init__.py", "\n", "import json\n", "mine_"),
+    ],
+)
+def test_an_edit_changes_the_digest(place, file, before, after, told) -> None:
+    old = code()
+    assert changed_files(old) == ()
+    edit(file, before, after)
+    assert changed_files(old) == (told,)
+    with pytest.raises(EvidenceError, match=rf"changed while it was measured: {told}\."):
+        verify_unchanged(old)
+    forget("mine_")
+    assert changed_files(old) == (told,)  # without anything of it being imported
+    assert "mine_" not in sys.modules
+    assert code().changes_since(old)[0] == told
+
+
+def test_a_new_import_and_a_file_that_went(place: Path) -> None:
+    old = code()
+    edit("mine_/scale.py", "FACTOR", "import mine_.more\nFACTOR")
+    Path("mine_/more.py").write_text("")
+    forget("mine_")
+    assert code().changes_since(old) == ("mine_.more (new)", "mine_.scale")
+    Path("mine_/late.py").unlink()
+    forget("mine_")
+    assert changed_files(old) == ("mine_.scale",)
+    assert changed_files(old, gone=True) == ("mine_.late", "mine_.scale")
+
+
+def test_where_nothing_of_it_is_there_nothing_is_told(place, tmp_path, monkeypatch) -> None:
+    old = code()
+    forget("mine_")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    assert changed_files(old) == ()
+
+
+def test_what_is_loaded_is_not_what_the_file_says(place: Path) -> None:
+    build_model("mine_.models:build")
+    edit("mine_/parts/blocks.py", "relu", "sigmoid")
+    found = code()
+    assert "mine_.parts.blocks" not in found.files
+    assert "restart Python" in found.unread["mine_.parts.blocks"]
+    assert "mine_.scale" in found.files
+
+
+def test_of_torch_alone_there_are_only_packages() -> None:
+    found = code_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
+    assert (found.files, set(found.packages), found.unread) == ({}, {"torch"}, {})
+
+
+def test_a_distribution_with_another_name_than_its_modules(place: Path) -> None:
+    write({"lone_.py": "from torch import nn\nimport PIL.Image, yaml_that_is_not_there\n"})
+    found = code_of(nn.ReLU(), factory="lone_:build")
+    assert set(found.files) == {"lone_"}
+    assert {name.lower() for name in found.packages} == {"torch", "pillow"}
+
+
+def test_a_loose_file_among_the_packages_is_the_users(place: Path, monkeypatch) -> None:
+    write({"site-packages/lone_.py": "FACTOR = 1\n"})
+    monkeypatch.setattr(sys, "path", [str(place / "site-packages"), *sys.path])
+    assert set(code_of(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
+
+
+def test_functions_that_hang_on_modules(place: Path) -> None:
+    write({
+        "lone_.py": "def scaled(module, inputs, output):\n    return output * 2\n"
+                    "def outer(inner):\n    def hook(*a):\n        return inner(*a)\n    return hook\n"
+    })  # fmt: skip
+    import lone_
+
+    for hang in (
+        lambda m: m.register_forward_hook(lone_.scaled),
+        lambda m: m.register_forward_hook(partial(lone_.scaled)),
+        lambda m: setattr(m, "forward", partial(lone_.scaled, None, None)),
+        lambda m: m.register_forward_pre_hook(lone_.outer(torch.relu)),
+    ):
+        model = nn.Sequential(nn.Linear(2, 2))
+        hang(model[0])
+        assert set(code_of(model).files) == {"lone_"}
+
+
+# --- what can't be read is said -------------------------------------------------------------------
+
+
+def of_module(name: str) -> nn.Module:
+    return type("Net", (nn.Module,), {"__module__": name})()
+
+
+def test_a_class_that_was_typed_in() -> None:
+    assert "typed in" in code_of(of_module("__main__")).unread["__main__"]
+
+
+def test_a_module_that_was_made_while_running(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "lone_", types.ModuleType("lone_"))
+    assert "no source file" in code_of(of_module("lone_")).unread["lone_"]
+    assert "no source file" in code_of(of_module("never_was")).unread["never_was"]
+
+
+def test_bytecode_without_source(place: Path) -> None:
+    write({"byte_.py": "X = 1\n"})
+    py_compile.compile("byte_.py", cfile="byte_.pyc")
+    Path("byte_.py").unlink()
+    import byte_  # noqa: F401
+
+    assert "bytecode" in code_of(of_module("byte_")).unread["byte_"]
+
+
+def test_an_extension_module(place: Path) -> None:
+    import _ctypes_test as extension
+
+    shutil.copy(extension.__file__, Path("lone_" + Path(extension.__file__).name[12:]))
+    found = code_of(nn.ReLU(), factory="lone_:build")
+    assert "extension module" in found.unread["lone_"]
+
+
+def test_a_file_that_vanished(place: Path) -> None:
+    write({"lone_.py": "X = 1\n"})
+    import lone_  # noqa: F401
+
+    Path("lone_.py").unlink()
+    assert "not there" in code_of(of_module("lone_")).unread["lone_"]
+
+
+def test_torchscript_and_generated_code() -> None:
+    plain = nn.Sequential(nn.ReLU())
+    with captured():
+        scripted = code_of(nn.Sequential(torch.jit.script(plain)))
+    assert any("TorchScript" in why for why in scripted.unread.values())
+    assert any("torch.fx" in why for why in code_of(fx.symbolic_trace(plain)).unread.values())
+
+
+def test_an_archive_is_read(place: Path, monkeypatch) -> None:
+    with zipfile.ZipFile("library.zip", "w") as archive:
+        archive.writestr("zipped_.py", "X = 1\n")
+    monkeypatch.setattr(sys, "path", [str(place / "library.zip"), *sys.path])
+    import zipped_  # noqa: F401
+
+    found = modules_of(of_module("zipped_"))
+    assert set(found.files) == {"zipped_"}
+    assert found.paths == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "names"),
+    [
+        ("import a.b as c", "p", {"a", "a.b"}),
+        ("from a import b", "p", {"a", "a.b"}),
+        ("from . import b", "p.q", {"p", "p.q", "p.q.b"}),
+        ("from ..r import b", "p.q", {"p", "p.r", "p.r.b"}),
+        ("from ... import b", "p", set()),
+        ("def f():\n    import late", "", {"late"}),
+        ("this is no Python", "", set()),
+        ("\0", "", set()),
+    ],
+)
+def test_names_that_a_source_imports(source: str, package: str, names: set[str]) -> None:
+    assert set(imported_names(source.encode(), package)) == names

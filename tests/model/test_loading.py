@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from gate.errors import ModelError
+from gate.model.loading import build_model
+from tests.export.nets import Small
+
+HERE = "tests.export.nets"
+
+
+@pytest.mark.parametrize("factory", [f"{HERE}:Small", f"{HERE}:Holder.small", f"{HERE}:seeded"])
+def test_builds_what_the_callable_returns(factory: str) -> None:
+    assert isinstance(build_model(factory), Small)
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("", "not a factory"),
+        ("torchvision.models.resnet18", "not a factory"),
+        (f"{HERE}:", "not a factory"),
+        (":Small", "not a factory"),
+        (f"{HERE}:Small()", "not a factory"),
+        (f"{HERE}:Small:again", "not a factory"),
+        ("../nets:Small", "not a factory"),
+        ("no_such_package.models:Small", "no module named 'no_such_package'"),
+        (f"{HERE}.deeper:Small", "no module named"),
+        (f"{HERE}:Smal", "It has: AlwaysDropout"),
+        (f"{HERE}:Holder.other", "has no 'Holder.other'"),
+        (f"{HERE}:Holder.number", "is an object of type int"),
+        (f"{HERE}:READY", "a model already"),
+        (f"{HERE}:not_a_module", "type str, expected an nn.Module"),
+        (f"{HERE}:needs_arguments", "without arguments"),
+        (f"{HERE}:leaves", "SystemExit"),
+    ],
+)
+def test_says_what_is_wrong_with_the_factory(factory: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says.replace("(", r"\(")):
+        build_model(factory)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+def test_the_current_folder_is_importable(folder: Path) -> None:
+    (folder / "own_net_of_user.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Linear(2, 2)\n"
+    )
+    assert isinstance(build_model("own_net_of_user:build"), nn.Linear)
+
+
+def test_a_module_that_changes_the_folder_is_brought_back(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "moving_net_of_user.py").write_text(
+        "import os\nfrom torch import nn\ndef build():\n"
+        "    os.chdir('elsewhere')\n    return nn.Linear(2, 2)\n"
+    )
+    build_model("moving_net_of_user:build")
+    assert Path.cwd() == folder
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import a_missing_library", "needs the module 'a_missing_library'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        ("raise SystemExit(1)", "SystemExit"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(folder: Path, source: str, says: str) -> None:
+    (folder / "broken_net_of_user.py").write_text(source)
+    with pytest.raises(ModelError, match=says):
+        build_model("broken_net_of_user:build")

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ShuffleNet_V2_X0_5_Weights, shufflenet_v2_x0_5
+
+from gate.errors import CheckpointError, ModelError
+from gate.model.loading import torchvision_model
+from gate.storage.digest import Digest
+
+NAME = "shufflenet_v2_x0_5"
+ENTRY = ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    torch.manual_seed(3)
+    return shufflenet_v2_x0_5(weights=None)
+
+
+class Shelf:
+    """Where torchvision gets the weights from: a file:// address, and an empty hub cache."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.cache = folder / "torch_home" / "hub" / "checkpoints"
+        monkeypatch.setenv("TORCH_HOME", str(folder / "torch_home"))
+
+    def offer(self, content: Any) -> str:
+        """Serve `content` under a name that carries its hash; return the name."""
+        self.folder.mkdir(exist_ok=True)
+        torch.save(content, self.folder / "file.pth")
+        name = f"tiny-{Digest.of_file(self.folder / 'file.pth').hex[:8]}.pth"
+        (self.folder / "file.pth").rename(self.folder / name)
+        self.monkeypatch.setattr(ENTRY.value, "url", (self.folder / name).as_uri())
+        return name
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    return Shelf(tmp_path / "shelf", monkeypatch)
+
+
+@pytest.mark.parametrize("classes", [None, 7])
+def test_without_weights(classes: int | None) -> None:
+    model = torchvision_model(NAME, weights=None, num_classes=classes)
+    assert model.fc.out_features == (classes or 1000)
+
+
+@pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "DEFAULT", f"{type(ENTRY).__name__}.DEFAULT"])
+def test_downloads_the_named_weights_and_loads_them(
+    shelf: Shelf, trained: nn.Module, weights: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = shelf.offer(trained.state_dict())
+    model = torchvision_model(NAME, weights=weights, num_classes=None)
+    for key, value in trained.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value)
+    assert (shelf.cache / name).exists()
+    assert capfd.readouterr().out == ""
+
+
+def test_takes_the_file_that_lies_in_the_cache(shelf: Shelf, trained: nn.Module) -> None:
+    name = shelf.offer(trained.state_dict())
+    shelf.cache.mkdir(parents=True)
+    (shelf.folder / name).rename(shelf.cache / name)
+    model = torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=1000)
+    assert torch.equal(model.fc.weight, trained.fc.weight)
+
+
+def test_another_number_of_classes_gets_a_new_head_only(shelf: Shelf, trained: nn.Module) -> None:
+    shelf.offer(trained.state_dict())
+    model = torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=10)
+    for key, value in trained.state_dict().items():
+        if key.startswith("fc."):
+            assert model.state_dict()[key].shape[0] == 10
+        else:
+            assert torch.equal(model.state_dict()[key], value)
+    assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_download_that_fails_names_the_way_out(shelf: Shelf, trained: nn.Module) -> None:
+    name = shelf.offer(trained.state_dict())
+    (shelf.folder / name).unlink()
+    says = rf"cannot download.*Place the file {name} in .*checkpoints.*local checkpoint"
+    with pytest.raises(CheckpointError, match=says):
+        torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
+
+
+def test_a_cached_file_that_is_not_whole_is_refused(shelf: Shelf, trained: nn.Module) -> None:
+    name = shelf.offer(trained.state_dict())
+    shelf.cache.mkdir(parents=True)
+    (shelf.cache / name).write_bytes((shelf.folder / name).read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="its name promises"):
+        torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
+
+
+class RunsCode:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_weights_file_that_wants_to_run_code_does_not(
+    shelf: Shelf, trained: nn.Module, tmp_path: Path
+) -> None:
+    shelf.offer(dict(trained.state_dict()) | {"extra": RunsCode(tmp_path / "proof")})
+    with pytest.raises(CheckpointError, match="UnpicklingError"):
+        torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
+    assert not (tmp_path / "proof").exists()
+
+
+def test_weights_of_another_model_are_refused(shelf: Shelf) -> None:
+    shelf.offer(nn.Linear(2, 2).state_dict())
+    with pytest.raises(ModelError, match=f"cannot build {NAME}"):
+        torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "classes", "says"),
+    [
+        ("resnet1", None, None, "Did you mean resnet18"),
+        ("%$", None, None, "list_models"),
+        (NAME, "IMAGENET", None, "it has: IMAGENET1K_V1, DEFAULT"),
+        (NAME, None, 0, "expected at least 1"),
+    ],
+)
+def test_unknown_names(name: str, weights: str | None, classes: int | None, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        torchvision_model(name, weights=weights, num_classes=classes)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "lraspp_mobilenet_v3_large"])
+def test_models_whose_builders_would_warn_or_download(shelf: Shelf, name: str) -> None:
+    assert isinstance(torchvision_model(name, weights=None, num_classes=4), nn.Module)
+    assert not shelf.cache.exists()

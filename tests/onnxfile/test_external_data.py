@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gate.errors import OnnxFileError
+from gate.onnxfile.external_data import external_files
+from gate.onnxfile.subject import read_subject, verify_file
+from gate.storage.digest import Digest
+from tests.export.graphs import adder, external
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    return tmp_path / "model" / "model.onnx"
+
+
+def test_the_digest_is_that_of_the_manifest(path: Path) -> None:
+    external(path)
+    data = path.parent / "w.bin"
+    subject = read_subject(path)
+    assert subject.external_data == ("w.bin",)
+    assert subject.sha256 == Digest.of_json(
+        {"model.onnx": Digest.of_file(path).hex, "w.bin": Digest.of_file(data).hex}
+    )
+    assert subject.size_bytes == path.stat().st_size + 16
+    verify_file(path, opset=13)
+
+
+def test_other_data_is_another_subject(path: Path) -> None:
+    before = read_subject(external(path))
+    (path.parent / "w.bin").write_bytes(b"\1" * 16)
+    after = read_subject(path)
+    assert before.sha256 != after.sha256
+    assert before.size_bytes == after.size_bytes
+
+
+def test_data_in_a_folder_below_is_fine(path: Path) -> None:
+    (path.parent / "data").mkdir()
+    assert read_subject(external(path, "data/w.bin")).external_data == ("data/w.bin",)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../w.bin",
+        "data/../../w.bin",
+        "/etc/passwd",
+        "..\\w.bin",
+        ".",
+        "",
+        "..",
+        "w" * 300,
+        "w\0.bin",
+    ],
+)
+def test_data_outside_of_the_folder_is_refused(path: Path, location: str) -> None:
+    (path.parent.parent / "w.bin").write_bytes(b"\0" * 16)
+    (path.parent / "data").mkdir()
+    model = adder()
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(OnnxFileError, match="expected a file inside the model's folder"):
+        read_subject(path)
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard", "both are symbolic"])
+def test_data_behind_a_link_is_read(path: Path, link: str) -> None:
+    """As in the caches of model hubs: the names are those beside the file."""
+    plain = read_subject(external(path))
+    blobs = path.parent.parent / "blobs"
+    blobs.mkdir()
+    for name in ("w.bin", "model.onnx") if link == "both are symbolic" else ("w.bin",):
+        blob = (path.parent / name).rename(blobs / f"{name}-0123")
+        if link == "hard":
+            os.link(blob, path.parent / name)
+        else:
+            (path.parent / name).symlink_to(f"../blobs/{blob.name}")
+    assert read_subject(path) == plain
+    (blobs / "w.bin-0123").write_bytes(b"\1" * 16)
+    assert read_subject(path).sha256 != plain.sha256
+    (blobs / "w.bin-0123").write_bytes(b"\1" * 15)
+    with pytest.raises(OnnxFileError, match="has 15 bytes, the tensor w needs 16"):
+        read_subject(path)
+
+
+def test_a_broken_graph_beside_linked_data_is_refused(path: Path) -> None:
+    external(path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].input[0] = "nowhere"
+    path.write_bytes(model.SerializeToString())
+    data = (path.parent / "w.bin").rename(path.parent.parent / "blob")
+    (path.parent / "w.bin").symlink_to(data)
+    with pytest.raises(OnnxFileError, match=r"model\.onnx is not a valid ONNX model"):
+        read_subject(path)
+
+
+def test_a_folder_that_leads_out_is_refused(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "w.bin").write_bytes(b"\0" * 16)
+    (path.parent / "data").symlink_to(elsewhere)
+    external(path, "data/w.bin")
+    with pytest.raises(OnnxFileError, match="inside the model's folder"):
+        read_subject(path)
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe", "device", "long link", "UTF-8"])
+def test_data_that_is_no_plain_file_is_refused(path: Path, kind: str) -> None:
+    external(path)
+    data = path.parent / "w.bin"
+    data.unlink()
+    if kind == "loop":
+        data.symlink_to("w.bin")
+    elif kind == "pipe":
+        os.mkfifo(data)
+    elif kind == "device":
+        data.symlink_to("/dev/zero")
+    elif kind == "UTF-8":
+        path.write_bytes(path.read_bytes().replace(b"w.bin", b"w\xffbin"))
+    else:
+        data.symlink_to("w" * 4000)
+    with pytest.raises(OnnxFileError):
+        read_subject(path)
+
+
+def test_missing_data_is_refused(path: Path) -> None:
+    external(path)
+    (path.parent / "w.bin").unlink()
+    with pytest.raises(OnnxFileError, match=r"data file w\.bin of the tensor w is missing"):
+        read_subject(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({}, "has 15 bytes, the tensor w needs 16"),
+        ({"offset": "8", "length": "16"}, "needs 24"),
+        ({"offset": "-8"}, "negative"),
+        ({"length": "many"}, "describes its external data wrongly"),
+    ],
+)
+def test_data_that_is_too_short_is_refused(path: Path, entries: dict[str, str], says: str) -> None:
+    external(path, **entries)
+    data = path.parent / "w.bin"
+    data.write_bytes(data.read_bytes()[:15])
+    with pytest.raises(OnnxFileError, match=says):
+        read_subject(path)
+
+
+def tensor_in(location: str) -> onnx.TensorProto:
+    tensor = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def constant(location: str) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [location], value=tensor_in(location))
+
+
+def branch(*nodes: Any) -> onnx.GraphProto:
+    return helper.make_graph(list(nodes), "branch", [], [])
+
+
+def test_data_is_found_wherever_a_tensor_can_be(path: Path) -> None:
+    model = adder()
+    model.graph.initializer.append(tensor_in("initializer"))
+    model.graph.node.append(constant("attribute"))
+    model.graph.node.append(
+        helper.make_node("If", ["c"], ["d"], then_branch=branch(constant("then")),
+                         else_branch=branch(helper.make_node("If", ["c"], ["e"],
+                                            then_branch=branch(constant("deep")))))
+    )  # fmt: skip
+    sparse = model.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(tensor_in("values"))
+    sparse.indices.CopyFrom(tensor_in("indices"))
+    model.functions.add(name="f", domain="d").node.append(constant("function"))
+    names = ("attribute", "deep", "function", "indices", "initializer", "then", "values")
+    for name in names:
+        (path.parent / name).write_bytes(b"\0" * 4)
+    assert external_files(model, path) == names

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gate.onnxfile.metadata import described, impersonal, stamp
+from gate.records.evidence import Source
+from gate.storage.digest import Digest
+
+SHA = Digest.of_bytes(b"x")
+
+
+def test_what_is_known_is_said_and_nothing_else() -> None:
+    source = Source(factory="pkg:build", preprocess_sha256=SHA)
+    told = described(
+        strategy="direct", opset_asked="auto", rungs=("traced: no", "x: y"), source=source
+    )
+    assert told == {
+        "parity_gate.strategy": "direct",
+        "parity_gate.opset_asked": "auto",
+        "parity_gate.rungs": "traced: no\nx: y",
+        "parity_gate.factory": "pkg:build",
+        "parity_gate.preprocess_sha256": str(SHA),
+    }
+    assert set(described(strategy="traced", opset_asked=13, rungs=(), source=None)) == {
+        "parity_gate.strategy",
+        "parity_gate.opset_asked",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("failed in /home/me/pkg/net.py:12", "failed in net.py:12"),
+        ("Tensor at 0x7f3a2b1c9d", "Tensor at 0x"),
+        ("C:\\Users\\me\\net.py", "net.py"),
+        ("two\n  lines", "two lines"),
+        ("4 / 2 = 2, a/b", "4 / 2 = 2, a/b"),
+        ("[2, 3] and (aten::add)", "[2, 3] and (aten::add)"),
+    ],
+)
+def test_nothing_of_a_machine_is_told(text: str, clean: str) -> None:
+    assert impersonal(text) == clean
+
+
+def test_a_stamp_replaces_the_earlier_one_and_takes_paths_away() -> None:
+    node = helper.make_node("Identity", ["x"], ["y"], doc_string="/home/me/net.py")
+    node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/me/net.py")
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'fc']")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    model = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:]))
+    model.metadata_props.add(key="parity_gate.strategy", value="old")
+    model.metadata_props.add(key="author", value="me")
+    stamp(model, {"parity_gate.strategy": "new"})
+    onnx.checker.check_model(model)
+    assert {p.key: p.value for p in model.metadata_props} == {
+        "author": "me", "parity_gate.strategy": "new"
+    }  # fmt: skip
+    assert [p.key for p in model.graph.node[0].metadata_props] == ["pkg.torch.onnx.name_scopes"]
+    assert b"/home" not in model.SerializeToString()

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.errors import DataError, GateError, StorageError
+from gate.parity.arrays.samples import Samples, open_labels
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(11, 2, 3)).astype(np.float32)
+IDS = RNG.integers(0, 9, size=(11, 4))
+
+
+def joined(samples, size):
+    batches = list(samples.batches(size))
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in samples.names}
+
+
+def npy(folder):
+    np.save(folder / "x.npy", X)
+    return folder / "x.npy"
+
+
+def npz(folder):
+    np.savez_compressed(folder / "x.npz", input=X)
+    return folder / "x.npz"
+
+
+def fortran(folder):
+    np.save(folder / "x.npy", np.asfortranarray(X))
+    return folder / "x.npy"
+
+
+def big_endian(folder):
+    np.save(folder / "x.npy", X.astype(">f4"))
+    return folder / "x.npy"
+
+
+def npy_shards(folder):
+    for number, rows in enumerate((X[:4], X[4:5], X[5:])):
+        np.save(folder / f"{number}.npy", rows)
+    (folder / ".hidden").write_text("ignored")
+    return folder
+
+
+def npz_shards(folder):
+    np.savez(folder / "a.npz", input=X[:7])
+    np.savez(folder / "b.npz", input=X[7:])
+    return folder
+
+
+@pytest.mark.parametrize("save", [npy, npz, fortran, big_endian, npy_shards, npz_shards])
+def test_every_way_of_saving_gives_the_same_samples_and_digest(tmp_path, save):
+    samples = Samples.open(save(tmp_path))
+
+    assert len(samples) == 11
+    assert [(s.name, s.dtype, s.shape) for s in samples.specs] == [
+        ("input", "float32", ("samples", 2, 3))
+    ]
+    for size in (1, 3, 11, 50):
+        np.testing.assert_array_equal(joined(samples, size)["input"], X)
+    assert samples.digest() == Samples.of({"input": X}).digest()
+
+
+def test_batches_are_own_native_writable_copies(tmp_path):
+    samples = Samples.open(big_endian(tmp_path))
+    batch = next(samples.batches(4))["input"]
+    assert batch.flags.writeable
+    assert batch.flags.c_contiguous
+    assert batch.dtype.isnative
+    batch[:] = 0
+    np.testing.assert_array_equal(next(samples.batches(4))["input"], X[:4])
+
+
+def test_npz_holds_one_array_for_each_input(tmp_path):
+    np.savez(tmp_path / "x.npz", image=X, ids=IDS)
+    samples = Samples.open(tmp_path / "x.npz")
+    assert samples.names == ("image", "ids")
+    np.testing.assert_array_equal(joined(samples, 4)["ids"], IDS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"y": X},
+        {"x": X.astype(np.float64)},
+        {"x": X.reshape(11, 3, 2)},
+        {"x": X[:-1]},
+        {"x": X[::-1]},
+        {"x": X, "y": X},
+        {"x": np.nextafter(X, np.float32(9))},
+    ],
+)
+def test_digest_depends_on_names_dtypes_shapes_and_values(other):
+    assert Samples.of(other).digest() != Samples.of({"x": X}).digest()
+
+
+@given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
+def test_shards_change_neither_batches_nor_digest(cuts, size):
+    parts = np.split(X, sorted(set(cuts)))
+    samples = Samples([{"x": part} for part in parts], origin="test")
+    np.testing.assert_array_equal(joined(samples, size)["x"], X)
+    assert samples.digest() == Samples.of({"x": X}).digest()
+
+
+def truncated(folder):
+    path = npy(folder)
+    path.write_bytes(path.read_bytes()[:-5])
+    return path
+
+
+def header_only(folder):
+    path = npy(folder)
+    path.write_bytes(path.read_bytes()[:20])
+    return path
+
+
+def empty_file(folder):
+    (folder / "x.npy").write_bytes(b"")
+    return folder / "x.npy"
+
+
+def pickled(folder):
+    np.save(folder / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return folder / "x.npy"
+
+
+def pickled_member(folder):
+    np.savez(folder / "x.npz", x=np.array([{"a": 1}], dtype=object))
+    return folder / "x.npz"
+
+
+def broken_npz(folder):
+    path = npz(folder)
+    data = bytearray(path.read_bytes())
+    data[60:90] = bytes(30)
+    path.write_bytes(bytes(data))
+    return path
+
+
+def half_npz(folder):
+    path = npz(folder)
+    path.write_bytes(path.read_bytes()[:80])
+    return path
+
+
+def empty_npz(folder):
+    np.savez(folder / "x.npz")
+    return folder / "x.npz"
+
+
+def strange_member(folder):
+    path = npz(folder)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "hello")
+    return path
+
+
+def no_folder(folder):
+    return folder / "nothing"
+
+
+def empty_folder(folder):
+    return folder
+
+
+def mixed_folder(folder):
+    npy(folder)
+    npz(folder)
+    return folder
+
+
+def folder_with_labels_text(folder):
+    npy(folder)
+    (folder / "labels.txt").write_text("0")
+    return folder
+
+
+def image_folder(folder):
+    (folder / "cat").mkdir()
+    (folder / "cat" / "1.PNG").write_bytes(b"")
+    return folder
+
+
+def image_file(folder):
+    (folder / "1.jpg").write_bytes(b"")
+    return folder / "1.jpg"
+
+
+def text_file(folder):
+    (folder / "x.txt").write_text("1")
+    return folder / "x.txt"
+
+
+def saved(array):
+    def save(folder):
+        np.save(folder / "x.npy", array)
+        return folder / "x.npy"
+
+    return save
+
+
+def shards(first, second):
+    def save(folder):
+        np.savez(folder / "a.npz", **first)
+        np.savez(folder / "b.npz", **second)
+        return folder
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (truncated, "cannot read x.npy"),
+        (header_only, "cannot read x.npy"),
+        (empty_file, "cannot read x.npy"),
+        (pickled, "cannot read x.npy"),
+        (pickled_member, "cannot read"),
+        (broken_npz, "cannot read x.npz"),
+        (half_npz, "cannot read x.npz"),
+        (empty_npz, "holds no array"),
+        (strange_member, "notes.txt"),
+        (no_folder, "does not exist"),
+        (empty_folder, "is empty"),
+        (mixed_folder, "mixes"),
+        (folder_with_labels_text, "labels.txt"),
+        (image_folder, "Preprocess"),
+        (image_file, "Preprocess"),
+        (text_file, "no .npy or .npz"),
+        (saved(np.float32(3)), "scalar"),
+        (saved(X[:0]), "nothing to measure"),
+        (saved(np.zeros((3, 0), np.float32)), "nothing to measure"),
+        (saved(np.array(["a", "b"])), "dtype"),
+        (saved(np.zeros(3, complex)), "dtype"),
+        (saved(np.zeros(3, np.longdouble)), "dtype"),
+        (saved(np.zeros(3, "M8[s]")), "dtype"),
+        (shards({"x": X}, {"y": X}), "different arrays"),
+        (shards({"x": X}, {"x": X.astype(float)}), "differ"),
+        (shards({"x": X}, {"x": X[:, :1]}), "differ"),
+        (shards({"x": X}, {"x": X[:0]}), "nothing to measure"),
+        (shards({"x": X, "y": X[:3]}, {"x": X, "y": X}), "different numbers of samples"),
+    ],
+)
+def test_unusable_files_are_refused_in_words(tmp_path, spoil, words):
+    with pytest.raises(DataError, match=words):
+        Samples.open(spoil(tmp_path))
+
+
+def test_nothing_at_all_is_refused():
+    with pytest.raises(DataError, match="holds no array"):
+        Samples.of({})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused_with_their_place(value):
+    x = X.copy()
+    x[9, 1, 2] = x[8, 0, 0] = value
+    with pytest.raises(DataError, match=r"'image'.*sample 8\b"):
+        list(Samples.of({"ids": IDS, "image": x}).batches(4))
+
+
+def test_npz_without_room_is_a_storage_error(tmp_path, monkeypatch):
+    path = npz(tmp_path)
+    monkeypatch.setattr(
+        "gate.parity.arrays.shards.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
+    )
+    with pytest.raises(StorageError, match="TMPDIR"):
+        Samples.open(path)
+
+
+def test_npz_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
+    path = npz(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    samples = Samples.open(path)
+    assert list(temporary.iterdir()) == []
+    np.testing.assert_array_equal(joined(samples, 4)["input"], X)
+
+
+def test_labels(tmp_path):
+    path = saved(np.arange(11, dtype=np.uint8))(tmp_path)
+    labels = open_labels(path, samples=11)
+    assert labels.dtype == np.int64
+    np.testing.assert_array_equal(labels, np.arange(11))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.arange(10),
+        np.arange(11).reshape(11, 1),
+        np.arange(11) - 1,
+        np.arange(11.0),
+        np.ones(11, bool),
+        np.full(11, 2**63, np.uint64),
+        np.array(0),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
+    with pytest.raises(DataError):
+        open_labels(saved(labels)(tmp_path), samples=11)
+
+
+@pytest.mark.parametrize("spoil", [npz, truncated, no_folder])
+def test_unreadable_labels_are_refused(tmp_path, spoil):
+    with pytest.raises(GateError):
+        open_labels(spoil(tmp_path), samples=11)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+@pytest.mark.parametrize("work", [lambda s: [len(b) for b in s.batches(64)], Samples.digest])
+def test_pages_that_were_read_are_given_back(tmp_path, work):
+    path = tmp_path / "large.npy"
+    np.save(path, np.zeros((2048, 1024), np.float32))
+    samples = Samples.open(path)
+    work(samples)
+    mapped = Path("/proc/self/smaps").read_text().split(str(path), 1)[1]
+    resident = int(re.search(r"^Rss:\s+(\d+) kB", mapped, flags=re.MULTILINE).group(1))
+    assert resident < 1024

@@ -1,0 +1,125 @@
+"""The floor of rounding: it widens for what kernels may do otherwise, and hides no fault."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.parity.float64.floor import rounding_floor
+from tests.parity.probes import benches
+
+X = {"x": benches.vectors(count=20)}
+
+
+def floors(model, arrays=None, **options):
+    stand = benches.stand(model, arrays or X, **options)
+    with torch.inference_mode():
+        return rounding_floor(stand)
+
+
+class Wide(nn.Module):
+    """A mean of very many numbers, which PyTorch adds pairwise and ONNX Runtime does not."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.expand = nn.Conv2d(3, 16, 1)
+        self.head = nn.Linear(16, 7)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.expand(x)).mean((2, 3)))
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return x * 1.7, x.argmax(1), torch.exp(x)
+
+
+class Flips(nn.Module):
+    """Answers something else entirely in some of its runs; the first is the reference's."""
+
+    def __init__(self, runs):
+        super().__init__()
+        self.runs = runs
+        self.done = 0
+
+    def forward(self, x):
+        self.done += 1
+        return x * (1e6 if self.done in self.runs else 1.1)
+
+
+class Exactly(nn.Module):
+    """Refuses to be computed otherwise than PyTorch does."""
+
+    def forward(self, x):
+        if (x * 1.1 != x * 1.1 * 1.0).any():
+            raise ValueError("not today")
+        return x
+
+
+def test_one_floor_for_each_output_of_floats():
+    product, places, powers = (floor and floor.result() for floor in floors(Several()))
+    assert places is None
+    assert product.samples == powers.samples == 24 - 4
+    assert powers.candidate_rms / powers.truth_rms > 2.0 * product.candidate_rms / product.truth_rms
+    assert 0.2 * 2.0**-24 < product.candidate_rms / product.truth_rms < 2.0 * 2.0**-24
+
+
+def test_the_floor_is_reproducible():
+    first, again = (floors(Several())[0].result() for _ in range(2))
+    assert first == again
+
+
+def test_only_the_samples_with_a_truth_count():
+    (floor,) = floors(Wide(), {"x": benches.images(40)}, noise_samples=10, size=4)
+    assert floor.result().samples == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(Several(), {"noise_samples": 0}), (Exactly(), {})],
+    ids=["no twin", "not computable"],
+)
+def test_what_can_not_be_measured_widens_nothing(model, options):
+    assert floors(model, **options) == []
+
+
+def test_a_mean_of_many_numbers_is_no_fault(tmp_path):
+    arrays = {"x": np.random.default_rng(0).random((12, 3, 224, 224), dtype=np.float32)}
+    model = Wide().eval()
+    candidate = benches.export(model, tmp_path / "model.onnx", arrays)
+    (runtime,) = benches.measured(model, candidate, arrays, probes=False).runtimes
+    noise = runtime.outputs[0].noise
+    assert noise.candidate_rms > 1.25 * noise.reference_rms
+    assert noise.rounding_rms > noise.candidate_rms
+    assert noise.ratio < 1.0
+
+
+def test_a_runtime_as_exact_as_pytorch_costs_no_further_runs(tmp_path):
+    model = nn.Linear(6, 5).eval()
+    candidate = benches.export(model, tmp_path / "model.onnx", X)
+    (runtime,) = benches.measured(model, candidate, X, probes=False).runtimes
+    assert runtime.outputs[0].noise.ratio <= 1.25
+    assert runtime.outputs[0].noise.rounding_rms is None
+
+
+@pytest.mark.parametrize("factor", [1.0 + 2e-5, 0.9])
+def test_a_fault_is_seen_above_the_floor(factor, tmp_path):
+    arrays = {"x": benches.images()}
+    model = Wide().eval()
+    wrong = copy.deepcopy(model)
+    wrong.expand.weight.data[3] *= factor
+    candidate = benches.export(wrong, tmp_path / "model.onnx", arrays)
+    (runtime,) = benches.measured(model, candidate, arrays, probes=False).runtimes
+    assert runtime.outputs[0].noise.rounding_rms is not None
+    assert runtime.outputs[0].noise.ratio > 3.0
+
+
+@pytest.mark.parametrize(("runs", "widens"), [((2,), False), ((4,), False), ((2, 4), True)])
+def test_a_rare_flip_widens_no_floor(runs, widens):
+    (floor,) = floors(Flips(runs), size=20)
+    assert (floor.result().candidate_rms > 1.0) is widens

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, torch
+from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.float64.reference import in_double
+with RandomRounding(0), in_double():
+    torch.rand(3) * 2
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_mode_does_not_import_the_compiler_of_pytorch():
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,63 @@
+"""Errors added up by group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.parity.statistics.tally import CANDIDATE, REFERENCE, Tally
+
+
+def tally(seed, *, samples=6, columns=3):
+    rng = np.random.default_rng(seed)
+    values = np.abs(rng.normal(size=(4, samples, 2, columns)))
+    return values, Tally.by_place(values, np.ones((samples, 2, columns), np.bool_))
+
+
+def test_by_place_is_column_by_column():
+    values, sums = tally(0)
+    assert sums.counts.tolist() == [12, 12, 12]
+    assert sums.rms(CANDIDATE) == pytest.approx(np.sqrt(np.square(values[2]).mean(axis=(0, 1))))
+    assert sums.peaks[CANDIDATE] == pytest.approx(values[2].max(axis=(0, 1)))
+
+
+def test_by_label_is_the_same_for_the_same_groups():
+    values, sums = tally(0)
+    labels = np.broadcast_to(np.arange(3), values[0].shape).ravel()
+    other = Tally.by_label(values.reshape(4, -1), labels, 3)
+    assert other.sums == pytest.approx(sums.sums)
+    assert other.peaks == pytest.approx(sums.peaks)
+    assert other.counts == pytest.approx(sums.counts)
+
+
+def test_merging_is_adding():
+    parts = [tally(seed) for seed in (1, 2)]
+    whole = Tally.by_place(
+        np.concatenate([values for values, _ in parts], axis=1), np.ones((12, 2, 3), np.bool_)
+    )
+    merged = parts[0][1].merge(parts[1][1])
+    for name in ("counts", "sums", "peaks", "spread", "limit"):
+        assert getattr(merged, name) == pytest.approx(getattr(whole, name))
+
+
+def test_joined_groups_are_all_before_the_stop():
+    _, sums = tally(3)
+    joined = sums.joined(np.array([1, 3]))
+    assert joined.counts.tolist() == [12, 36]
+    assert joined.sums[REFERENCE] == pytest.approx(sums.sums[REFERENCE].cumsum()[[0, 2]])
+    assert joined.peaks[REFERENCE, 1] == sums.peaks[REFERENCE].max()
+
+
+@pytest.mark.parametrize(("heavy", "least", "most"), [(False, 20, 32), (True, 1, 4)])
+def test_an_error_that_one_sample_dominates_comes_of_few_draws(heavy, least, most):
+    values = np.abs(np.random.default_rng(0).normal(size=(4, 32, 1, 1)))
+    if heavy:
+        values[:, 7] = 100.0
+    sums = Tally.by_place(values, np.ones((32, 1, 1), np.bool_))
+    assert least <= sums.draws(REFERENCE)[0] <= most
+
+
+def test_the_middle_is_the_median():
+    tallies = [tally(seed)[1] for seed in range(3)]
+    middle = Tally.middle(tallies)
+    assert middle.sums == pytest.approx(np.median([one.sums for one in tallies], axis=0))

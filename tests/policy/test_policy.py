@@ -1,0 +1,221 @@
+import pytest
+from pydantic import ValidationError
+
+from gate.errors import PolicyError
+from gate.policy.policy import (
+    Bounds,
+    ConfidenceBands,
+    Instruments,
+    Policy,
+    PreprocessingPolicy,
+    RuntimePolicy,
+)
+from gate.records.runtime import RUNTIMES
+from tests import builders
+
+
+def runtime(**bounds):
+    return RuntimePolicy(required="always", bounds=Bounds(**bounds))
+
+
+def test_the_default_asks_for_cpu_always_and_cuda_when_present():
+    for task in ("classification", "tensors"):
+        policy = Policy.default(task=task)
+        asked = {name: r.required for name, r in policy.runtimes.items()}
+        assert asked == {
+            name: "when_present" if traits.cuda else "always" for name, traits in RUNTIMES.items()
+        }
+        assert all(not r.bounds.empty for r in policy.runtimes.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"runtimes": {}}, "at least 1"),
+        ({"runtimes": {"ort-cpu": runtime(top1_agreement=1.0)}}, "needs a bound noise_ratio"),
+        ({"runtimes": {"ort-cpu": runtime(max_abs_diff=1.0)}}, "needs a bound top1_agreement"),
+        (
+            {"task": "tensors", "runtimes": {"ort-cpu": runtime(max_abs_diff=1.0, top5_agreement=1.0)}},
+            "top5_agreement need logits",
+        ),
+        (
+            {"runtimes": {"torch-cuda": runtime(max_abs_diff=1.0, top1_agreement=1.0)}},
+            "it never runs the file",
+        ),
+        ({"min_samples": 1}, "greater than or equal to 2"),
+        ({"precision": "sloppy"}, "precision"),
+        ({"instruments": Instruments(noise_samples=0)}, "noise needs instruments.noise_samples"),
+        ({"instruments": Instruments(stability_samples=0)}, "needs instruments.stability_samples"),
+        (
+            {
+                "instruments": Instruments.none(),
+                "runtimes": {"ort-cpu": runtime(noise_ratio=0.0, max_abs_diff=1.0, top1_agreement=1.0)},
+            },
+            "noise needs instruments.noise_samples",
+        ),
+        (
+            {
+                "waive": ("noise_ratio",),
+                "runtimes": {"ort-cpu": runtime(noise_ratio=3.0, top1_agreement=1.0)},
+            },
+            r"noise_ratio \(not waived\)",
+        ),
+        ({"waive": ("max_abs_diff",)}, "noise_ratio"),
+        ({"outputs": {"logits": "lottery"}}, "outputs.logits"),
+        ({"outputs": {"y": "tensor"}, "logits": ("y",)}, "say one of them"),
+        (
+            {
+                "task": "tensors",
+                "outputs": {"y": "probabilities"},
+                "runtimes": {"ort-cpu": runtime(max_abs_diff=1.0)},
+            },
+            "task 'tensors' has no classes",
+        ),
+        ({"task": "auto"}, "a guess is not enough for them"),
+        (
+            {
+                "task": "auto",
+                "outputs": {"y": "logits"},
+                "runtimes": {"ort-cpu": runtime(noise_ratio=1.5)},
+            },
+            "the role of logits needs a bound top1_agreement",
+        ),
+        ({"nonfinite": "anything"}, "nonfinite"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_could_not_refuse_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        builders.policy(**fields)
+
+
+def test_roles_and_task_can_be_stated_beside_the_policy():
+    policy = Policy.default()
+    assert policy.task == "auto"
+    stated = policy.with_answers(outputs={"y": "logits"}, task="classification")
+    assert (stated.task, stated.outputs) == ("classification", {"y": "logits"})
+    assert stated.digest() != policy.digest()
+    assert stated.with_answers(outputs={"y": "tensor"}).outputs == {"y": "tensor"}
+    assert policy.with_answers(outputs={}) == policy
+    with pytest.raises(PolicyError, match="'tensors' has no classes"):
+        policy.with_answers(outputs={"y": "logits"}, task="tensors")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "role", "counts"),
+    [
+        ({}, "y", None, True),
+        ({"task": "auto", "logits": ("y",)}, "y", "logits", True),
+        ({"logits": ("y",)}, "x", None, False),
+        ({"outputs": {"y": "probabilities"}}, "y", "probabilities", True),
+        ({"outputs": {"y": "embedding"}}, "y", "embedding", False),
+        ({"outputs": {"y": "embedding"}}, "x", None, True),
+    ],
+)
+def test_what_counts_as_classes(fields, name, role, counts):
+    policy = builders.policy(**fields)
+    assert (policy.role_of(name), policy.counts_classes(name)) == (role, counts)
+    assert not Policy.default(task="tensors").counts_classes(name)
+
+
+def test_what_came_later_leaves_old_digests_as_they_were():
+    plain = builders.policy().to_plain()
+    assert not {"outputs", "nonfinite"} & set(plain)
+    assert "cosine_distance" not in plain["runtimes"]["ort-cpu"]["bounds"]
+    assert plain["task"] == "classification"
+
+
+def test_a_reduced_policy_may_lean_on_agreement():
+    runtimes = {"ort-cpu": runtime(top1_agreement=0.99)}
+    assert builders.policy(precision="reduced", runtimes=runtimes).precision == "reduced"
+
+
+BANDS = ConfidenceBands(over_1_percent=1.0, over_5_percent=0.1, over_10_percent=0.1)
+
+
+def quantized(**overrides):
+    bounds = runtime(top1_agreement=0.99, confidence_bands=BANDS)
+    fields = {"precision": "quantized", "runtimes": {"ort-cpu": bounds}, **overrides}
+    return Policy(**fields)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", "noise_ratio", "noise_peak",
+     "noise_diff"],
+)  # fmt: skip
+def test_a_quantized_file_is_never_judged_by_exact_tolerances(field):
+    bounds = runtime(top1_agreement=0.99, confidence_bands=BANDS, **{field: 1.0})
+    with pytest.raises(ValidationError, match=f"{field} are for exact files"):
+        quantized(runtimes={"ort-cpu": bounds})
+
+
+def test_a_quantized_policy_bounds_answers_and_confidence():
+    assert Policy.quantized().precision == "quantized"
+    with pytest.raises(ValidationError, match="needs a bound confidence_bands"):
+        quantized(runtimes={"ort-cpu": runtime(top1_agreement=0.99)})
+    with pytest.raises(ValidationError, match="needs a bound top1_agreement"):
+        quantized(runtimes={"ort-cpu": runtime(confidence_bands=BANDS)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"twin": builders.policy()}, "a twin is quantized"),
+        ({"twin": quantized(), "precision": "quantized"}, "are for exact files|what it is the twin of"),
+    ],
+)  # fmt: skip
+def test_a_twin_is_quantized_and_what_it_is_the_twin_of_is_not(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        builders.policy(**fields)
+
+
+def test_twins_have_no_twins_and_the_same_task():
+    with pytest.raises(ValidationError, match="what it is the twin of is not"):
+        quantized(twin=quantized())
+    with pytest.raises(ValidationError, match="the twin's task is 'tensors'"):
+        builders.policy(
+            twin=quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"review": "required"}, "set them beside twin"),
+        ({"max_age_days": 3.0}, "set them beside twin"),
+        ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "ask for preprocessing"),
+    ],
+)  # fmt: skip
+def test_what_holds_for_both_is_not_said_of_the_twin(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        builders.policy(twin=quantized(**fields))
+
+
+def test_the_twin_is_a_part_of_the_policys_digest():
+    digests = {
+        builders.policy(twin=twin).digest()
+        for twin in (None, quantized(), quantized(min_samples=300))
+    }
+    assert len(digests) == 3
+
+
+def test_one_sample_has_no_other_batch():
+    with pytest.raises(ValidationError, match="0 or 2 and more"):
+        Instruments(stability_samples=1)
+
+
+def test_the_digest_changes_with_every_field():
+    base = builders.policy()
+    assert builders.policy().digest() == base.digest()
+    for change in ({"min_samples": 301}, {"confidence": 0.99}, {"logits": ("logits",)}):
+        assert builders.policy(**change).digest() != base.digest()
+
+
+def test_provider_options_are_text():
+    options = builders.policy().cuda_provider.provider_options(tf32=False)
+    assert options == {
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kNextPowerOfTwo",
+        "do_copy_in_default_stream": "1",
+        "use_tf32": "0",
+    }

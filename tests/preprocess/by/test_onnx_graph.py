@@ -1,0 +1,132 @@
+"""One file from uint8 pictures to logits, in ONNX Runtime: the same as spec, then model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from gate.errors import InputMismatch, OnnxFileError
+from gate.preprocess.by.onnx_graph import PICTURES, prepend
+from gate.preprocess.implementations import implementation
+from gate.preprocess.spec import PreprocessSpec, Resize
+from tests.preprocess.pictures import SMALL, picture
+
+SQUARE = PreprocessSpec(resize=Resize(size=(32, 36), antialias=False), channels="bgr")
+
+CROPPED = PreprocessSpec(crop=(32, 36))
+
+
+def classifier(
+    path: Path, *, opset: int = 13, shape: tuple[Any, ...] = ("n", 3, 32, 36), hidden: str = "pooled",
+    dtype: int = TensorProto.FLOAT,
+) -> Path:  # fmt: skip
+    """Mean over a window of each channel, then a matrix: (n, 5) logits."""
+    matrix = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["values"], to=TensorProto.FLOAT),
+        helper.make_node("AveragePool", ["values"], [hidden], kernel_shape=[32, 36]),
+        helper.make_node("Flatten", [hidden], ["flat"]),
+        helper.make_node("Gemm", ["flat", "matrix"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 5])],
+        [numpy_helper.from_array(matrix, "matrix")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = 8
+    model.metadata_props.add(key="made.by", value="a test")
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def run(path: Path, **feeds: Any) -> Any:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(["logits"], feeds)[0]
+
+
+@pytest.mark.parametrize("hidden", ["pooled", PICTURES])
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("spec", [SMALL, SQUARE])
+def test_one_file_computes_what_both_did(
+    tmp_path: Path, spec: PreprocessSpec, opset: int, hidden: str
+) -> None:
+    model = classifier(tmp_path / "model.onnx", opset=opset, hidden=hidden)
+    prepend(spec, model, tmp_path / "whole.onnx")
+    pixels = np.stack([picture(90, 70, seed=seed) for seed in range(3)])
+    with implementation("onnx").opened(spec) as preprocess:
+        tensors = np.stack([preprocess(one) for one in pixels])
+    whole = onnx.load(tmp_path / "whole.onnx")
+    (given,) = whole.graph.input
+    seen = run(tmp_path / "whole.onnx", **{given.name: pixels})
+    np.testing.assert_allclose(seen, run(model, x=tensors), rtol=1e-6, atol=1e-6)
+    assert given.name == (PICTURES if hidden != PICTURES else f"preprocess/{PICTURES}")
+    assert given.type.tensor_type.elem_type == TensorProto.UINT8
+    assert {entry.key for entry in whole.metadata_props} == {"made.by"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"shape": ("n", 3, 32, 32)},
+            r"spec makes float32 \[batch, 3, 32, 36\], the file takes float32 .*32, 32\]",
+        ),
+        ({"shape": ("n", 32, 36, 3)}, "the spec makes"),
+        ({"shape": ("n", 3, 32)}, "the spec makes"),
+        ({"dtype": TensorProto.UINT8}, "takes uint8"),
+    ],
+)
+def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    model = classifier(tmp_path / "model.onnx", **change)
+    with pytest.raises(InputMismatch, match=says):
+        prepend(SMALL, model, tmp_path / "whole.onnx")
+    assert not (tmp_path / "whole.onnx").exists()
+
+
+@pytest.mark.parametrize("size", [(31, 40), (40, 35), (20, 20), (16, 72), (1, 1)])
+def test_a_picture_smaller_than_the_crop_fails_loudly(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    prepend(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
+    fine = run(tmp_path / "whole.onnx", pictures=picture(32, 36)[None])
+    assert np.isfinite(fine).all()
+    with pytest.raises(Fail, match="Reshape"):
+        run(tmp_path / "whole.onnx", pictures=picture(*size)[None])
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def two_inputs(path: Path) -> None:
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1]))
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (torn, OnnxFileError, "cannot read"),
+        (Path.unlink, OnnxFileError, "cannot read"),
+        (two_inputs, InputMismatch, "has 2 inputs"),
+    ],
+)
+def test_what_is_no_such_model_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], Any], error: type[Exception], says: str
+) -> None:
+    model = classifier(tmp_path / "model.onnx")
+    spoil(model)
+    with pytest.raises(error, match=says):
+        prepend(SMALL, model, tmp_path / "whole.onnx")

@@ -1,0 +1,41 @@
+"""Equal to the crate: `rust_image/vectors.json` is what `image` 0.24.3 itself computed.
+
+`rust_image/main.rs` is the program that wrote them; the pixels come from the formula in both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gate.preprocess.by import rust_image
+
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "rust_image" / "vectors.json").read_text()
+)
+
+
+def source(height: int, width: int) -> NDArray[np.uint8]:
+    y, x, c = np.mgrid[:height, :width, :3].astype(np.int64)
+    mixed = (x * 73 + y * 151 + c * 37 + x * y * (c + 3)) % 256
+    chosen = np.where((x // 5 + y // 7) % 3 == 0, 255 - mixed // 8, mixed // (c + 1))
+    return chosen.astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "vector", VECTORS, ids=lambda v: f"{v['mode']}-{v['from']}-{v['to']}".replace(" ", "")
+)
+def test_equal_to_the_crate(vector: dict[str, Any]) -> None:
+    wanted = np.array(vector["pixels"], np.uint8).reshape(*vector["to"], 3)
+    seen = rust_image.resize(source(*vector["from"]), tuple(vector["to"]), vector["mode"])
+    np.testing.assert_array_equal(seen, wanted)
+
+
+def test_there_are_vectors_of_every_mode_both_ways() -> None:
+    ways = {(v["mode"], v["from"][1] > v["to"][1]) for v in VECTORS}
+    assert ways == {(m, w) for m in ("nearest", "bilinear", "bicubic") for w in (True, False)}

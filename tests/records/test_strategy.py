@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gate.errors import PolicyError
+from gate.records.strategy import ExportSettings
+from gate.storage.yaml_section import load_section
+
+
+def test_the_defaults_are_the_documented_export() -> None:
+    settings = ExportSettings()
+    assert (settings.opset, settings.training, settings.strategy) == (13, "eval", "ladder")
+    assert settings.do_constant_folding
+    assert settings.export_params
+    assert settings.dynamic_batch
+    assert ExportSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"opset": 8}, "from 9 to 23"),
+        ({"opset": 24}, "from 9 to 23"),
+        ({"opset": 21, "strategy": "traced"}, "traced write opset 20 at most"),
+        ({"opset": 21, "ladder": ("direct", "traced")}, "write opset 20 at most"),
+        ({"opset": "lowest"}, "expected auto"),
+        ({"opset": "13"}, "from 9 to 23"),
+        ({"opset": True}, "from 9 to 23"),
+        ({"strategy": "onnxruntime"}, "'traced'"),
+        ({"ladder": ()}, "at least 1"),
+        ({"ladder": ("traced", "direct", "traced")}, "each rung once"),
+        ({"dynamic_axes": {"x": {-1: "batch"}}}, "greater than or equal to 0"),
+        ({"dynamic_axes": {"x": {0: "the batch"}}}, "pattern"),
+        ({"training": "train"}, "'eval'"),
+        ({"input_names": ()}, "at least 1"),
+        ({"output_names": ("",)}, "pattern"),
+        ({"output_names": ("two words",)}, "pattern"),
+        ({"input_names": ("x", "x")}, "repeated: x"),
+        ({"input_names": ("x",), "output_names": ("y", "x")}, "repeated: x"),
+        ({"batch_size": 0}, "greater than or equal to 1"),
+        ({"batch_size": 1}, "bakes the batch in"),
+        ({"dynamo": True}, "Extra inputs"),
+    ],
+)
+def test_refuses_what_the_exporter_cannot_do(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ExportSettings(**wrong)
+
+
+def test_a_fixed_batch_may_be_one() -> None:
+    assert ExportSettings(batch_size=1, dynamic_batch=False).batch_size == 1
+
+
+def test_reads_from_yaml_with_the_line_of_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("export:\n  opset: 17\n  input_names: [image]\n")
+    settings = load_section(ExportSettings, path, "export")
+    assert (settings.opset, settings.input_names) == (17, ("image",))
+    path.write_text("export:\n  strategy: traced\n  opset: 25\n")
+    with pytest.raises(PolicyError, match=r"params.yaml:3: export.opset"):
+        load_section(ExportSettings, path, "export")
+
+
+def test_axes_are_numbers_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("export:\n  opset: auto\n  dynamic_axes: {input: {2: height, 3: width}}\n")
+    settings = load_section(ExportSettings, path, "export")
+    assert settings.dynamic_axes == {"input": {2: "height", 3: "width"}}
+    assert settings.opset == "auto"
+    assert ExportSettings.from_json(settings.to_json()) == settings
+
+
+def test_the_rungs_are_the_ladder_or_the_strategy() -> None:
+    assert ExportSettings().rungs == ("traced", "direct", "scripted", "dynamo")
+    assert ExportSettings(strategy="dynamo").rungs == ("dynamo",)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable, StorageError
+from gate.registry.mlflow import preflight as preflight_module
+from gate.registry.mlflow.registry import preflight
+from tests.registry.servers import ADMIN, make_run
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_server_that_serves(server: Any) -> None:
+    preflight(server.uri)
+    preflight(server.uri + "/")
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:9.*make ui"):
+        preflight("http://127.0.0.1:9")
+
+
+def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_module, "_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        with pytest.raises(RegistryUnavailable, match="unset MLFLOW_TRACKING_URI"):
+            preflight(f"http://127.0.0.1:{port}")
+
+
+def test_no_such_host() -> None:
+    with pytest.raises(RegistryUnavailable, match="nowhere"):
+        preflight("http://nowhere.invalid:5000")
+
+
+@pytest.fixture
+def answering() -> Iterator[Any]:
+    """A server that answers everything with one status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        status = 200
+
+        def do_GET(self) -> None:
+            self.send_response(self.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", Handler
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (404, RegistryUnavailable),
+        (500, RegistryUnavailable),
+        (503, RegistryUnavailable),
+        (401, RegistryDenied),
+        (403, RegistryDenied),
+    ],
+)
+def test_something_else_answers(answering: Any, status: int, error: type[Exception]) -> None:
+    uri, handler = answering
+    handler.status = status
+    with pytest.raises(error, match=r"127\.0\.0\.1"):
+        preflight(uri)
+
+
+@pytest.mark.slow
+def test_users_and_passwords(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RegistryDenied, match="MLFLOW_TRACKING_USERNAME"):
+        preflight(guarded_server.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", ADMIN[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", ADMIN[1])
+    preflight(guarded_server.uri)
+
+
+def test_credentials_are_not_repeated() -> None:
+    with pytest.raises(RegistryUnavailable) as caught:
+        preflight("http://ann:secret@127.0.0.1:9")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_is_one(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    preflight(uri)
+    assert not (tmp_path / "mlflow.db").exists()
+    make_run(uri, artifacts=tmp_path / "artifacts")
+    preflight(uri)
+    preflight("sqlite:///mlflow.db")
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, it is a text\n" * 100)
+    with pytest.raises(RegistryUnavailable, match="not a database"):
+        preflight(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable, match="does not exist"):
+        preflight(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
+
+
+def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable, match="is a folder"):
+        preflight(f"sqlite:///{tmp_path}")
+
+
+def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(preflight_module.os, "access", lambda *_: False)
+    with pytest.raises(StorageError, match="can't be written"):
+        preflight(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "sqlite://", "sqlite:///:memory:"])
+def test_what_holds_no_registry(uri: str) -> None:
+    with pytest.raises(RegistryError, match=r"database|file"):
+        preflight(uri)

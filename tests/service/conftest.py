@@ -1,0 +1,52 @@
+"""Databases for inboxes, and services."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.deliveries import Service, running, settings
+from tests.service.postgres import MISSING, postgres, program
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ran in this process before may have switched loggers off; import-linter does."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] in ("gate", "uvicorn") and isinstance(logger, logging.Logger):
+            monkeypatch.setattr(logger, "disabled", False)
+            monkeypatch.setattr(logger, "propagate", True)
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    if program("initdb") is None:
+        pytest.skip(MISSING)
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/inbox.db"
+    import psycopg
+
+    url = request.getfixturevalue("postgres_server")
+    name = f"test_{abs(hash(tmp_path))}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with running(settings(tmp_path)) as started:
+        yield started

@@ -1,0 +1,142 @@
+"""Deliveries as MLflow sends them, and services to send them to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gate.service import keyring
+from gate.service.app import WEBHOOK_PATH, Parts, application
+from gate.service.inbox import Delivery
+from gate.service.port import Taken
+from gate.service.service import assemble, listening, server
+from gate.service.settings import Settings
+from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+
+SECRET = "the-first-secret-of-the-tests"
+OLD_SECRET = "an-older-secret-of-the-tests"
+MODEL = "digits"
+
+
+def body(
+    kind: str = "model_version_alias.created", *, model: str = MODEL, **data: Any
+) -> dict[str, Any]:
+    """What MLflow says of an event."""
+    entity, action = kind.split(".")
+    detail: dict[str, Any] = {"name": model, "version": "3"}
+    if entity == "model_version_alias":
+        detail["alias"] = "champion"
+    if entity == "model_version_tag":
+        detail |= {"key": "gate.review", "value": "approved"}
+    return {
+        "entity": entity,
+        "action": action,
+        "timestamp": "2026-01-02T03:04:05+00:00",
+        "data": detail | data,
+    }
+
+
+def headers(
+    raw: bytes, *, secret: str = SECRET, delivery: str | None = None, age_s: float = 0
+) -> dict[str, str]:
+    delivery = delivery or str(uuid.uuid4())
+    timestamp = str(int(time.time() - age_s))
+    return {
+        "Content-Type": "application/json",
+        DELIVERY_HEADER: delivery,
+        TIMESTAMP_HEADER: timestamp,
+        SIGNATURE_HEADER: sign(secret, delivery, timestamp, raw),
+    }
+
+
+def delivery(delivery_id: str, *, model: str = MODEL) -> Delivery:
+    return Delivery(delivery_id, model, "model_version_alias.created", "0" * 64)
+
+
+@dataclass
+class Recorder:
+    """A Reconcile that writes down what it was asked for."""
+
+    effect: Callable[[str, str], None] = lambda _model, _cause: None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ended: list[tuple[str, str]] = field(default_factory=list)
+
+    def __call__(self, model: str, *, cause: str) -> list[Taken]:
+        self.calls.append((model, cause))
+        self.effect(model, cause)
+        self.ended.append((model, cause))
+        return [Taken("review", "promoted", "3", "approved by a test")]
+
+    @property
+    def causes(self) -> list[str]:
+        """All but the timer's."""
+        return [cause for _model, cause in self.calls if cause != "timer"]
+
+
+@dataclass(frozen=True)
+class Service:
+    address: str
+    parts: Parts
+    recorder: Recorder
+
+    def send(self, said: Mapping[str, Any] | bytes, **options: Any) -> httpx.Response:
+        raw = said if isinstance(said, bytes) else json.dumps(said).encode()
+        return self.post(raw, headers(raw, **options))
+
+    def post(self, raw: bytes, sent: Any) -> httpx.Response:
+        return httpx.post(self.address + WEBHOOK_PATH, content=raw, headers=sent, timeout=30)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.address + path, timeout=30)
+
+
+def settings(folder: Path, **given: Any) -> Settings:
+    secrets = folder / "secrets"
+    if not secrets.exists():
+        keyring.write(secrets, [SECRET, OLD_SECRET])
+    defaults = {
+        "models": (MODEL, "letters"),
+        "port": 0,
+        "tracking_uri": "http://127.0.0.1:1",
+        "secret_file": secrets,
+        "inbox_url": f"sqlite:///{folder}/inbox.db",
+        "interval_s": 3600.0,
+    }
+    return Settings.of(**(defaults | given))
+
+
+@contextmanager
+def running(
+    chosen: Settings, recorder: Recorder | None = None, *, mounts: Any = None
+) -> Iterator[Service]:
+    """The whole service behind a real socket, in this process."""
+    recorder = recorder or Recorder()
+    parts = assemble(chosen, recorder)
+    listener = listening(chosen.host, chosen.port)
+    runner = server(application(parts, mounts=mounts))
+    thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        until(lambda: runner.started)
+        yield Service(address, parts, recorder)
+    finally:
+        runner.should_exit = True
+        thread.join(60)
+        parts.inbox.close()
+
+
+def until(holds: Callable[[], Any], *, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.005)

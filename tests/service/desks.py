@@ -1,0 +1,73 @@
+"""A desk with versions that passed, for the tests of guard and review; the registry is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gate.policy.policy import Policy
+from gate.registry.ledger import Ledger
+from gate.registry.port import CHAMPION, TAG_REVIEW
+from gate.registry.promotion import Promotion, promote
+from gate.registry.registered_model import Desk
+from gate.registry.release import Release
+from tests import builders
+from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
+from tests.registry.simulator import Simulator
+
+AUTOMATIC = builders.policy()
+REVIEWED = builders.policy(review="required")
+
+
+class Place:
+    """A simulated registry, a ledger, and releases with fresh evidence."""
+
+    def __init__(self, folder: Path, policy: Policy = AUTOMATIC) -> None:
+        self.folder = folder
+        self.policy = policy
+        self.registry = Simulator()
+        self.ledger = Ledger(folder / "ledger.jsonl")
+        self.begun = datetime.now(UTC)  # the same release again has the same evidence
+
+    def desk(self, cause: str = "delivery 1") -> Desk:
+        return Desk(self.registry, self.ledger, NAME, cause=cause)
+
+    def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
+        path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
+        at = (self.begun - timedelta(days=days)).isoformat(timespec="seconds")
+        policy = policy or self.policy
+        made = release(path, evidence=evidence(path, measured_at=at), policy=policy)
+        if policy.twin is None:
+            return made
+        small = twin_file(self.folder / f"twin-{seed}" / "model.onnx", of=path, seed=seed + 1000)
+        twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
+        return replace(made, twin=twin)
+
+    def promote(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Promotion:
+        policy = policy or self.policy
+        handed = self.release(seed, days=days, policy=policy)
+        return promote(self.registry, handed, policy=policy, ledger=self.ledger)
+
+    def tag(self, number: str, value: str, key: str = TAG_REVIEW) -> None:
+        self.registry.set_tag(NAME, number, (key, value))
+
+    def point(self, number: str) -> None:
+        """As somebody does in MLflow's pages."""
+        self.registry.set_alias(NAME, CHAMPION, number)
+
+    @property
+    def champion(self) -> str | None:
+        return self.registry.alias(NAME, CHAMPION)
+
+    def lines(self) -> list[tuple[str, str | None]]:
+        return [(entry.action, entry.version) for entry in self.ledger.entries()]
+
+    def stored(self, number: str) -> Any:
+        return self.registry.versions[int(number) - 1]
+
+    def hand_made(self, seed: int) -> str:
+        """A version that somebody registered with tags of a passed one, without the gate."""
+        draft = self.release(seed).draft()
+        return self.registry.create_version(NAME, replace(draft))

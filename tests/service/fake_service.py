@@ -1,0 +1,60 @@
+"""`gate serve` with a Reconcile that only writes down what it was asked for, and without a registry.
+
+    python -m tests.service.fake_service FILE [--slow SECONDS] -- serve …
+
+Writes a line to FILE when a look begins and when it ends; `ready ADDRESS` first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+from gate.service.port import Taken
+
+
+def _write(path: Path, line: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+def main() -> None:
+    split = sys.argv.index("--")
+    path, slow = Path(sys.argv[1]), float(sys.argv[3]) if split > 2 else 0.0
+
+    def reconcile(model: str, *, cause: str) -> list[Taken]:
+        _write(path, f"begin {model} {cause}")
+        if cause != "timer":
+            time.sleep(slow)
+        _write(path, f"end {model} {cause}")
+        return []
+
+    fake = types.ModuleType("gate.service.reconciler")
+    fake.reconciler = lambda settings: reconcile  # type: ignore[attr-defined]
+    sys.modules[fake.__name__] = fake
+    no_look = types.ModuleType("gate.registry.mlflow.preflight")
+    no_look.preflight = lambda uri: None  # type: ignore[attr-defined]
+    sys.modules[no_look.__name__] = no_look
+
+    from gate import cli
+    from gate.service import service
+
+    serve: Callable[..., None] = service.serve
+
+    def told(*arguments: object, **options: object) -> None:
+        serve(*arguments, **options, ready=lambda address: _write(path, f"ready {address}"))
+
+    service.serve = told
+    status = cli.main(sys.argv[split + 1 :])
+    heavy = {"torch", "torchvision"} & set(sys.modules)
+    _write(path, f"exit {status} {sorted(heavy)}")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""The endpoint over real HTTP: what every kind of request gets, and what it does not do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from gate.errors import RegistryUnavailable
+from gate.service.app import WEBHOOK_PATH
+from gate.service.event import EVENTS, EXAMPLE_MODEL
+from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+from tests.service.deliveries import (
+    MODEL,
+    OLD_SECRET,
+    Recorder,
+    Service,
+    body,
+    delivery,
+    headers,
+    running,
+    settings,
+    until,
+)
+
+GOOD = json.dumps(body()).encode()
+
+
+def without(name: str) -> Callable[[bytes], dict[str, str]]:
+    return lambda raw: {key: value for key, value in headers(raw).items() if key != name}
+
+
+def changed(**changes: str) -> Callable[[bytes], dict[str, str]]:
+    return lambda raw: headers(raw) | {key.replace("_", "-"): value for key, value in changes.items()}  # fmt: skip
+
+
+def old(age_s: float) -> Callable[[bytes], dict[str, str]]:
+    return lambda raw: headers(raw, age_s=age_s)
+
+
+def plain(**said: Any) -> bytes:
+    return json.dumps(body() | said).encode()
+
+
+REQUESTS: list[tuple[str, bytes, Callable[[bytes], dict[str, str]], int, str]] = [
+    ("unsigned", GOOD, without(SIGNATURE_HEADER), 401, "unsigned"),
+    ("without a time", GOOD, without(TIMESTAMP_HEADER), 401, "unsigned"),
+    ("without an id", GOOD, without(DELIVERY_HEADER), 401, "unsigned"),
+    ("without a type", GOOD, without("Content-Type"), 415, "wrong_type"),
+    ("a form", GOOD, changed(Content_Type="application/x-www-form-urlencoded"), 415, "wrong_type"),
+    ("of a stranger", GOOD, lambda raw: headers(raw, secret="a secret of a stranger"), 401, "forged"),
+    ("of an empty secret", GOOD, lambda raw: headers(raw, secret=""), 401, "forged"),
+    ("for another body", GOOD, lambda _: headers(b"{}"), 401, "forged"),
+    ("for another id", GOOD, changed(**{"X-MLflow-Delivery-Id": "another"}), 401, "forged"),
+    ("old", GOOD, old(302), 401, "stale"),
+    ("of the future", GOOD, old(-302), 401, "stale"),
+    ("empty", b"", headers, 400, "malformed"),
+    ("no UTF-8", b'{"entity": "\xff"}', headers, 400, "malformed"),
+    ("UTF-16", GOOD.decode().encode("utf-16"), headers, 400, "malformed"),
+    ("no JSON", b"{", headers, 400, "malformed"),
+    ("deep", b"[" * 200_000, headers, 400, "malformed"),
+    ("a list", b"[]", headers, 400, "malformed"),
+    ("no data", plain(data=None), headers, 400, "malformed"),
+    ("no name", plain(data={"alias": "champion"}), headers, 400, "malformed"),
+    ("too large", b" " * (1 << 20) + GOOD, headers, 413, "too_large"),
+    ("of another model", json.dumps(body(model="another")).encode(), headers, 403, "foreign"),
+    ("of a model with a lone surrogate", plain(data={"name": "\ud800", "alias": "champion"}), headers, 403, "foreign"),
+    ("an unknown entity", plain(entity="prompt"), headers, 200, "ignored"),
+    ("an unknown action", plain(action="exploded"), headers, 200, "ignored"),
+    ("another alias", json.dumps(body(alias="shadow")).encode(), headers, 200, "ignored"),
+    ("another tag", json.dumps(body("model_version_tag.set", key="team")).encode(), headers, 200, "ignored"),
+    ("MLflow's test", json.dumps(body(model=EXAMPLE_MODEL)).encode(), headers, 200, "test"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(settings(tmp_path_factory.mktemp("shared"))) as started:
+        yield started
+
+
+def counted(service: Service, outcome: str) -> float:
+    lines = service.get("/metrics").text.splitlines()
+    start = f'gate_deliveries_total{{outcome="{outcome}"}} '
+    return next((float(line.split()[-1]) for line in lines if line.startswith(start)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sent", "status", "outcome"),
+    [row[1:] for row in REQUESTS],
+    ids=[row[0] for row in REQUESTS],
+)
+def test_requests_without_effect(
+    shared: Service, raw: bytes, sent: Callable[[bytes], dict[str, str]], status: int, outcome: str
+) -> None:
+    service, before = shared, counted(shared, outcome)
+    seen = len(service.recorder.causes)
+    answer = service.post(raw, sent(raw))
+    assert (answer.status_code, answer.json()) == (status, {"outcome": outcome})
+    assert "server" not in answer.headers
+    assert service.parts.inbox.depth() == 0
+    assert counted(service, outcome) == before + 1
+    after = str(uuid.uuid4())
+    service.send(body(model="letters"), delivery=after)
+    until(lambda: len(service.recorder.causes) > seen)
+    assert service.recorder.causes[seen:] == [f"delivery {after}"]
+    until(lambda: service.parts.inbox.depth() == 0)
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+@pytest.mark.parametrize("secret", [None, OLD_SECRET])
+def test_every_event_of_ours_has_its_effect_at_once(
+    shared: Service, kind: str, secret: str | None
+) -> None:
+    service, name = shared, str(uuid.uuid4())
+    until(lambda: ("letters", "timer") in service.recorder.ended)
+    start = time.monotonic()
+    answer = service.send(body(kind), delivery=name, **({"secret": secret} if secret else {}))
+    assert (answer.status_code, answer.json()) == (202, {"outcome": "accepted"})
+    until(lambda: (MODEL, f"delivery {name}") in service.recorder.calls)
+    assert time.monotonic() - start < 1
+    until(lambda: service.parts.inbox.depth() == 0)
+
+
+def test_a_replay_is_seen_and_has_no_effect(service: Service) -> None:
+    raw = GOOD
+    sent = headers(raw, delivery="d-1")
+    assert service.post(raw, sent).status_code == 202
+    until(lambda: service.recorder.causes)
+    for _ in range(3):
+        answer = service.post(raw, sent)
+        assert (answer.status_code, answer.json()) == (200, {"outcome": "seen"})
+    again = headers(raw, delivery="d-1", age_s=5)  # the same id with a newer signature
+    assert service.post(raw, again).json() == {"outcome": "seen"}
+    time.sleep(0.2)
+    assert service.recorder.causes == ["delivery d-1"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_other_methods_are_refused(shared: Service, method: str) -> None:
+    answer = httpx.request(method, shared.address + WEBHOOK_PATH)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["/", "/webhooks/mlflow/", "/webhooks", "/docs", "/openapi.json"])
+def test_other_paths_are_not_there(shared: Service, path: str) -> None:
+    answer = httpx.post(shared.address + path, content=GOOD, headers=headers(GOOD))
+    assert answer.status_code == 404
+
+
+def test_headers_that_come_twice_are_refused(service: Service) -> None:
+    sent = headers(GOOD)
+    for name in (SIGNATURE_HEADER, TIMESTAMP_HEADER, DELIVERY_HEADER):
+        doubled = [*sent.items(), (name, sent[name])]
+        assert service.post(GOOD, doubled).status_code == 401
+    charset = sent | {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert service.post(GOOD, charset).status_code == 202
+
+
+def test_a_body_without_length_is_cut_off_at_the_cap(service: Service) -> None:
+    sent = headers(b"whatever")
+    pieces = 0
+
+    def stream() -> Any:
+        nonlocal pieces
+        for _ in range(4096):
+            pieces += 1
+            yield b" " * 65_536
+
+    try:
+        answer = httpx.post(
+            service.address + WEBHOOK_PATH, content=stream(), headers=sent, timeout=30
+        )
+        assert answer.status_code == 413
+    except httpx.WriteError:  # the connection was closed while we were writing
+        pass
+    assert pieces < 1000
+    assert 'outcome="too_large"} 1.0' in service.get("/metrics").text
+
+
+def test_a_body_that_does_not_come_is_given_up(tmp_path: Path) -> None:
+    with running(settings(tmp_path, body_timeout_s=0.3)) as service:
+        url = httpx.URL(service.address)
+        connection = http.client.HTTPConnection(url.host, url.port, timeout=10)
+        connection.putrequest("POST", WEBHOOK_PATH)
+        for name, value in (headers(GOOD) | {"Content-Length": str(len(GOOD))}).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(GOOD[:5])
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
+def test_a_sender_that_goes_away_does_no_harm(service: Service) -> None:
+    url = httpx.URL(service.address)
+    with socket.create_connection((url.host, url.port)) as stranger:
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers(GOOD).items())
+        stranger.sendall(
+            f"POST {WEBHOOK_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n{head}\r\nabc".encode()
+        )
+    until(lambda: 'outcome="gone"} 1.0' in service.get("/metrics").text)
+
+
+def test_an_inbox_that_is_down_asks_for_another_try(service: Service) -> None:
+    with service.parts.inbox._writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE gate_inbox RENAME TO away")
+    answer = service.send(body())
+    assert (answer.status_code, answer.json()) == (503, {"outcome": "unavailable"})
+    assert int(answer.headers["retry-after"]) <= 10
+    assert service.get("/readyz").status_code == 503
+    assert "gate_inbox_up 0.0" in service.get("/metrics").text
+    assert service.get("/healthz").status_code == 200
+    with service.parts.inbox._writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO gate_inbox")
+    assert service.send(body(), delivery="d-1").status_code == 202
+    until(lambda: service.recorder.causes == ["delivery d-1"])
+
+
+def test_a_mistyped_review_is_a_warning_and_nothing_else(service: Service, caplog) -> None:
+    said = body("model_version_tag.set", key="gate.review", value="aproved")
+    assert service.send(said).status_code == 202
+    (told,) = [record for record in caplog.records if "aproved" in record.getMessage()]
+    assert told.levelname == "WARNING"
+
+
+def test_a_fault_tells_the_sender_nothing(service: Service, monkeypatch, caplog) -> None:
+    def broken(_row: object) -> None:
+        raise RuntimeError("a fault with internals in /srv/gate")
+
+    monkeypatch.setattr(service.parts.inbox, "receive", broken)
+    answer = service.send(body())
+    assert (answer.status_code, answer.json()) == (500, {"outcome": "fault"})
+    until(lambda: "internals" in caplog.text)  # is logged after the answer
+
+
+class TestReadiness:
+    def test_ready_when_all_works(self, service: Service) -> None:
+        until(lambda: service.get("/readyz").status_code == 200)
+        assert service.get("/readyz").json() == {
+            "ready": True, "inbox": "ok", "worker": "ok", "registry": "ok",
+        }  # fmt: skip
+
+    def test_not_ready_while_the_registry_is_silent(self, tmp_path: Path) -> None:
+        down = threading.Event()
+
+        def effect(_model: str, _cause: str) -> None:
+            if down.is_set():
+                raise RegistryUnavailable("no server answers")
+
+        recorder = Recorder(effect)
+        down.set()
+        with running(settings(tmp_path, interval_s=0.1), recorder) as service:
+            until(lambda: len(recorder.calls) > 2)
+            answer = service.get("/readyz")
+            assert (answer.status_code, answer.json()["registry"]) == (503, "has not answered yet")
+            down.clear()
+            until(lambda: service.get("/readyz").status_code == 200)
+            down.set()
+            until(lambda: "has not answered for" in service.get("/readyz").json()["registry"])
+
+    def test_not_ready_when_the_worker_is_gone(self, service: Service) -> None:
+        service.parts.worker.stop(timeout_s=10)
+        assert service.get("/readyz").json()["worker"] == "is not running"
+        assert service.get("/healthz").json() == {"status": "alive"}
+
+
+def test_metrics(service: Service) -> None:
+    service.send(body(), delivery="d-1")
+    until(lambda: service.recorder.causes)
+    until(lambda: service.parts.inbox.depth() == 0)
+    text = service.get("/metrics").text
+    for line in (
+        'gate_deliveries_total{outcome="accepted"} 1.0',
+        'gate_actions_total{kind="review",outcome="promoted"}',
+        'gate_reconcile_seconds_count{cause="delivery"} 1.0',
+        'gate_reconcile_seconds_count{cause="timer"}',
+        "gate_accept_seconds_bucket",
+        "gate_inbox_depth 0.0",
+        "gate_inbox_oldest_seconds 0.0",
+        "gate_inbox_up 1.0",
+    ):
+        assert line in text
+
+
+def test_two_hundred_at_once_and_a_slow_registry(tmp_path: Path) -> None:
+    """All are taken long before MLflow's 30 s, none is lost, and memory does not grow with them."""
+    recorder = Recorder(lambda _model, _cause: time.sleep(1))
+    with running(settings(tmp_path), recorder) as service:
+        until(lambda: recorder.calls)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        names = [str(uuid.uuid4()) for _ in range(200)]
+        padding = "x" * 20_000
+
+        def send(name: str) -> tuple[int, float]:
+            start = time.monotonic()
+            status = service.send(body(padding=padding), delivery=name).status_code
+            return status, time.monotonic() - start
+
+        with ThreadPoolExecutor(200) as pool:
+            answers = list(pool.map(send, names))
+        assert {status for status, _seconds in answers} == {202}
+        assert max(seconds for _status, seconds in answers) < 15
+        until(lambda: service.parts.inbox.depth() == 0, seconds=30)
+        assert len(recorder.causes) < 25  # one look serves all that came before it
+        with service.parts.inbox._reading() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT delivery_id FROM gate_inbox WHERE done_at IS NOT NULL"
+            )
+            assert {row[0] for row in rows} == set(names)
+        growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        assert growth < 200  # MiB, the two hundred senders included
+
+
+def test_a_model_taken_off_the_list_is_left_alone(tmp_path: Path) -> None:
+    with running(settings(tmp_path, models=(MODEL,))) as service:
+        service.parts.inbox.receive([delivery("before", model="letters")])
+        service.send(body(), delivery="d-1")
+        until(lambda: service.recorder.causes)
+        time.sleep(0.2)
+        assert service.recorder.causes == ["delivery d-1"]
+        assert {model for model, _cause in service.recorder.calls} == {MODEL}
+
+
+def test_other_applications_can_be_mounted(tmp_path: Path) -> None:
+    mounts = {"/models": PlainTextResponse("the store")}
+    with running(settings(tmp_path), mounts=mounts) as service:
+        assert service.get("/models/digits/manifest.json").text == "the store"
+
+
+def test_a_signature_is_for_one_body_only(service: Service) -> None:
+    sent = headers(GOOD, delivery="d-1")
+    longer = GOOD + b" "
+    assert service.post(longer, sent).status_code == 401
+    sent[SIGNATURE_HEADER] = sign(
+        "the-first-secret-of-the-tests", "d-1", sent[TIMESTAMP_HEADER], longer
+    )
+    assert service.post(longer, sent).status_code == 202

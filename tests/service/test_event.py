@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.service.event import EVENTS, EXAMPLE_MODEL, Event, Malformed, Unknown, ignored, read
+from tests.service.deliveries import body
+
+ALIASES = ("champion",)
+
+
+def raw(**changes: object) -> bytes:
+    return json.dumps(body() | changes).encode()
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_mlflows_own_examples_are_read(kind: str) -> None:
+    from mlflow.entities.webhook import WebhookEvent
+    from mlflow.webhooks.types import get_example_payload_for_event
+
+    payload = get_example_payload_for_event(WebhookEvent.from_str(kind))
+    entity, action = kind.split(".")
+    found = read(json.dumps({"entity": entity, "action": action, "data": payload}).encode())
+    assert isinstance(found, Event)
+    assert (found.kind, found.model) == (kind, EXAMPLE_MODEL)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe{}",
+        '{"entity": "model_version"}'.encode("utf-16"),
+        b"\xef\xbb\xbf{}",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{",
+        b"{} {}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"entity": NaN}',
+        b"9" * 10_000,
+        raw(entity=1),
+        raw(action=None),
+        raw(data=None),
+        raw(data=[]),
+        raw(data={}),
+        raw(data={"name": ""}),
+        raw(data={"name": 3, "alias": "champion"}),
+        raw(data={"name": "digits"}),
+        raw(data={"name": "digits", "alias": ["champion"]}),
+    ],
+)
+def test_what_is_malformed(data: bytes) -> None:
+    assert isinstance(read(data), Malformed)
+
+
+@pytest.mark.parametrize(
+    ("entity", "action"), [("prompt", "created"), ("model_version", "exploded"), ("", ""), ("a.b", "c")]
+)  # fmt: skip
+def test_what_is_unknown(entity: str, action: str) -> None:
+    assert isinstance(read(raw(entity=entity, action=action, data=None)), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "told"),
+    [
+        ("model_version_tag.set", "gate.review", "approve", True),
+        ("model_version_tag.set", "gate.review", "Approved", True),
+        ("model_version_tag.set", "gate.review", None, True),
+        ("model_version_tag.set", "gate.review", ["approved"], True),
+        ("model_version_tag.set", "gate.review", "approved", False),
+        ("model_version_tag.set", "gate.review", "rejected", False),
+        ("model_version_tag.set", "gate.other", "approve", False),
+        ("model_version_tag.deleted", "gate.review", "approve", False),
+    ],
+)
+def test_a_word_that_is_no_review_is_hinted_at(kind, key, value, told) -> None:
+    found = read(json.dumps(body(kind, key=key, value=value)).encode())
+    assert isinstance(found, Event)
+    assert found == Event(kind, "digits", key)
+    assert (found.hint is not None) == told
+    if found.hint is not None:
+        assert "approved or rejected" in found.hint
+
+
+@given(st.one_of(st.binary(), st.text().map(str.encode), st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["entity", "action", "data", "name"]), inner),
+).map(lambda value: json.dumps(value).encode())))  # fmt: skip
+def test_reading_is_total(data: bytes) -> None:
+    assert isinstance(read(data), Event | Unknown | Malformed)
+
+
+@pytest.mark.parametrize(
+    ("event", "matters"),
+    [
+        (Event("registered_model.created", "m"), True),
+        (Event("model_version.created", "m"), True),
+        (Event("model_version_alias.created", "m", "champion"), True),
+        (Event("model_version_alias.deleted", "m", "champion"), True),
+        (Event("model_version_alias.created", "m", "shadow"), False),
+        (Event("model_version_tag.set", "m", "gate.review"), True),
+        (Event("model_version_tag.deleted", "m", "gate.rolled_back"), True),
+        (Event("model_version_tag.set", "m", "team"), False),
+    ],
+)
+def test_what_matters(event: Event, matters: bool) -> None:
+    assert (ignored(event, aliases=ALIASES) is None) == matters

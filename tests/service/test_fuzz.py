@@ -1,0 +1,90 @@
+"""Whatever is sent: never a 5xx, never an effect, unless MLflow's secret signed it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gate.service.app import WEBHOOK_PATH
+from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from tests.service.deliveries import Service, body, headers, running
+from tests.service.deliveries import settings as service_settings
+
+NAMES = ["Content-Type", SIGNATURE_HEADER, TIMESTAMP_HEADER, DELIVERY_HEADER, "Content-Length", "Transfer-Encoding", "X-Other"]  # fmt: skip
+VALUES = st.one_of(
+    st.binary(max_size=80).map(lambda value: bytes(b for b in value if b not in b"\r\n\0")),
+    st.sampled_from([b"application/json", b"v1," + b"A" * 43 + b"=", b"1700000000", b"chunked", b"5"]),
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(service_settings(tmp_path_factory.mktemp("fuzzed"))) as started:
+        yield started
+        assert started.parts.inbox.depth() == 0
+        assert started.recorder.causes == []
+        assert started.get("/healthz").status_code == 200
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.binary(max_size=4096), sent=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=8))  # fmt: skip
+def test_any_bytes_and_headers(fuzzed: Service, raw: bytes, sent: list[tuple[str, bytes]]) -> None:
+    url = httpx.URL(fuzzed.address)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=2)
+    connection.putrequest("POST", WEBHOOK_PATH)
+    if not any(name in ("Content-Length", "Transfer-Encoding") for name, _value in sent):
+        connection.putheader("Content-Length", str(len(raw)))
+    for name, value in sent:
+        connection._buffer.append(f"{name}: ".encode() + value)  # type: ignore[attr-defined]
+    try:
+        connection.endheaders(raw)
+        assert 400 <= connection.getresponse().status < 500
+    except (TimeoutError, ConnectionError, http.client.HTTPException):
+        pass  # it waits for a body that never comes, or closed on us
+    finally:
+        connection.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.binary(max_size=400))
+def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
+    url = httpx.URL(fuzzed.address)
+    with socket.create_connection((url.host, url.port), timeout=2) as connection:
+        connection.sendall(raw + b"\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            answer = connection.recv(4096)
+        except (TimeoutError, ConnectionError):
+            return
+    assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.one_of(st.binary(max_size=2000), JSON.map(lambda value: json.dumps(value).encode())))
+def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
+    assert 400 <= fuzzed.post(raw, headers(raw)).status_code < 500
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    changes=st.dictionaries(st.sampled_from(["entity", "action", "data", "timestamp"]), JSON),
+    data=st.dictionaries(st.sampled_from(["name", "alias", "key", "version"]), JSON),
+)
+def test_a_signed_event_with_anything_in_it(fuzzed: Service, changes: Any, data: Any) -> None:
+    said = body(model="another", **data) | changes
+    answer = fuzzed.send(said)
+    assert answer.status_code in (200, 400, 403)
+    assert answer.json().keys() == {"outcome"}

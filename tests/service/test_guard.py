@@ -1,0 +1,327 @@
+"""Guard: whoever points `champion` at what must not serve finds it back where it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.errors import ArtifactMissing, RegistryError, RegistryUnavailable
+from gate.registry.addresses import declare
+from gate.registry.ledger import Ledger
+from gate.registry.port import TAG_REVERTED, TAG_REVIEW, TAG_ROLLED_BACK
+from gate.registry.promotion import rollback
+from gate.service.guard import guard
+from tests import builders
+from tests.registry.releases import NAME
+from tests.registry.simulator import Watched
+from tests.service.desks import AUTOMATIC, REVIEWED, Place
+
+OTHER_POLICY = builders.policy(confidence=0.9)
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    """Versions 1 and 2 were promoted; 2 serves."""
+    made = Place(tmp_path)
+    made.promote(1)
+    made.promote(2)
+    return made
+
+
+def look(place: Place, *, policy=AUTOMATIC, thoroughly: bool = False):
+    return [(t.outcome, t.version) for t in guard(place.desk(), policy, thoroughly=thoroughly)]
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_what_the_gate_promoted_stays(place, thoroughly):
+    assert look(place, thoroughly=thoroughly) == []
+    assert place.champion == "2"
+
+
+def test_without_champion_there_is_nothing_to_guard(tmp_path, place):
+    assert look(Place(tmp_path / "empty")) == []
+    place.registry.aliases.pop("champion")
+    assert look(place) == []
+
+
+def missing_records(place):
+    place.stored("3").beside.clear()
+
+
+def other_bytes(place):
+    place.stored("3").data += b"\0"
+
+
+def exchanged_evidence(place):
+    beside = place.stored("3").beside
+    beside["gate/evidence.json"] = place.stored("1").beside["gate/evidence.json"]
+
+
+def edited_evidence(place):
+    beside = place.stored("3").beside
+    beside["gate/evidence.json"] = beside["gate/evidence.json"].replace(
+        b'"samples": 4', b'"samples": 5'
+    )
+
+
+def edited_decision(place):
+    beside = place.stored("3").beside
+    beside["gate/decision.json"] = beside["gate/decision.json"].replace(b'"PASS"', b'"FAIL"', 1)
+
+
+def rejected(place):
+    place.tag("3", "rejected")
+
+
+def rolled_back(place):
+    place.tag("3", "2026: wrong", TAG_ROLLED_BACK)
+
+
+def unknown(place):
+    place.ledger.path.write_bytes(
+        b"".join(place.ledger.path.read_bytes().splitlines(keepends=True)[:2])
+    )
+
+
+SPOILED = {
+    "missing records": (missing_records, "no evidence.json"),
+    "other bytes": (other_bytes, "has digest"),
+    "exchanged evidence": (exchanged_evidence, "exchanged"),
+    "edited evidence": (edited_evidence, "exchanged"),
+    "edited decision": (edited_decision, "edited"),
+    "rejected": (rejected, "rejected"),
+    "rolled back": (rolled_back, "rolled back"),
+    "not in the ledger": (unknown, "no line of the ledger"),
+}
+
+
+def third_by_hand(place, **release):
+    """Version 3 passed in its time, served, and was followed by a return to 2 by hand."""
+    place.promote(3, **release)
+    place.point("2")
+    look(place)
+    assert place.champion == "2"
+
+
+@pytest.mark.parametrize("spoil", [spoil for spoil, _ in SPOILED.values()], ids=list(SPOILED))
+def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
+    told = next(words for one, words in SPOILED.values() if one is spoil)
+    third_by_hand(place)
+    spoil(place)
+    place.point("3")
+    assert look(place) == [("reverted", "2")]
+    assert place.champion == "2"
+    line = place.ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("reverted", "2", "3")
+    assert line.cause == "delivery 1"
+    assert told in line.reason
+    assert told in place.stored("3").tags[TAG_REVERTED]
+    before = place.lines()
+    assert look(place, thoroughly=True) == []
+    assert place.lines() == before
+
+
+def test_evidence_that_is_too_old(place):
+    place.promote(3, days=91)
+    place.point("2")
+    look(place)
+    place.point("3")
+    assert look(place) == [("reverted", "2")]
+    assert "91.0 days old" in place.ledger.entries()[-1].reason
+
+
+def test_evidence_of_the_future(place):
+    place.promote(3, days=-30)
+    place.point("2")
+    look(place)
+    place.point("3")
+    assert look(place) == [("reverted", "2")]
+
+
+def test_another_policy(place):
+    third_by_hand(place)
+    place.point("1")
+    assert look(place, policy=OTHER_POLICY) == [("reverted", "2")]
+    assert "another policy" in place.ledger.entries()[-1].reason
+
+
+def test_a_policy_that_changed_takes_nothing_out_of_service(place):
+    assert look(place, policy=OTHER_POLICY, thoroughly=True) == []
+    assert place.champion == "2"
+
+
+def test_a_good_version_may_be_chosen_by_hand(place):
+    place.point("1")
+    assert look(place) == [("accepted", "1")]
+    assert place.lines()[-1] == ("promoted", "1")
+    assert look(place) == []
+
+
+def test_a_version_without_the_gate_is_taken_back(place):
+    place.point(place.hand_made(7))
+    assert look(place) == [("reverted", "2")]
+
+
+def test_a_second_time_is_a_second_line(place):
+    number = place.hand_made(7)
+    for _ in range(2):
+        place.point(number)
+        assert look(place) == [("reverted", "2")]
+    assert place.lines()[-2:] == [("reverted", "2")] * 2
+
+
+def test_where_nothing_good_is_left_nothing_serves(tmp_path):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
+    place.point(place.hand_made(7))
+    assert look(place, policy=REVIEWED) == [("reverted", None)]
+    assert place.champion is None
+    assert "was taken away" in place.ledger.entries()[-1].reason
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_a_ledger_that_knows_nothing_of_the_model_touches_nothing(place, tmp_path, thoroughly):
+    place.ledger = Ledger(tmp_path / "another.jsonl")
+    with pytest.raises(RegistryError, match="--same-registry"):
+        look(place, thoroughly=thoroughly)
+    assert place.champion == "2"
+    assert place.lines() == []
+
+
+def test_the_same_registry_under_another_address(place):
+    place.registry.identity = "http://Mlflow:80/"
+    with pytest.raises(RegistryError):
+        look(place)
+    declare(place.ledger, "http://mlflow", ["simulator"])
+    assert look(place, thoroughly=True) == []
+
+
+def away(registry, *numbers):
+    """The files of these versions can't be had now."""
+    download = registry.download
+
+    def missing(name, number, folder):
+        if number in numbers:
+            raise ArtifactMissing("its store is away")
+        return download(name, number, folder)
+
+    registry.download = missing
+
+
+def test_a_store_that_is_away_for_a_while_condemns_nothing(place):
+    away(place.registry, "1", "2")
+    before = place.lines()
+    with pytest.raises(ArtifactMissing):
+        look(place, thoroughly=True)
+    assert (place.champion, place.lines()) == ("2", before)
+    del place.registry.download
+    assert look(place, thoroughly=True) == []
+
+
+def test_what_somebody_pointed_at_has_to_be_there(place):
+    place.point("1")
+    away(place.registry, "1")
+    assert look(place) == [("reverted", "2")]
+    assert ("violation", "1") not in place.lines()
+
+
+def test_nothing_is_taken_away_while_the_last_good_one_can_not_be_had(place):
+    place.point(place.hand_made(7))
+    away(place.registry, "1", "2")
+    with pytest.raises(ArtifactMissing):
+        look(place)
+    assert place.champion == "3"
+    del place.registry.download
+    assert look(place) == [("reverted", "2")]
+
+
+def test_a_version_that_was_deleted_stands_in_nobody_s_way(place):
+    place.promote(3)
+    place.point(place.hand_made(7))
+    version = place.registry.version
+
+    def deleted(name, number):
+        if number == "3":
+            raise RegistryError("there is no version 3")
+        return version(name, number)
+
+    place.registry.version = deleted
+    assert look(place) == [("reverted", "2")]
+
+
+def test_rejecting_the_champion_is_a_rejection(place):
+    place.tag("2", "rejected")
+    assert look(place) == [("reverted", "1")]
+    assert place.lines()[-2:] == [("rejected", "2"), ("reverted", "1")]
+    place.tag("2", "approved")
+    place.point("2")
+    assert look(place) == [("reverted", "1")]
+
+
+def test_after_a_revert_a_rollback_has_somewhere_to_go(place):
+    place.promote(3)
+    place.tag("3", "rejected")
+    assert look(place) == [("reverted", "2")]
+    assert place.registry.aliases["previous"] == "1"
+    assert rollback(place.registry, NAME, ledger=place.ledger, reason="worse").version == "1"
+
+
+@pytest.mark.parametrize("spoil", [b"{}", b""])
+def test_bytes_that_are_no_model_at_all(place, spoil):
+    place.stored("2").data = spoil
+    assert look(place, thoroughly=True) == [("reverted", "1")]
+    assert ("violation", "2") in place.lines()
+
+
+def test_the_last_good_one_is_proven_before_it_serves_again(place):
+    place.promote(3)
+    place.stored("2").data += b"\0"
+    place.point(place.hand_made(7))
+    place.stored("3").data += b"\0"
+    assert look(place) == [("reverted", "1")]
+    assert [line for line in place.lines() if line[0] == "violation"] == [
+        ("violation", "3"), ("violation", "2"),
+    ]  # fmt: skip
+
+
+def test_bytes_that_change_under_the_champion(place):
+    place.stored("2").data += b"\0"
+    assert look(place) == []  # without a thorough look nothing is downloaded
+    assert look(place, thoroughly=True) == [("reverted", "1")]
+    assert place.lines()[-2:] == [("violation", "2"), ("reverted", "1")]
+
+
+def test_a_reviewer_s_no_takes_the_champion_out_of_service(place):
+    place.tag("2", "rejected")
+    assert look(place) == [("reverted", "1")]
+
+
+def test_what_waits_for_review_does_not_serve(tmp_path):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
+    place.point("1")
+    assert look(place, policy=REVIEWED) == [("reverted", None)]
+    place.point("1")
+    place.tag("1", "approved", TAG_REVIEW)
+    assert look(place, policy=REVIEWED) == [("accepted", "1")]
+
+
+def test_a_rollback_is_no_offence(place):
+    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+    assert look(place, thoroughly=True) == []
+    assert place.champion == "1"
+
+
+def test_a_server_that_is_away_is_no_verdict(place):
+    watched = Watched(place.registry)
+    place.point(place.hand_made(7))
+
+    def away(call: str, _: int) -> None:
+        if call == "version":
+            raise RegistryUnavailable("no answer")
+
+    watched.before = away
+    place.registry = watched
+    before = place.lines()
+    with pytest.raises(RegistryUnavailable):
+        look(place)
+    assert place.lines() == before

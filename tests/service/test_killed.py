@@ -1,0 +1,185 @@
+"""kill -9 at every step that lasts: afterwards the state is right, and every line is there once.
+
+The steps are counted by a run that is not killed: each write that becomes durable, each change of
+the registry, each line of the ledger. Then a process of its own is killed before each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.registry.ledger import Ledger
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.port import CHAMPION, TAG_REVIEW
+from gate.service.reconciler import Reconciler
+from tests.registry.servers import make_run
+from tests.service.desks import REVIEWED, Place
+
+pytestmark = [
+    pytest.mark.slow,
+    # Of fork, in a process with threads of MLflow's database: the child only goes on, or dies.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+LASTING = (
+    (os, "replace"), (os, "rename"), (os, "symlink"), (os, "fsync"),
+    (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
+    (Ledger, "append"),
+)  # fmt: skip
+
+
+class Model:
+    """A registered model of its own, with ledger and store, in a real MLflow database."""
+
+    def __init__(self, folder: Path, uri: str, name: str) -> None:
+        self.name = name
+        self.place = Place(folder / name, REVIEWED)
+        self.place.folder.mkdir()
+        self.registry = MlflowRegistry(uri)
+        self.store = Store(folder / name / "store")
+        self.run_id = make_run(uri, artifacts=folder / "artifacts")
+
+    def hand_in(self, seed: int) -> str:
+        import dataclasses
+
+        from gate.registry.promotion import promote
+
+        of = dataclasses.replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
+        made = promote(self.registry, of, policy=REVIEWED, ledger=self.place.ledger)
+        assert made.version is not None
+        return made.version
+
+    def approve(self, number: str) -> None:
+        self.registry.set_tag(self.name, number, (TAG_REVIEW, "approved"))
+
+    def look(self) -> int:
+        """What the service does after an event; gives the number of things that were done."""
+        reconcile = Reconciler(self.registry, self.place.ledger, REVIEWED, store=self.store)
+        return len(reconcile(self.name, cause="delivery 1"))
+
+    def state(self) -> dict[str, Any]:
+        live = self.store.live(self.name)
+        return {
+            "lines": [
+                (e.action, e.version, e.previous_version, e.operation is None)
+                for e in self.place.ledger.entries()
+            ],
+            "champion": self.registry.alias(self.name, CHAMPION),
+            "live": live and live.slots[EXACT].sha256,
+            "kept": sorted(path.name for path in (self.place.folder / "store" / "store").iterdir()),
+        }
+
+
+class Beginning:
+    """What the scenario made, kept beside it: making it anew before each kill takes seconds."""
+
+    def __init__(self, model: Model, database: Path) -> None:
+        self._folder, self._database = model.place.folder, database
+        self._kept = database.with_name("kept")
+        shutil.copytree(self._folder, self._kept / "folder", symlinks=True)
+        _copy_database(database, self._kept / "mlflow.db")
+
+    def again(self) -> None:
+        shutil.rmtree(self._folder)
+        shutil.copytree(self._kept / "folder", self._folder, symlinks=True)
+        _copy_database(self._kept / "mlflow.db", self._database)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """By SQLite itself, so that connections that are open see it."""
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
+
+
+def approval(model: Model) -> None:
+    """Version 1 serves, version 2 was approved."""
+    model.approve(model.hand_in(1))
+    model.look()
+    model.approve(model.hand_in(2))
+
+
+def offence(model: Model) -> None:
+    """Versions 1 and 2 served; somebody points champion at 3, which was not approved."""
+    for seed in (1, 2):
+        model.approve(model.hand_in(seed))
+        model.look()
+    model.registry.set_alias(model.name, CHAMPION, model.hand_in(3))
+
+
+@contextmanager
+def counted(kill_at: int | None) -> Iterator[list[str]]:
+    """Keep the names of the lasting steps; before the one of that number this process is killed."""
+    steps: list[str] = []
+    kept = [(owner, name, getattr(owner, name)) for owner, name in LASTING]
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            if len(steps) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            steps.append(name)
+            return call(*arguments, **options)
+
+        return step
+
+    for owner, name, call in kept:
+        setattr(owner, name, wrapped(name, call))
+    try:
+        yield steps
+    finally:
+        for owner, name, call in kept:
+            setattr(owner, name, call)
+
+
+def killed(model: Model, at: int) -> bool:
+    """Look in a process that is killed before that step; False if there was no such step."""
+    child = os.fork()
+    if child == 0:
+        with counted(at):
+            try:
+                MlflowRegistry(model.registry._uri)
+                model.registry = MlflowRegistry(model.registry._uri)
+                model.look()
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                os._exit(3)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed; see above"
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
+@pytest.mark.parametrize("scenario", [approval, offence])
+def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    model = Model(tmp_path, f"sqlite:///{database}", "digits")
+    scenario(model)
+    beginning, before = Beginning(model, database), model.state()
+    with counted(None) as steps:
+        assert model.look() > 0
+    wanted = model.state()
+    assert wanted != before
+    assert {"set_alias", "append", "fsync"} <= set(steps)
+    assert scenario is offence or {"rename", "symlink"} <= set(steps)
+    for at in range(len(steps)):
+        beginning.again()
+        assert model.state() == before
+        assert killed(model, at), (at, steps[at])
+        model.look()
+        assert model.state() == wanted, (at, steps[at])
+        assert model.look() == 0
+        assert model.state() == wanted, (at, steps[at])

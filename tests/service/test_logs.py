@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gate.service.logs import Redaction, set_up
+
+SECRET = 'a "quoted" secret with ü'
+SIGNATURE = "v1,K7gNU3sdo+OL0wNhqoVWhr3g6s1xYv72ol/pe/Unols="
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def logged(log_format: str, *, then) -> str:
+    stream = io.StringIO()
+    handler = set_up(stream, log_format=log_format, redaction=Redaction(lambda: {SECRET}))  # type: ignore[arg-type]
+    try:
+        then(logging.getLogger("gate.test"))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    return stream.getvalue()
+
+
+def _fails() -> None:
+    raise ValueError(f"with {SECRET} inside")
+
+
+def everything(log: logging.Logger) -> None:
+    log.info("plain %s", SECRET)
+    log.info(
+        "said", extra={"fields": {"header": SIGNATURE, "secret": SECRET, "n": 3, "none": None}}
+    )
+    log.warning("at %s", "postgresql://gate:hunter2@db/gate")
+    log.info("as the address says, http://user:hunter2@host:1/x and http://host/p@th")
+    try:
+        _fails()
+    except ValueError:
+        log.exception("it failed")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_secret_in_any_line(log_format: str) -> None:
+    text = logged(log_format, then=everything)
+    for hidden in (SECRET, json.dumps(SECRET)[1:-1], SIGNATURE, SIGNATURE[3:], "hunter2"):
+        assert hidden not in text
+    assert text.count("[hidden]") >= 6
+    assert "http://host/p@th" in text
+    assert "ValueError" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://gate:p@ss/hunter2@db/gate", "postgresql://[hidden]@db/gate"),
+        ("postgresql://gate:hun/ter2@db/gate", "postgresql://[hidden]@db/gate"),
+        ("postgresql://db/gate?user=a&password=hunter2&x=1",
+         "postgresql://db/gate?user=a&password=[hidden]&x=1"),
+        ("http://h:1/x,http://u:hunter2@h", "http://h:1/x,http://[hidden]@h"),
+        ("at http://127.0.0.1:8400/p@th now", "at http://127.0.0.1:8400/p@th now"),
+        ("http://token@host/p@th", "http://[hidden]@host/p@th"),
+        ("mail a@b, secrets=2", "mail a@b, secrets=2"),
+        ("http://a:" * 9 + "hunter2@b", "[hidden]"),
+    ],
+)  # fmt: skip
+def test_passwords_of_any_characters_are_hidden(text: str, shown: str) -> None:
+    assert Redaction(lambda: ()).clean(text) == shown
+
+
+def test_long_words_of_strangers_take_no_time() -> None:
+    begun = time.monotonic()
+    for word in ("://a:", "password=", "@", "a"):
+        Redaction(lambda: ()).clean(word * 50_000 + "@")
+    assert time.monotonic() - begun < 2
+
+
+def test_passwords_of_the_environment_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
+    assert "correct" not in logged("text", then=lambda log: log.info("the correct horse"))
+
+
+def test_json_is_a_line_an_event() -> None:
+    lines = [json.loads(line) for line in logged("json", then=everything).splitlines()]
+    assert len(lines) == 5
+    assert {"at", "level", "logger", "message"} <= set(lines[0])
+    assert (lines[1]["n"], lines[1]["none"]) == (3, None)
+    assert lines[2]["level"] == "warning"
+    assert "ValueError" in lines[4]["traceback"]
+
+
+def test_fields_do_not_take_the_place_of_what_is_ours() -> None:
+    text = logged("json", then=lambda log: log.info("true", extra={"fields": {"message": "false"}}))
+    assert json.loads(text)["message"] == "true"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_stranger_writes_no_line_of_his_own(log_format: str) -> None:
+    nasty = "x\n2026-01-01 info gate: approved\r\x1b[31m\u2028\ud800"
+    text = logged(
+        log_format, then=lambda log: log.info("%s", nasty, extra={"fields": {"m": nasty}})
+    )
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    text.encode()
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
+def test_uvicorn_logs_through_the_same_handler(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn_log = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(uvicorn_log, "level", uvicorn_log.level)
+    uvicorn_log.setLevel(level)
+
+    def access(_log: logging.Logger) -> None:
+        logging.getLogger("uvicorn.access").info(
+            '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/webhooks/mlflow", "1.1", 202
+        )
+
+    said = json.loads(logged("json", then=access))
+    assert said["logger"] == "uvicorn.access"
+    assert said["message"] == '127.0.0.1:1 - "POST /webhooks/mlflow HTTP/1.1" 202'

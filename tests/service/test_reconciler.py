@@ -1,0 +1,215 @@
+"""All of it, on a simulated registry and a real store: whatever happened, one state comes out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.errors import RegistryUnavailable
+from gate.registry.promotion import rollback
+from gate.service.reconciler import Reconciler
+from gate.storage.digest import Digest
+from tests.registry.releases import NAME
+from tests.registry.simulator import Watched
+from tests.service.desks import AUTOMATIC, REVIEWED, Place
+
+
+class Service:
+    """A place with a reconciler and a store."""
+
+    def __init__(self, folder, policy=AUTOMATIC) -> None:
+        self.place = Place(folder, policy)
+        self.store = Store(folder / "store")
+        self.restart()
+
+    def restart(self) -> None:
+        place = self.place
+        self.reconcile = Reconciler(place.registry, place.ledger, place.policy, store=self.store)
+
+    def look(self, cause: str = "delivery 1") -> list[tuple[str, str, str | None]]:
+        return [(t.kind, t.outcome, t.version) for t in self.reconcile(NAME, cause=cause)]
+
+    @property
+    def live(self) -> str | None:
+        """The number of the version whose bytes are deployed."""
+        manifest = self.store.live(NAME)
+        if manifest is None:
+            return None
+        wanted = manifest.slots[EXACT].sha256
+        return next(
+            str(number)
+            for number, stored in enumerate(self.place.registry.versions, start=1)
+            if Digest.of_bytes(stored.data) == wanted
+        )
+
+
+@pytest.fixture
+def service(tmp_path) -> Service:
+    """Version 1 serves and is deployed."""
+    made = Service(tmp_path)
+    made.place.promote(1)
+    assert made.look() == [("deploy", "deployed", "1")]
+    return made
+
+
+def test_what_was_promoted_is_deployed_once(service):
+    assert service.live == "1"
+    assert service.look() == []
+    assert service.place.lines() == [("promoted", "1"), ("deployed", "1")]
+    assert service.place.ledger.entries()[-1].cause == "delivery 1"
+
+
+def test_from_approval_to_the_deployed_file(tmp_path):
+    service = Service(tmp_path, REVIEWED)
+    service.place.promote(1)
+    assert service.look() == []
+    assert service.live is None
+    service.place.tag("1", "approved")
+    assert service.look() == [("review", "promoted", "1"), ("deploy", "deployed", "1")]
+    assert service.live == "1"
+
+
+def test_what_must_not_serve_is_not_deployed(service):
+    service.place.point(service.place.hand_made(5))
+    assert service.look() == [("guard", "reverted", "1")]
+    assert service.live == "1"
+    assert service.place.lines()[-1] == ("reverted", "1")
+
+
+def test_bytes_that_were_exchanged_after_the_promotion(service):
+    service.place.promote(2)
+    service.place.stored("2").data += b"\0"
+    service.look()
+    assert service.live == "1"
+    assert service.place.champion == "1"
+    assert ("violation", "2") in service.place.lines()
+    assert ("deployed", "2") not in service.place.lines()
+    assert service.look() == []
+
+
+def test_bytes_that_are_exchanged_while_they_are_fetched(service):
+    service.place.promote(2)
+    watched = Watched(service.place.registry)
+
+    def exchange(call: str, _: int) -> None:
+        if watched.calls.count("download") == 2 and call == "download":
+            service.place.stored("2").data += b"\0"
+
+    watched.before = exchange
+    service.reconcile = Reconciler(watched, service.place.ledger, AUTOMATIC, store=service.store)
+    assert service.look() == [("deploy", "refused", "2")]
+    assert service.live == "1"
+    assert service.place.lines()[-2:] == [("violation", "2"), ("not_deployed", "2")]
+    assert service.look() == [("guard", "reverted", "1")]
+    assert service.live == "1"
+
+
+def test_a_crash_between_the_store_and_the_line(service, monkeypatch):
+    service.place.promote(2)
+    broken = pytest.MonkeyPatch()
+    broken.setattr("gate.service.deployment._tell", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        service.look()
+    broken.undo()
+    assert service.live == "2"
+    service.restart()
+    assert service.look("timer") == [("deploy", "deployed", "2")]
+    assert service.place.lines().count(("deployed", "2")) == 1
+
+
+def test_a_server_that_is_away_changes_nothing(service):
+    service.place.promote(2)
+    watched = Watched(service.place.registry)
+
+    def away(call: str, _: int) -> None:
+        if call == "download":
+            raise RegistryUnavailable("no answer")
+
+    watched.before = away
+    service.reconcile = Reconciler(watched, service.place.ledger, AUTOMATIC, store=service.store)
+    before = service.place.lines()
+    with pytest.raises(RegistryUnavailable):
+        service.look()
+    assert service.live == "1"
+    assert service.place.lines() == before
+
+
+def test_after_a_rollback_the_version_before_is_deployed(service):
+    service.place.promote(2)
+    service.look()
+    place = service.place
+    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert service.live == "1"
+    assert service.look() == []
+
+
+def test_champion_without_alias_leaves_what_is_deployed(service):
+    service.place.registry.aliases.pop("champion")
+    assert service.look() == []
+    assert service.live == "1"
+
+
+STEPS = st.lists(
+    st.sampled_from(
+        ["promote 1", "promote 2", "promote 3", "point 1", "point 2", "point 3", "forge", "spoil 2",
+         "approve 2", "reject 3", "look", "look", "restart", "unalias"]
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+def _do(service: Service, step: str, what: str) -> None:
+    place = service.place
+    {
+        "promote": lambda: place.promote(int(what)),
+        "point": lambda: place.point(what),
+        "forge": lambda: place.point(place.hand_made(8)),
+        "spoil": lambda: setattr(place.stored(what), "data", place.stored(what).data + b"\0"),
+        "approve": lambda: place.tag(what, "approved"),
+        "reject": lambda: place.tag(what, "rejected"),
+        "look": service.look,
+        "restart": service.restart,
+        "unalias": lambda: place.registry.aliases.pop("champion", None),
+    }[step]()
+
+
+@given(STEPS, st.sampled_from([AUTOMATIC, REVIEWED]))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_people_do_only_what_passed_is_deployed(tmp_path_factory, steps, policy):
+    service = Service(tmp_path_factory.mktemp("place"), policy)
+    place = service.place
+    place.promote(4)
+    for step in steps:
+        do, _, what = step.partition(" ")
+        if do == "promote" or not what or int(what) <= len(place.registry.versions):
+            _do(service, do, what)
+    service.restart()
+    service.look()
+    lines = place.lines()
+    assert service.look() == []
+    assert place.lines() == lines
+    live = service.store.live(NAME)
+    passed = {e.sha256 for e in place.ledger.entries() if e.action in ("passed", "promoted")}
+    assert live is None or live.slots[EXACT].sha256 in passed
+    if place.champion is not None:
+        assert live is not None
+        champion = [e for e in place.ledger.entries() if e.version == place.champion and e.sha256]
+        assert live.slots[EXACT].sha256 == champion[-1].sha256
+
+
+def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
+    manifest = service.store.live(NAME)
+    slot = manifest.slots[EXACT]
+    path = service.store.file(slot.sha256, slot.model)
+    whole = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(whole[:-1] + b"x")
+    assert service.look() == []  # not looked at each time
+    monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert path.read_bytes() == whole
+    assert service.look() == []

@@ -1,0 +1,144 @@
+"""Review: approval promotes what passed and still is what passed; it waives nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK
+from gate.service.review import review
+from tests import builders
+from tests.service.desks import REVIEWED, Place
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    """Version 1 serves; version 2 passed and waits."""
+    made = Place(tmp_path, REVIEWED)
+    made.promote(1)
+    made.tag("1", "approved")
+    look(made)
+    made.promote(2)
+    return made
+
+
+def look(place: Place, policy=REVIEWED):
+    return [(t.outcome, t.version) for t in review(place.desk(), policy)]
+
+
+def test_what_passed_waits(place):
+    assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "1"}
+    assert place.lines() == [("passed", "1"), ("promoted", "1"), ("passed", "2")]
+    assert look(place) == []
+    assert place.champion == "1"
+
+
+def test_handing_in_twice_is_one_line(place):
+    before = place.lines()
+    assert place.promote(2).outcome == "passed"
+    assert place.lines() == before
+    assert len(place.registry.versions) == 2
+
+
+def test_approval_promotes(place):
+    place.tag("2", "approved")
+    assert look(place) == [("promoted", "2")]
+    assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
+    line = place.ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("promoted", "2", "1")
+    assert line.cause == "delivery 1"
+    assert line.evidence_sha256 == place.ledger.entries()[-2].evidence_sha256
+    assert look(place) == []
+    assert place.promote(2).outcome == "unchanged"
+
+
+def test_rejection_is_recorded_once_and_final(place):
+    place.tag("2", "rejected")
+    assert look(place) == [("rejected", "2")]
+    place.tag("2", "approved")
+    assert look(place) == []
+    assert place.champion == "1"
+    assert place.promote(2).outcome == "refused"
+    assert place.lines()[-2:] == [("rejected", "2"), ("refused", "2")]
+
+
+@pytest.mark.parametrize("word", ["Approved", "approved ", "yes", "", "true", "APPROVED"])
+def test_other_words_are_none(place, word):
+    place.tag("2", word)
+    assert look(place) == []
+    assert place.champion == "1"
+
+
+def test_approval_waives_nothing(place):
+    place.stored("2").data += b"\0"
+    place.tag("2", "approved")
+    assert look(place) == [("refused", "2")]
+    assert place.champion == "1"
+    assert place.lines()[-2:] == [("violation", "2"), ("refused", "2")]
+    before = place.lines()
+    assert look(place) == []
+    assert place.lines() == before
+
+
+@pytest.mark.parametrize(
+    ("days", "policy", "told"),
+    [
+        (100, REVIEWED, "days old"),
+        (0, builders.policy(review="required", confidence=0.9), "policy"),
+    ],
+    ids=["too old", "another policy"],
+)
+def test_approval_of_what_would_not_pass_now(tmp_path, days, policy, told):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1, days=days)
+    place.tag("1", "approved")
+    assert look(place, policy) == [("refused", "1")]
+    assert told in place.ledger.entries()[-1].reason
+    assert place.champion is None
+
+
+def test_a_version_that_the_gate_never_passed_can_not_be_approved(place):
+    number = place.hand_made(9)
+    place.registry.aliases[CANDIDATE] = number
+    place.tag(number, "approved")
+    assert look(place) == []
+    assert place.champion == "1"
+
+
+def test_only_the_candidate_is_promoted_and_the_reviewer_of_another_is_told(place):
+    place.promote(3)
+    place.tag("2", "approved")
+    assert look(place) == [("refused", "2")]
+    assert "version 3 is the candidate" in place.ledger.entries()[-1].reason
+    assert look(place) == []
+    assert place.champion == "1"
+
+
+def test_a_rejection_counts_for_whatever_waits(place):
+    place.promote(3)
+    place.tag("2", "rejected")
+    assert look(place) == [("rejected", "2")]
+    place.tag("2", "")
+    assert place.promote(2).outcome == "refused"
+
+
+def test_what_served_before_can_be_handed_in_again(place):
+    place.tag("2", "approved")
+    look(place)
+    assert place.promote(1).outcome == "passed"
+    assert place.lines()[-1] == ("passed", "1")
+    assert look(place) == [("promoted", "1")]
+
+
+def test_an_approval_is_used_up(place):
+    place.tag("2", "approved")
+    look(place)
+    place.tag("2", "2026: wrong", TAG_ROLLED_BACK)
+    place.point("1")
+    assert look(place) == []
+    assert place.champion == "1"
+
+
+def test_a_champion_by_hand_does_not_become_served_by_handing_it_in(place):
+    place.point("2")
+    assert place.promote(2).outcome == "passed"
+    assert place.lines()[-1] == ("passed", "2")

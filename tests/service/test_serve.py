@@ -1,0 +1,243 @@
+"""`gate serve` as a process: starts, ends well, and loses nothing when it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gate import cli
+from gate.commands.serve import command
+from gate.registry.mlflow import preflight
+from gate.service import keyring, reconciler, service
+from gate.service.inbox import Inbox
+from gate.service.settings import Settings
+from tests.service.deliveries import SECRET, body, until
+from tests.service.processes import ROOT, process
+
+
+def test_light_modules_load_neither_torch_nor_mlflow() -> None:
+    modules = ["app", "worker", "inbox", "service", "receiver", "subscription", "settings"]
+    code = "import sys\n" + "".join(f"import gate.service.{name}\n" for name in modules)
+    code += "import gate.commands.serve, gate.commands.webhooks\n"
+    code += "print(sorted({'torch', 'torchvision', 'mlflow', 'onnxruntime'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "webhooks"])
+def test_help_is_light(command: str) -> None:
+    code = (
+        f"import sys; from gate.cli import main; main(['{command}', '--help']);"
+        "print(sorted({'pydantic', 'sqlalchemy', 'starlette', 'mlflow', 'torch', 'rich'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "Examples:" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
+    with process(tmp_path, "--log-format", "json", "--json", slow=1) as service:
+        assert service.send(delivery="d-1").status_code == 202
+        until(lambda: "digits delivery d-1" in service.lines("begin"))
+        assert service.send(delivery="d-2").status_code == 202
+        assert service.end(number) == 0
+        assert service.ended() == ["delivery d-1"]  # was finished; d-2 waits
+        assert service.lines("exit") == ["0 []"]  # and torch was never loaded
+        log = service.log.read_text()
+    assert SECRET not in log
+    assert "v1," not in log
+    lines = [json.loads(line) for line in log[: log.index("{\n")].splitlines()]
+    assert {"uvicorn.access", "gate.service.receiver", "gate.service.service"} <= {
+        line["logger"] for line in lines
+    }
+    accepted = [line for line in lines if line.get("outcome") == "accepted"]
+    assert {line["delivery"] for line in accepted} == {"d-1", "d-2"}
+    assert json.loads(log[log.index("{\n") :]) == {
+        "stopped": True, "models": ["digits"], "registry": "http://127.0.0.1:1", "exit_code": 0,
+    }  # fmt: skip
+    with process(tmp_path) as service:
+        until(lambda: len(service.ended()) == 2)
+        assert service.ended() == ["delivery d-1", "delivery d-2"]
+
+
+def test_killed_between_keeping_and_acting(tmp_path: Path) -> None:
+    """The worker is busy with another delivery, so d-2 is on disk and nobody's when it dies."""
+    with process(tmp_path, slow=60) as service:
+        assert service.send(delivery="d-1").status_code == 202
+        until(lambda: "digits delivery d-1" in service.lines("begin"))
+        assert service.send(delivery="d-2").status_code == 202
+        service.popen.kill()
+        service.popen.wait()
+    inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")
+    assert inbox.depth() == 2
+    with inbox._writing() as connection:  # as if its lease had run out
+        connection.exec_driver_sql("UPDATE gate_inbox SET leased_until = 0")
+    inbox.close()
+    with process(tmp_path) as service:
+        until(service.ended)
+        assert service.ended() == ["delivery d-1 and 1 more"]
+        assert service.send(delivery="d-2").json() == {"outcome": "seen"}
+        assert service.end() == 0
+    with process(tmp_path) as service:
+        assert service.send(delivery="d-3").status_code == 202
+        until(lambda: len(service.ended()) == 2)
+        assert service.ended() == ["delivery d-1 and 1 more", "delivery d-3"]
+
+
+def test_killed_again_and_again_nothing_that_was_accepted_is_lost(tmp_path: Path) -> None:
+    accepted: set[str] = set()
+    for round_ in range(3):
+        with process(tmp_path, slow=0.05) as service, ThreadPoolExecutor(8) as pool:
+
+            def send(name: str, service=service) -> None:
+                with contextlib.suppress(httpx.HTTPError, OSError):
+                    if service.send(delivery=name).status_code == 202:
+                        accepted.add(name)
+
+            for number in range(40):
+                pool.submit(send, f"r{round_}-{number}")
+            until(lambda: len(accepted) >= 15 * (round_ + 1))  # noqa: B023
+            os.kill(service.popen.pid, signal.SIGKILL)
+    inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")
+    with inbox._writing() as connection:
+        connection.exec_driver_sql("UPDATE gate_inbox SET leased_until = 0")
+    with process(tmp_path):
+        until(lambda: inbox.depth() == 0)
+    with inbox._reading() as connection:
+        rows = connection.exec_driver_sql("SELECT delivery_id, done_at FROM gate_inbox").all()
+    inbox.close()
+    done = {name for name, done_at in rows if done_at is not None}
+    assert accepted <= done
+    assert len(accepted) >= 45
+
+
+def test_two_services_share_one_database(tmp_path: Path, database: str) -> None:
+    left, right = tmp_path / "left", tmp_path / "right"
+    left.mkdir()
+    right.mkdir()
+    with process(left, url=database) as a, process(right, url=database) as b:
+        for number in range(20):
+            said = (a, b)[number % 2].send(delivery=f"d-{number}")
+            assert said.status_code == 202
+            again = (b, a)[number % 2].send(delivery=f"d-{number}")
+            assert again.json() == {"outcome": "seen"}
+        inbox = Inbox(database)
+        until(lambda: inbox.depth() == 0)
+        inbox.close()
+        counted: Counter[str] = Counter()
+        for line in [*a.ended(), *b.ended()]:
+            counted["looks"] += 1
+            counted["deliveries"] += 1 + (int(line.split()[3]) if " and " in line else 0)
+    assert counted["deliveries"] == 20
+    assert counted["looks"] <= 20
+
+
+def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in command.params:
+        if option.name in (None, "json", "debug", "help"):
+            continue
+        variable = "MLFLOW_TRACKING_URI" if option.name == "tracking_uri" else option.envvar
+        assert isinstance(variable, str), option.name
+        assert variable in shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "read"),
+    [
+        ("GATE_LEDGER", "/var/ledger", "ledger", Path("/var/ledger")),
+        ("GATE_BODY_CAP", "2048", "body_cap", 2048),
+        ("GATE_WINDOW", "100", "window_s", 100.0),
+        ("GATE_INTERVAL", "7", "interval_s", 7.0),
+        ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
+    ],
+)
+def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(preflight, "preflight", lambda _uri: None)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings: None)
+    monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
+    monkeypatch.setenv(variable, value)
+    keyring.write(tmp_path / "secrets", [SECRET])
+    arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
+    uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
+    assert cli.main([*arguments, "--store", str(tmp_path / "store"), *uri]) == 0
+    assert getattr(seen[0], field) == read
+
+
+class TestRefusesToStart:
+    def arguments(self, folder: Path, *more: str) -> list[str]:
+        secrets = folder / "secrets"
+        keyring.write(secrets, [SECRET])
+        given = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
+        return ["serve", *given, "--inbox", f"sqlite:///{folder}/inbox.db", *more]
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            (["--port", "99999"], "port:"),
+            (["--model", "example_model"], "test deliveries"),
+            (["--inbox", "mysql://x/y"], "inbox_url"),
+            (["--window", "0"], "window_s"),
+            (["--secret-file", "/nonexistent/secrets"], "cannot read the secret file"),
+        ],
+    )
+    def test_wrong_options(self, tmp_path: Path, capsys, more: list[str], said: str) -> None:
+        assert cli.main(self.arguments(tmp_path, *more)) == 2
+        assert said in capsys.readouterr().err
+
+    def test_no_model(self, tmp_path: Path, capsys, monkeypatch) -> None:
+        monkeypatch.delenv("GATE_MODELS", raising=False)
+        assert cli.main(["serve"]) == 2
+        assert "models: Field required" in capsys.readouterr().err
+
+    def test_no_secret(self, tmp_path: Path, capsys, monkeypatch) -> None:
+        monkeypatch.delenv("GATE_WEBHOOK_SECRETS", raising=False)
+        assert cli.main(["serve", "--model", "digits"]) == 2
+        assert "GATE_WEBHOOK_SECRETS" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("uri", "said"),
+        [
+            ("sqlite:///{folder}/mlfow.db", "no registry at"),
+            ("sqlite:///{folder}/missing/mlflow.db", "does not exist"),
+            ("{folder}", "is a folder"),
+            ("http://127.0.0.1:1", "127.0.0.1:1"),
+        ],
+    )
+    def test_a_mistyped_registry(
+        self, tmp_path: Path, capsys, monkeypatch, uri: str, said: str
+    ) -> None:
+        monkeypatch.setattr(service, "serve", lambda *_a, **_o: pytest.fail("it listened"))
+        given = uri.format(folder=tmp_path)
+        assert cli.main(self.arguments(tmp_path, "--tracking-uri", given)) == 2
+        assert said in capsys.readouterr().err
+        assert not list(tmp_path.rglob("*.db"))
+
+    def test_a_taken_port(self, tmp_path: Path) -> None:
+        with process(tmp_path) as first:
+            port = first.address.rpartition(":")[2]
+            other = tmp_path / "other"
+            other.mkdir()
+            with process(other, "--port", port) as second:
+                assert second.popen.wait(60) == 2
+                assert f"cannot listen on 127.0.0.1:{port}" in second.log.read_text()
+            assert first.send(body()).status_code == 202

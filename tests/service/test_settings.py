@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gate.errors import ServiceError
+from gate.service.settings import Settings
+
+GOOD: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
+
+
+def test_defaults() -> None:
+    settings = Settings.of(**GOOD, port=None, aliases=None)
+    assert (settings.host, settings.port) == ("127.0.0.1", 8400)
+    assert settings.aliases == ("candidate", "champion", "previous")
+    assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 20, 300, 60)
+    assert settings.keep_s >= 2 * 2 * settings.window_s
+
+
+def test_models_are_told_once() -> None:
+    assert Settings.of(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"models": []}, "models: .*at least 1"),
+        ({"models": None}, "models: Field required"),
+        ({"models": [""]}, "models.0"),
+        ({"models": ["x" * 257]}, "models.0"),
+        ({"models": ["example_model"]}, "test deliveries"),
+        ({"models": ["a/b"]}, "models: 'a/b' can't be the name of a deployed model"),
+        ({"models": ["digits", "two words"]}, "models: 'two words' can't be the name"),
+        ({"models": ["x" * 101]}, "at most 100"),
+        ({"models": [".."]}, "a letter or digit first"),
+        ({"tracking_uri": ""}, "tracking_uri"),
+        ({"port": 65_536}, "port"),
+        ({"port": -1}, "port"),
+        ({"port": "many"}, "port"),
+        ({"body_cap": 0}, "body_cap"),
+        ({"window_s": 0}, "window_s"),
+        ({"window_s": float("nan")}, "window_s"),
+        ({"window_s": float("inf")}, "window_s"),
+        ({"window_s": 7200}, "window_s"),
+        ({"interval_s": 0}, "interval_s"),
+        ({"interval_s": float("inf")}, "interval_s"),
+        ({"keep_s": 1199}, "keep_s: ids must be kept for 1200 s"),
+        ({"inbox_url": "mysql://x"}, "inbox_url"),
+        ({"inbox_url": "inbox.db"}, "inbox_url"),
+        ({"inbox_url": "sqlite://"}, "in memory"),
+        ({"inbox_url": "sqlite:///:memory:"}, "in memory"),
+        ({"log_format": "xml"}, "log_format"),
+        ({"nonsense": 1}, "nonsense: Extra"),
+    ],
+)
+def test_wrong_settings_are_told_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ServiceError, match=said):
+        Settings.of(**GOOD | given)
+
+
+def test_every_wrong_field_has_its_line_and_no_password_is_shown() -> None:
+    with pytest.raises(ServiceError) as caught:
+        Settings.of(models=[], tracking_uri="", port=-1, inbox_url="mysql://gate:hunter2@db/x")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 5
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gate.service.signature import (
+    DELIVERY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    Envelope,
+    Refusal,
+    open_envelope,
+    refuse,
+    sign,
+)
+
+SECRET = "a secret with an umlaut: ü"
+BODY = '{"entity": "model_version", "data": {"name": "Ω"}}'.encode()
+GOOD = {
+    DELIVERY_HEADER: ["6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10"],
+    TIMESTAMP_HEADER: ["1700000000"],
+    SIGNATURE_HEADER: [sign(SECRET, "6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10", "1700000000", BODY)],
+}
+
+
+def opened(headers: dict[str, list[str]], *, now: float = 1700000000) -> Envelope | Refusal:
+    return open_envelope(lambda name: headers.get(name, []), now=now, window_s=300)
+
+
+def test_a_vector_computed_by_hand() -> None:
+    # printf 'abc.1700000000.{}' | openssl dgst -sha256 -hmac 0123456789abcdef -binary | base64
+    assert sign("0123456789abcdef", "abc", "1700000000", b"{}") == VECTOR
+
+
+VECTOR = "v1,TcNOyRQKR5QfSu1UtSwUkII6CA1X+alfBVrlXa0A+h0="
+
+
+def test_the_same_by_the_definition_of_hmac() -> None:
+    key = b"0123456789abcdef".ljust(64, b"\0")
+    inner = hashlib.sha256(bytes(k ^ 0x36 for k in key) + b"abc.1700000000.{}").digest()
+    outer = hashlib.sha256(bytes(k ^ 0x5C for k in key) + inner).digest()
+    assert f"v1,{base64.b64encode(outer).decode()}" == VECTOR
+
+
+@settings(deadline=None)  # importing MLflow takes seconds
+@given(
+    secret=st.text(min_size=1).filter(lambda text: text.isprintable()),
+    delivery=st.uuids().map(str),
+    timestamp=st.integers(0, 10**10).map(str),
+    body=st.text(),
+)
+def test_mlflow_signs_the_same(secret: str, delivery: str, timestamp: str, body: str) -> None:
+    from mlflow.webhooks.delivery import _generate_hmac_signature
+
+    assert sign(secret, delivery, timestamp, body.encode()) == _generate_hmac_signature(
+        secret, delivery, timestamp, body
+    )
+
+
+def test_mlflow_names_its_headers_so() -> None:
+    from mlflow.webhooks import constants
+
+    assert SIGNATURE_HEADER == constants.WEBHOOK_SIGNATURE_HEADER
+    assert TIMESTAMP_HEADER == constants.WEBHOOK_TIMESTAMP_HEADER
+    assert DELIVERY_HEADER == constants.WEBHOOK_DELIVERY_ID_HEADER
+
+
+@pytest.mark.parametrize("secrets", [[SECRET], ["another", SECRET], [SECRET, "another"]])
+def test_any_secret_in_force_will_do(secrets: list[str]) -> None:
+    envelope = opened(GOOD)
+    assert isinstance(envelope, Envelope)
+    assert refuse(envelope, BODY, secrets=secrets) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "secrets"),
+    [
+        (BODY + b" ", [SECRET]),
+        (BODY[:-1], [SECRET]),
+        (b"", [SECRET]),
+        (BODY, ["another"]),
+        (BODY, []),
+        (BODY, [SECRET + " "]),
+    ],
+)
+def test_another_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> None:
+    envelope = opened(GOOD)
+    assert isinstance(envelope, Envelope)
+    refusal = refuse(envelope, body, secrets=secrets)
+    assert refusal is not None
+    assert (refusal.outcome, refusal.status) == ("forged", 401)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (SIGNATURE_HEADER, []),
+        (SIGNATURE_HEADER, GOOD[SIGNATURE_HEADER] * 2),
+        (SIGNATURE_HEADER, [" ".join(GOOD[SIGNATURE_HEADER] * 2)]),
+        (SIGNATURE_HEADER, ["v1,"]),
+        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0].replace("v1,", "v2,")]),
+        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0].removeprefix("v1,")]),
+        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0] + "\n"]),
+        (SIGNATURE_HEADER, ["v1," + "é" * 44]),
+        (TIMESTAMP_HEADER, []),
+        (TIMESTAMP_HEADER, ["1700000000", "1700000000"]),
+        (TIMESTAMP_HEADER, [""]),
+        (TIMESTAMP_HEADER, ["-1700000000"]),
+        (TIMESTAMP_HEADER, ["1700000000.0"]),
+        (TIMESTAMP_HEADER, ["nan"]),
+        (TIMESTAMP_HEADER, ["inf"]),
+        (TIMESTAMP_HEADER, ["9" * 5000]),
+        (TIMESTAMP_HEADER, ["\u0661\u0667" + "\u0660" * 8]),
+        (TIMESTAMP_HEADER, ["1_700_000_000"]),
+        (DELIVERY_HEADER, []),
+        (DELIVERY_HEADER, ["a", "a"]),
+        (DELIVERY_HEADER, [""]),
+        (DELIVERY_HEADER, ["x" * 129]),
+        (DELIVERY_HEADER, ["abc.1700000000"]),
+        (DELIVERY_HEADER, ["../../etc"]),
+        (DELIVERY_HEADER, ["a\nb"]),
+    ],
+)
+def test_headers_of_another_form_are_refused(name: str, values: list[str]) -> None:
+    refusal = opened(GOOD | {name: values})
+    assert isinstance(refusal, Refusal)
+    assert (refusal.outcome, refusal.status) == ("unsigned", 401)
+    assert name in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("offset", "fresh"), [(0, True), (300, True), (-300, True), (300.5, False), (-300.5, False), (1e9, False)]
+)  # fmt: skip
+def test_only_deliveries_of_now_are_believed(offset: float, fresh: bool) -> None:
+    found = opened(GOOD, now=1700000000 + offset)
+    assert isinstance(found, Envelope) == fresh
+    if isinstance(found, Refusal):
+        assert (found.outcome, found.status) == ("stale", 401)
+
+
+def test_all_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b))
+    envelope = opened(GOOD)
+    assert isinstance(envelope, Envelope)
+    assert refuse(envelope, BODY, secrets=[SECRET, "second", "third"]) is None
+    assert len(compared) == 3
+
+
+def test_the_clock_is_the_epochs() -> None:
+    now = str(int(time.time()))
+    assert isinstance(
+        open_envelope(
+            lambda name: GOOD[name] if name != TIMESTAMP_HEADER else [now],
+            now=time.time(),
+            window_s=2,
+        ),
+        Envelope,
+    )

@@ -1,0 +1,245 @@
+"""Against a real MLflow server: set up, tested, notified, rotated; by functions and commands."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+from gate import cli
+from gate.errors import RegistryError, RegistryUnavailable, ServiceError
+from gate.registry.mlflow.process import lent, quiet_process
+from gate.service.app import WEBHOOK_PATH
+from gate.service.event import EVENTS
+from gate.service.keyring import Keyring
+from gate.service.subscription import Subscriptions, rotate, secret_for
+from tests.registry.servers import serving
+from tests.service.deliveries import SECRET, Service, running, settings, until
+
+NAME = "parity-gate"
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_WEBHOOK_ALLOWED_SCHEMES", "http,https")
+        patch.setenv("MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS", "true")
+        patch.setenv("MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY", Fernet.generate_key().decode())
+        patch.setenv("MLFLOW_WEBHOOK_CACHE_TTL", "1")
+        patch.setenv("MLFLOW_WEBHOOK_REQUEST_MAX_RETRIES", "1")
+        with serving(tmp_path_factory.mktemp("mlflow")) as server:
+            yield server.uri
+
+
+@pytest.fixture
+def subscriptions(mlflow_server: str) -> Iterator[Subscriptions]:
+    found = Subscriptions(mlflow_server)
+    yield found
+    for webhook in found.all():
+        with found._using("clean up") as client:
+            client.delete_webhook(webhook.webhook_id)
+
+
+@pytest.fixture
+def service(tmp_path: Path, mlflow_server: str) -> Iterator[Service]:
+    chosen = settings(tmp_path, tracking_uri=mlflow_server)
+    with running(chosen) as started:
+        yield started
+
+
+def events_at(uri: str, model: str, *, alias: str) -> None:
+    """Make a version and move an alias, as a person would in the UI."""
+    quiet_process()
+    with lent(uri):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        versions = client.search_model_versions(f"name = '{model}'")
+        if not versions:
+            client.create_registered_model(model)
+            client.create_model_version(model, "s3://nowhere/model")
+        client.set_registered_model_alias(model, alias, "1")
+        client.set_model_version_tag(model, "1", "gate.review", "approved")
+
+
+def outcomes(service: Service) -> dict[str, int]:
+    lines = service.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("gate_deliveries_total{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
+
+
+@pytest.mark.slow
+def test_from_registering_to_an_event(service: Service, subscriptions: Subscriptions) -> None:
+    url = service.address + WEBHOOK_PATH
+    what, made = subscriptions.register(NAME, url, secret=SECRET)
+    assert (what, made.url, made.events, made.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
+
+    trials = subscriptions.test(made)
+    assert [trial.event for trial in trials] == sorted(EVENTS)
+    assert {(trial.success, trial.status, trial.answer) for trial in trials} == {
+        (True, 200, '{"outcome":"test"}')
+    }
+    assert outcomes(service) == {"test": len(EVENTS)}
+
+    time.sleep(1.5)  # until the server's cache knows the webhook
+    events_at(subscriptions._uri, "digits", alias="champion")
+    until(lambda: outcomes(service).get("accepted") == 4)  # model, version, alias, tag
+    until(lambda: service.parts.inbox.depth() == 0)
+    assert {model for model, cause in service.recorder.calls if cause != "timer"} == {"digits"}
+
+    events_at(subscriptions._uri, "others", alias="champion")
+    until(lambda: outcomes(service).get("foreign") == 4)
+    events_at(subscriptions._uri, "digits", alias="shadow")
+    until(lambda: outcomes(service).get("ignored") == 1)
+
+
+def test_registering_again_makes_no_second_one(subscriptions: Subscriptions) -> None:
+    first = subscriptions.register(NAME, "http://127.0.0.1:1/a", secret=SECRET)[1]
+    with subscriptions._using("spoil it") as client:
+        client.update_webhook(first.webhook_id, status="DISABLED", events=[EVENTS[0]])
+    what, second = subscriptions.register(NAME, "http://127.0.0.1:1/b", secret=SECRET)
+    assert (what, second.webhook_id, second.url) == ("updated", first.webhook_id, "http://127.0.0.1:1/b")  # fmt: skip
+    assert (second.active, second.events) == (True, tuple(sorted(EVENTS)))
+    assert len(subscriptions.all()) == 1
+    subscriptions.register("another", "http://127.0.0.1:1/b", secret=SECRET)
+    assert len(subscriptions.all()) == 2
+
+
+def test_two_of_one_name_are_refused(subscriptions: Subscriptions) -> None:
+    with subscriptions._using("make two") as client:
+        for _ in range(2):
+            client.create_webhook(NAME, "http://127.0.0.1:1/", [EVENTS[0]])
+    with pytest.raises(RegistryError, match="2 webhooks are named"):
+        subscriptions.register(NAME, "http://127.0.0.1:1/", secret=SECRET)
+
+
+def test_a_test_tells_what_is_wrong(service: Service, subscriptions: Subscriptions) -> None:
+    url = service.address + WEBHOOK_PATH
+    webhook = subscriptions.register(NAME, url, secret="the service does not know it")[1]
+    assert {(trial.success, trial.status) for trial in subscriptions.test(webhook)} == {(False, 401)}  # fmt: skip
+    webhook = subscriptions.register(NAME, "http://127.0.0.1:1/", secret=SECRET)[1]
+    (trial,) = subscriptions.test(webhook)  # the others would not be answered either
+    assert (trial.success, trial.status) == (False, None)
+    assert "refused" in trial.answer
+
+
+@pytest.mark.slow
+def test_rotating_refuses_no_delivery(
+    service: Service, subscriptions: Subscriptions, tmp_path: Path
+) -> None:
+    path = tmp_path / "secrets"
+    before = Keyring.of_file(path).secrets
+    url = service.address + WEBHOOK_PATH
+    webhook = subscriptions.register(NAME, url, secret=before[0])[1]
+    time.sleep(1.5)
+    seen: list[tuple[str, ...]] = []
+
+    def meanwhile(_seconds: float) -> None:
+        seen.append(Keyring.of_file(path).secrets)
+        events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
+        time.sleep(1.5)
+        events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
+
+    trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=meanwhile)
+    assert all(trial.success for trial in trials)
+    after = Keyring.of_file(path).secrets
+    assert len(after) == 1
+    assert after[0] not in before
+    assert seen == [(after[0], *before)]
+    events_at(subscriptions._uri, "digits", alias="champion")
+    until(lambda: outcomes(service).get("accepted", 0) >= 6)
+    assert "forged" not in outcomes(service)
+    assert service.send({}, secret=SECRET).status_code == 401  # the old one is worth nothing now
+
+
+def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
+    service: Service, subscriptions: Subscriptions, tmp_path: Path
+) -> None:
+    webhook = subscriptions.register(NAME, service.address + WEBHOOK_PATH, secret=SECRET)[1]
+    elsewhere = tmp_path / "another file"
+    secret_for(elsewhere, variable="X")
+    old = Keyring.of_file(elsewhere).secrets
+    with pytest.raises(ServiceError, match="refuses the new secret.*both|Old and new"):
+        rotate(subscriptions, webhook, elsewhere, overlap_s=0)
+    assert Keyring.of_file(elsewhere).secrets[1:] == old
+
+
+def test_a_database_sends_no_webhooks() -> None:
+    with pytest.raises(RegistryError, match="sent by a server only"):
+        Subscriptions("sqlite:///mlflow.db")
+
+
+def test_a_server_that_is_down() -> None:
+    with pytest.raises(RegistryUnavailable):
+        Subscriptions("http://127.0.0.1:1").all()
+
+
+class TestCommands:
+    """`gate webhooks …`, with --json."""
+
+    def call(self, capsys, *arguments: str, code: int = 0) -> dict:
+        capsys.readouterr()
+        assert cli.main(["webhooks", *arguments, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    def test_all_of_them(
+        self, service: Service, subscriptions: Subscriptions, tmp_path: Path, capsys
+    ) -> None:
+        at = ("--tracking-uri", subscriptions._uri)
+        file = str(tmp_path / "secrets")
+        url = service.address + WEBHOOK_PATH
+        register = ("register", "--url", url, "--secret-file", file, *at)
+        assert self.call(capsys, *register)["outcome"] == "created"
+        assert self.call(capsys, *register)["outcome"] == "updated"
+        (listed,) = self.call(capsys, "list", *at)["webhooks"]
+        assert (listed["name"], listed["url"]) == (NAME, url)
+        trials = self.call(capsys, "test", *at)["trials"]
+        assert [trial["status"] for trial in trials] == [200] * len(EVENTS)
+        rotation = ("rotate", "--secret-file", file, "--overlap", "0", *at)
+        assert self.call(capsys, *rotation)["exit_code"] == 0
+        assert SECRET not in Path(file).read_text()
+        assert cli.main(["webhooks", "list", *at]) == 0
+        assert NAME in capsys.readouterr().out
+        assert cli.main(["webhooks", "test", *at]) == 0
+        assert "ok" in capsys.readouterr().out
+
+    def test_a_secret_file_is_made(
+        self, subscriptions: Subscriptions, tmp_path: Path, capsys
+    ) -> None:
+        at = ("--tracking-uri", subscriptions._uri)
+        path = tmp_path / "made" / "secrets"
+        said = self.call(capsys, "register", "--secret-file", str(path), *at)
+        assert said["secret_made"] is True
+        (secret,) = Keyring.of_file(path).secrets
+        assert secret not in json.dumps(said)
+        assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nobody listens there
+        assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0
+        assert secret not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["test"], "no webhook named"),
+            (["rotate", "--secret-file", "x"], "no webhook named"),
+            (["rotate"], "can't be exchanged"),
+            (["register"], "GATE_WEBHOOK_SECRETS"),
+        ],
+    )
+    def test_what_cannot_be_done(
+        self, subscriptions: Subscriptions, capsys, monkeypatch, arguments: list[str], said: str
+    ) -> None:
+        for name in ("GATE_WEBHOOK_SECRETS", "GATE_SECRET_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        assert cli.main(["webhooks", *arguments, "--tracking-uri", subscriptions._uri]) == 2
+        assert said in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["register", "list", "test", "rotate"])
+    def test_help(self, capsys, name: str) -> None:
+        assert cli.main(["webhooks", name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert f"gate webhooks {name}" in text.split("Examples:")[1]
+        assert "--json" in text

@@ -1,0 +1,88 @@
+"""The slots of one release: the exact file and its quantized twin, replaced together."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.registry.promotion import rollback
+from gate.registry.twin import QUANTIZED
+from gate.storage.digest import Digest
+from tests import builders
+from tests.registry.releases import NAME, twin_policy
+from tests.service.test_reconciler import Service
+
+POLICY = builders.policy(twin=twin_policy())
+REVIEWED = builders.policy(twin=twin_policy(), review="required")
+
+
+def slots(service: Service) -> dict[str, Digest]:
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    return {name: slot.sha256 for name, slot in manifest.slots.items()}
+
+
+def of(service: Service, seed: int) -> dict[str, Digest]:
+    folder = service.place.folder
+    exact, twin = folder / f"{seed}.onnx", folder / f"twin-{seed}" / "model.onnx"
+    return {EXACT: Digest.of_file(exact), QUANTIZED: Digest.of_file(twin)}
+
+
+@pytest.fixture
+def service(tmp_path) -> Service:
+    made = Service(tmp_path, POLICY)
+    made.place.promote(1)
+    assert made.look() == [("deploy", "deployed", "1")]
+    return made
+
+
+def test_both_are_deployed_and_once(service: Service) -> None:
+    assert slots(service) == of(service, 1)
+    assert service.look() == []
+    service.place.promote(2)
+    assert service.look() == [("deploy", "deployed", "2")]
+    assert slots(service) == of(service, 2)
+
+
+def test_a_rollback_brings_both_back(service: Service) -> None:
+    service.place.promote(2)
+    service.look()
+    rollback(service.place.registry, NAME, ledger=service.place.ledger, reason="slow")
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert slots(service) == of(service, 1)
+
+
+def test_a_release_without_a_twin_takes_the_old_one_away(service: Service) -> None:
+    service.place.promote(2, policy=builders.policy())
+    service.look()
+    assert slots(service).keys() == {EXACT}
+
+
+def spoil(service: Service, number: str, place: str) -> None:
+    service.place.stored(number).beside[f"{QUANTIZED}/{place}"] += b"x"
+
+
+def test_a_twin_that_was_exchanged_takes_neither_into_service(service: Service) -> None:
+    service.place.promote(2)
+    spoil(service, "2", "model.onnx")
+    assert ("guard", "reverted", "1") in service.look()
+    assert slots(service) == of(service, 1)
+    assert "violation" in [action for action, _ in service.place.lines()]
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "gate/evidence.json", "gate/decision.json"])
+def test_an_approval_examines_the_twin_too(tmp_path, place: str) -> None:
+    service = Service(tmp_path, REVIEWED)
+    service.place.promote(1)
+    spoil(service, "1", place)
+    service.place.tag("1", "approved")
+    assert [outcome for _, outcome, _ in service.look()] == ["refused"]
+    assert service.place.champion is None
+
+
+def test_an_approval_takes_both_into_service(tmp_path) -> None:
+    service = Service(tmp_path, REVIEWED)
+    service.place.promote(1)
+    service.place.tag("1", "approved")
+    assert service.look() == [("review", "promoted", "1"), ("deploy", "deployed", "1")]
+    assert slots(service) == of(service, 1)

@@ -1,0 +1,62 @@
+import hashlib
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.errors import DigestMismatch, StorageError
+from gate.storage.digest import Digest, canonical_json
+
+
+@given(st.binary())
+def test_parse_reads_what_str_writes(data):
+    digest = Digest.of_bytes(data)
+    assert digest.hex == hashlib.sha256(data).hexdigest()
+    assert Digest.parse(str(digest)) == digest
+    assert Digest.parse(digest.hex) == digest
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sha256:", "md5:" + "0" * 64, "0" * 63, "G" * 64, "0" * 64 + "\n", "A" * 64]
+)
+def test_what_is_no_digest_is_refused(text):
+    with pytest.raises(ValueError, match="not a SHA-256"):
+        Digest.parse(text)
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.floats(allow_nan=False)))
+def test_order_of_keys_does_not_matter(value):
+    finite = {k: v for k, v in value.items() if not isinstance(v, float) or math.isfinite(v)}
+    turned = dict(reversed(finite.items()))
+    assert Digest.of_json(finite) == Digest.of_json(turned)
+    assert json.loads(canonical_json(finite)) == finite
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_canonical_json_has_no_words_for_nan(number):
+    with pytest.raises(ValueError):
+        canonical_json({"x": number})
+
+
+def test_file_and_manifest(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"2")
+    assert Digest.of_file(tmp_path / "a") == Digest.of_bytes(b"1")
+    both = Digest.of_manifest(tmp_path, ["a", "b"])
+    assert both == Digest.of_manifest(tmp_path, ["b", "a"])
+    (tmp_path / "b").write_bytes(b"3")
+    assert both != Digest.of_manifest(tmp_path, ["a", "b"])
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(StorageError, match="cannot read"):
+        Digest.of_file(tmp_path / "nothing")
+
+
+def test_verify_names_both_digests():
+    one, two = Digest.of_bytes(b"1"), Digest.of_bytes(b"2")
+    one.verify(one, what="the file")
+    with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {one}"):
+        one.verify(two, what="the file")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gate.errors import StorageError
+from gate.storage.digest import Digest
+from gate.storage.files import is_inside, open_plain, wrong_name
+
+
+@pytest.mark.parametrize("name", ["w.bin", "data/w.bin", "ü" * 127, "a..b"])
+def test_names_of_files_below(name: str) -> None:
+    assert wrong_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "/w", "a/../../w", "a\\w", "w\0", "w" * 256, "ü" * 128]
+)
+def test_names_of_others(name: str) -> None:
+    assert wrong_name(name) is not None
+
+
+def test_a_link_may_not_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").touch()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
+    (tmp_path / "in" / "fine").symlink_to("other")
+    assert not is_inside(tmp_path / "in", "link")
+    assert is_inside(tmp_path / "in", "fine")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "zero byte", "missing"])
+def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    paths = {"pipe": pipe, "device": Path("/dev/zero"), "folder": tmp_path}
+    path = paths.get(kind, tmp_path / ("x\0y" if kind == "zero byte" else "missing"))
+    with pytest.raises(OSError):
+        open_plain(path)
+    with pytest.raises(StorageError, match="cannot read"):
+        Digest.of_file(path)

@@ -1,0 +1,56 @@
+"""Too many bytes are stopped while they come, whoever writes them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gate.errors import RegistryUnavailable
+from gate.storage.quota import TooLarge, limited
+
+
+def test_a_writer_that_goes_on_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """A foreign download can't be stopped in the middle; what it writes is thrown away."""
+    most = 0
+    path = tmp_path / "model.onnx"
+    with pytest.raises(TooLarge), limited(tmp_path, 1 << 20), path.open("wb") as stream:
+        for _ in range(200):
+            stream.write(bytes(1 << 16))
+            stream.flush()
+            time.sleep(0.002)
+            most = max(most, os.fstat(stream.fileno()).st_blocks * 512)
+    assert 0 < most < 8 << 20  # of 12.5 MiB
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_a_burst_is_seen_at_the_end(tmp_path: Path, how: str) -> None:
+    with pytest.raises(TooLarge), limited(tmp_path, 1000):
+        (tmp_path / "deep").mkdir()
+        (tmp_path / "deep" / "model.onnx").write_bytes(bytes(1001))
+        if how == "raise":
+            raise RegistryUnavailable("went away")
+
+
+def test_what_is_within_the_limit_stays(tmp_path: Path) -> None:
+    with limited(tmp_path, 1000):
+        (tmp_path / "model.onnx").write_bytes(bytes(1000))
+    assert (tmp_path / "model.onnx").stat().st_size == 1000
+
+
+def test_an_error_of_the_writer_is_his_own(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable), limited(tmp_path, 1000):
+        raise RegistryUnavailable("went away")
+
+
+def test_a_link_in_the_folder_costs_nobody_his_file(tmp_path: Path) -> None:
+    other = tmp_path / "precious"
+    other.write_bytes(bytes(5000))
+    (tmp_path / "in").mkdir()
+    with pytest.raises(TooLarge), limited(tmp_path / "in", 1000):
+        (tmp_path / "in" / "link").symlink_to(other)
+        (tmp_path / "in" / "model.onnx").write_bytes(bytes(2000))
+        time.sleep(0.1)
+    assert other.read_bytes() == bytes(5000)

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gate.errors import EvidenceError
+from gate.records.evidence import Accuracy, Evidence
+from tests import builders
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(numbers, numbers, numbers)
+def test_json_keeps_every_number_exactly(reference, candidate, drop):
+    record = Accuracy(reference=reference, candidate=candidate, drop=drop)
+    again = Accuracy.from_json(record.to_json())
+    for field in ("reference", "candidate", "drop"):
+        before, after = getattr(record, field), getattr(again, field)
+        assert before == after or (math.isnan(before) and math.isnan(after))
+    assert again.digest() == record.digest()
+
+
+def test_records_are_frozen_and_closed():
+    record = Accuracy(reference=1.0, candidate=1.0, drop=0.0)
+    with pytest.raises(ValidationError):
+        record.drop = 1.0
+    with pytest.raises(ValidationError):
+        Accuracy(reference=1.0, candidate=1.0, drop=0.0, more=1)
+
+
+def test_save_and_load(tmp_path):
+    evidence = builders.evidence()
+    evidence.save(tmp_path / "e.json")
+    assert Evidence.load(tmp_path / "e.json") == evidence
+    assert Evidence.load(tmp_path / "e.json").digest() == evidence.digest()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: "",
+        lambda text: "null",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"samples"', '"sampels"', 1),
+        lambda text: text.replace('"schema_version":1', '"schema_version":2'),
+        lambda text: text.replace("sha256:", "md5:", 1),
+    ],
+)
+def test_what_is_not_whole_is_refused(tmp_path, spoil):
+    path = tmp_path / "e.json"
+    path.write_text(spoil(builders.evidence().to_json()))
+    with pytest.raises(EvidenceError, match="not a whole Evidence record"):
+        Evidence.load(path)
+
+
+def test_a_missing_file_says_what_to_run(tmp_path):
+    with pytest.raises(EvidenceError, match="cannot read .*Run the stage"):
+        Evidence.load(tmp_path / "none.json")

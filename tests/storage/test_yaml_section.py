@@ -1,0 +1,87 @@
+import pytest
+
+from gate.errors import PolicyError
+from gate.policy.policy import Policy
+
+GOOD = """\
+gate:
+  min_samples: 300
+  runtimes:
+    ort-cpu:
+      required: always
+      bounds:
+        max_abs_diff: 1e-4
+        top1_agreement: 1.0
+"""
+
+
+def load(tmp_path, text, section="gate"):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Policy.load(path, section=section)
+
+
+def test_a_good_file(tmp_path):
+    policy = load(tmp_path, GOOD)
+    assert policy.min_samples == 300
+    assert policy.runtimes["ort-cpu"].bounds.max_abs_diff == 1e-4
+    whole = "\n".join(line[2:] for line in GOOD.splitlines()[1:])
+    assert load(tmp_path, whole, section=None) == policy
+
+
+@pytest.mark.parametrize(
+    ("line", "spoiled", "message"),
+    [
+        ("max_abs_diff: 1e-4", "max_abs_diff: -1e-4", r":7: gate\.runtimes\.ort-cpu\.bounds\.max_abs_diff: .*greater than or equal to 0.*-0\.0001"),
+        ("max_abs_diff: 1e-4", "max_abs_diff: .nan", r":7: .*max_abs_diff: Input should be"),
+        ("max_abs_diff: 1e-4", "max_abs_diff: .inf", r":7: .*max_abs_diff: Input should be a finite"),
+        ("max_abs_diff: 1e-4", "max_abs_diff: '1e-4'", r":7: .*max_abs_diff: .*valid number"),
+        ("max_abs_diff: 1e-4", "max_abs_diff: true", r":7: .*max_abs_diff: .*valid number"),
+        ("max_abs_diff: 1e-4", "max_abs_dif: 1e-4", r":7: .*max_abs_dif: Extra inputs"),
+        ("top1_agreement: 1.0", "top1_agreement: 100", r":8: .*less than or equal to 1"),
+        ("required: always", "required: maybe", r":5: .*'always', 'when_present' or 'never'"),
+        ("required: always", "required: never", r":3: gate\.runtimes|every runtime is 'never'"),
+        ("required: always", "required: when_present", r"no runtime is required 'always'"),
+        ("ort-cpu:", "ort-gpu:", r":4: .*ort-gpu"),
+        ("min_samples: 300", "min_samples: 300\n  min_samples: 2", "duplicate key"),
+        ("min_samples: 300", "min_samples: [", "not valid YAML"),
+        ("min_samples: 300", "confidence: 1.0", ":2: gate.confidence: .*less than 1"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named_with_its_line(tmp_path, line, spoiled, message):
+    assert line in GOOD
+    with pytest.raises(PolicyError, match=message):
+        load(tmp_path, GOOD.replace(line, spoiled))
+
+
+def test_every_bad_field_gets_its_own_line(tmp_path):
+    text = GOOD.replace("1e-4", "-1").replace("300", "1").replace("1.0", "2.0")
+    with pytest.raises(PolicyError) as caught:
+        load(tmp_path, text)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty or a list"),
+        ("- 1", "empty or a list"),
+        ("other: 1", "'gate:' is missing or empty"),
+        ("gate:", "'gate:' is missing or empty"),
+        ("gate: {}", "'gate:' is missing or empty"),
+        ("gate: {runtimes: {}}", "runtimes"),
+        ("gate: {min_samples: 5}", "runtimes: Field required"),
+        ("gate: {runtimes: {ort-cpu: {required: always}}}", "no bound is set"),
+        ("gate: 3", "gate"),
+        ("gate: *nowhere", "not valid YAML"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_an_empty_or_broken_policy_is_refused(tmp_path, text, message):
+    with pytest.raises(PolicyError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PolicyError, match=r"cannot read .*nothing\.yaml"):
+        Policy.load(tmp_path / "nothing.yaml")

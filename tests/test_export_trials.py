@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from gate import export_trials as trials
+from gate.check import Reference
+from gate.errors import ExportError, ModelError
+from gate.export_trials import Plan, compare
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import Source
+from gate.records.strategy import ExportSettings
+from gate.records.trials import Trial
+
+
+class Mean(nn.Module):
+    """Divides by the number of samples: `len` is a number to the tracer, which bakes it in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) / len(x) + self.body(x).mean(0, keepdim=True)
+
+
+class Plain(nn.Module):
+    """Two outputs of one input, nothing special."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def reference(model: nn.Module) -> Reference:
+    return Reference(model.eval(), Source(factory="tests:model"))
+
+
+def example(count: int = 8) -> dict[str, Any]:
+    return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
+
+
+def by_title(found) -> dict[str, Trial]:
+    return {trial.title: trial for trial in found.trials}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return compare(reference(Plain()), example(), plan=Plan(opsets=(13, 18)))
+
+
+def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
+    assert len(plain.trials) == len(Plan()) == 16
+    row = by_title(plain)["traced, opset 13, folded"]
+    assert (row.verdict, row.opset, row.failure) == ("PASS", 13, None)
+    assert row.nodes == 3
+    assert row.size_bytes is not None
+    assert row.size_bytes > 2000
+    assert math.isfinite(row.seconds)
+    assert [parity.runtime for parity in row.parities] == ["ort-cpu", "ort-cpu-optimized"]
+    for parity in row.parities:
+        for field in ("max_abs_diff", "l2_logits", "l2_probabilities", "noise_ratio", "latency_ms"):
+            assert math.isfinite(getattr(parity, field)), field
+        assert parity.top1_agreement == 1.0
+
+
+def test_the_opset_is_read_from_the_file(plain) -> None:
+    asked = by_title(plain)["dynamo, opset 13, folded"]
+    got = by_title(plain)["dynamo, opset 18, folded"]
+    assert (got.opset, got.verdict) == (18, "PASS")
+    assert asked.opset == 13 or "opset 18" in str(asked.failure)
+
+
+def test_equal_files_are_measured_once(plain) -> None:
+    same = [trial for trial in plain.trials if trial.same_as is not None]
+    assert same
+    for trial in same:
+        assert trial.parities == by_title(plain)[str(trial.same_as)].parities
+
+
+def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
+    plan = Plan(strategies=("traced", "scripted"), opsets=(13,), foldings=(True,))
+    found = by_title(compare(reference(Mean()), example(), plan=plan))
+    assert found["traced, opset 13, folded"].verdict == "FAIL"
+    assert any(
+        "TracerWarning" in w or "len" in w for w in found["traced, opset 13, folded"].warnings
+    )
+    assert found["scripted, opset 13, folded"].verdict == "PASS"
+
+
+def test_bits_that_an_exporter_loses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight off by a thousandth: no answer changes, and the rounding error does."""
+    export = trials.export_model
+
+    def losing(*arguments: Any, output: Path, **keywords: Any) -> Any:
+        exported = export(*arguments, output=output, **keywords)
+        proto = onnx.load(str(output))
+        weight = next(t for t in proto.graph.initializer if len(t.dims) == 2)
+        values = numpy_helper.to_array(weight).copy()
+        values.flat[0] *= 1.001
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        output.write_bytes(proto.SerializeToString())
+        return dataclasses.replace(exported, subject=read_subject(output))
+
+    monkeypatch.setattr(trials, "export_model", losing)
+    plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
+    (trial,) = compare(reference(Plain()), example(), plan=plan).trials
+    assert trial.verdict == "FAIL"
+    assert all(parity.top1_agreement == 1.0 for parity in trial.parities)
+
+
+class Unscriptable(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        named = {"x": x}
+        return super().forward(**named)
+
+
+def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
+    plan = Plan(strategies=("scripted", "direct"), opsets=(13, 99), foldings=(False,))
+    found = compare(reference(Unscriptable()), example(), plan=plan)
+    assert {trial.verdict for trial in found.trials} == {"PASS", "not exported"}
+    for trial in found.trials:
+        assert (trial.failure is None) == (trial.verdict == "PASS")
+        assert "\n" not in (trial.failure or "")
+    impossible = by_title(found)["direct, opset 99, not folded"]
+    assert impossible.failure == "opset: expected auto, or a number from 9 to 23 (seen: 99)."
+
+
+def test_where_nothing_is_exported_it_is_an_error() -> None:
+    plan = Plan(strategies=("scripted",), opsets=(13,))
+    with pytest.raises(ExportError, match="none of 2 exports"):
+        compare(reference(Unscriptable()), example(), plan=plan)
+
+
+class Broken(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no weights here")
+
+
+def test_a_model_that_can_not_be_computed_is_an_error() -> None:
+    with pytest.raises((ExportError, ModelError), match="no weights here"):
+        compare(reference(Broken()), example(), plan=Plan(opsets=(13,)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_few_samples_become_more(count: int) -> None:
+    plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
+    found = compare(reference(Plain()), example(count), plan=plan)
+    assert found.samples == max(count, 8)
+    assert [trial.verdict for trial in found.trials] == ["PASS"]
+
+
+def test_progress_and_settings() -> None:
+    seen: list[tuple[int, int]] = []
+    plan = Plan(strategies=("direct",), opsets=(13, 17), foldings=(True,))
+    settings = ExportSettings(dynamic_batch=False, batch_size=4, output_names=("scores",))
+    found = compare(
+        reference(Plain()), example(), plan=plan, settings=settings,
+        progress=lambda done, total, title: seen.append((done, total)),
+    )  # fmt: skip
+    assert seen == [(0, 2), (1, 2), (2, 2)]
+    assert [trial.verdict for trial in found.trials] == ["PASS", "PASS"]
+
+
+def test_the_record_reads_back(plain, tmp_path) -> None:
+    plain.save(tmp_path / "trials.json")
+    assert type(plain).load(tmp_path / "trials.json") == plain
