@@ -18,11 +18,13 @@ WHERE: dict[ImplementationName, tuple[str, str]] = {
     "canvas": ("canvas", "IMPLEMENTATION"),
     "rust-image": ("rust_image", "IMPLEMENTATION"),
 }
-"""Module in this package and name in it."""
+"""Module in `gate.preprocess.by` and name in it."""
 
 
 def implementation(name: str) -> Implementation:
     """The implementation of this name, one of `WHERE`."""
     module, attribute = WHERE[name]  # type: ignore[index]
-    found: Implementation = getattr(importlib.import_module(f"gate.preprocess.{module}"), attribute)
+    found: Implementation = getattr(
+        importlib.import_module(f"gate.preprocess.by.{module}"), attribute
+    )
     return found

@@ -15,7 +15,7 @@ from gate.lint.rulebook import RULES
 from gate.records.lint import LEVELS, at_least
 from tests.lint.written import forward, lint, module, told
 
-DOCS = Path(__file__).parents[3] / "docs" / "lint"
+DOCS = Path(__file__).parents[2] / "docs" / "lint"
 
 
 def net(text: str) -> nn.Module:
