@@ -80,7 +80,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
 def _deploy(request: _Request) -> Outcome:
     from gate.deploy.deploy import deploy, rollback
     from gate.deploy.manifest import EXACT, QUANTIZED
-    from gate.deploy.source import Source
+    from gate.deploy.source import SlotSource
     from gate.deploy.store import Store
 
     store, name = Store(request["store"], request["keep"]), request["name"]
@@ -88,12 +88,12 @@ def _deploy(request: _Request) -> Outcome:
     if file is None:
         return _told(store, rollback(store, name))
     digest = given_digest(request["sha256"])
-    source = Source.local(
+    source = SlotSource.local(
         file, golden=request["golden"], sha256=digest, preprocessing=request["preprocessing"]
     )
     slots = {EXACT: source}
     if request["twin"] is not None:
-        slots[QUANTIZED] = Source.local(request["twin"], golden=request["twin_golden"])
+        slots[QUANTIZED] = SlotSource.local(request["twin"], golden=request["twin_golden"])
     return _told(store, deploy(store, name, slots))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from gate.service.subscription import Subscription, Subscriptions, Trial
+    from gate.service.subscription import DeliveryTrial, Subscription, Subscriptions
 
 _NAME = click.option(
     "--name", default="parity-gate", show_default=True, help="The webhook's name on the server."
@@ -169,7 +169,7 @@ def _found(server: Subscriptions, name: str) -> Subscription:
     return webhook
 
 
-def _tried(status: Status, trials: Sequence[Trial]) -> Outcome:
+def _tried(status: Status, trials: Sequence[DeliveryTrial]) -> Outcome:
     rows = [
         (trial.event, "ok" if trial.success else "refused", str(trial.status or ""), trial.answer)
         for trial in trials

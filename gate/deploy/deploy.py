@@ -11,13 +11,13 @@ from typing import Literal
 from gate.deploy import steps
 from gate.deploy.disk import make_folder, point, settle, told
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
-from gate.deploy.source import Source
-from gate.deploy.staging import Refusal, Staged, compute, prove, stage, store_staged
+from gate.deploy.source import SlotSource
+from gate.deploy.staging import NotDeployed, Staged, compute, prove, stage, store_staged
 from gate.deploy.store import Store
 from gate.errors import StorageError
 from gate.storage.atomic import sync
 
-__all__ = ["Deployment", "Source", "Store", "deploy", "rollback"]
+__all__ = ["Deployment", "SlotSource", "Store", "deploy", "rollback"]
 
 Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
 
@@ -33,7 +33,7 @@ class Deployment:
     reason: str
 
 
-def deploy(store: Store, name: str, slots: Mapping[str, Source]) -> Deployment:
+def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
     """Let these slots serve as `name`, all together or not at all; `exact` must be among them.
 
     Every slot is fetched into a folder of the same file system with its size capped, hashed and
@@ -64,7 +64,7 @@ def deploy(store: Store, name: str, slots: Mapping[str, Source]) -> Deployment:
                 slot: stage(source, store.workshop / slot, label=slot)
                 for slot, source in slots.items()
             }
-        except Refusal as refusal:
+        except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal))
         previous = () if live is None else (live.earlier(), *live.previous)
         manifest = _publish(store, name, staged, previous)
@@ -97,7 +97,7 @@ def rollback(store: Store, name: str) -> Deployment:
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
-def _serves(store: Store, live: Manifest, slots: Mapping[str, Source]) -> bool:
+def _serves(store: Store, live: Manifest, slots: Mapping[str, SlotSource]) -> bool:
     if live.slots.keys() != slots.keys():
         return False
     return all(_is(live.slots[slot], source) for slot, source in slots.items()) and all(
@@ -105,7 +105,7 @@ def _serves(store: Store, live: Manifest, slots: Mapping[str, Source]) -> bool:
     )
 
 
-def _is(slot: Slot, source: Source) -> bool:
+def _is(slot: Slot, source: SlotSource) -> bool:
     vectors = slot.golden.sha256 if slot.golden is not None else None
     if source.golden_sha256 is not None and vectors != source.golden_sha256:
         return False

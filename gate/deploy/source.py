@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class SlotSource:
     """One slot of a release: which bytes are expected, and how to get them."""
 
     sha256: Digest
@@ -45,7 +45,7 @@ class Source:
         sha256: Digest | None = None,
         preprocessing: Path | None = None,
         max_bytes: int = MAX_BYTES,
-    ) -> Source:
+    ) -> SlotSource:
         """A file of this machine, with the folder of its golden vectors, if it has any, and its
         preprocessing spec.
 
@@ -96,7 +96,7 @@ def copy_at_most(limit: int, source: Path, target: Path) -> int:
     return size
 
 
-def fetched(source: Source, folder: Path) -> Path:
+def fetched(source: SlotSource, folder: Path) -> Path:
     """Fetch into `folder`, which is made; gives the path of the ONNX file.
 
     Raises TooLarge, and whatever fetching raises.

@@ -9,7 +9,7 @@ from pathlib import Path
 from gate.deploy import steps
 from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
-from gate.deploy.source import GOLDEN, Source, fetched
+from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
@@ -24,7 +24,7 @@ from gate.storage.digest import Digest
 from gate.storage.quota import TooLarge
 
 
-class Refusal(Exception):
+class NotDeployed(Exception):
     """These bytes are not deployed. The message says why."""
 
 
@@ -38,9 +38,9 @@ class Staged:
     golden: Path | None
 
 
-def stage(source: Source, folder: Path, *, label: str) -> Staged:
-    """Fetch a slot into `folder`, which is made, and prove it. Raises Refusal where the bytes are
-    not good, and whatever fetching raises where they could not be had."""
+def stage(source: SlotSource, folder: Path, *, label: str) -> Staged:
+    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
+    are not good, and whatever fetching raises where they could not be had."""
     folder.mkdir()
     try:
         path = fetched(source, folder / "fetched")
@@ -49,7 +49,7 @@ def stage(source: Source, folder: Path, *, label: str) -> Staged:
         spec = _spec(path, source)
         model, golden = _taken(path, subject, folder)
     except (TooLarge, OnnxFileError, DigestMismatch) as error:
-        raise Refusal(str(error)) from error
+        raise NotDeployed(str(error)) from error
     steps.step(f"hashed {label}")
     vectors = _computed(model / path.name, golden, source)
     steps.step(f"computed {label}")
@@ -92,21 +92,21 @@ def compute(store: Store, slot: Slot) -> str | None:
     golden = store.content(slot.golden.sha256) if slot.golden is not None else None
     try:
         _run(path, golden)
-    except Refusal as refusal:
+    except NotDeployed as refusal:
         return str(refusal)
     return None
 
 
-def _subject(path: Path, folder: Path, source: Source) -> Subject:
+def _subject(path: Path, folder: Path, source: SlotSource) -> Subject:
     if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
-        raise Refusal(f"{path} is a link, or lies outside of the folder that was to be filled")
+        raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
     subject = read_subject(path)
     if subject.sha256 != source.sha256:
-        raise Refusal(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
+        raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
     return subject
 
 
-def _spec(path: Path, source: Source) -> PreprocessSpec | None:
+def _spec(path: Path, source: SlotSource) -> PreprocessSpec | None:
     if source.preprocess_sha256 is None:
         return None
     return prove_spec(spec_beside(path), source.preprocess_sha256, what=path.name)
@@ -123,7 +123,7 @@ def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | Non
     try:
         files = files_of(read_golden(beside).golden)
     except EvidenceError as error:
-        raise Refusal(f"the golden vectors are not whole: {error}") from error
+        raise NotDeployed(f"the golden vectors are not whole: {error}") from error
     for name in files:
         _move(beside / name, folder / GOLDEN / name)
     return model, folder / GOLDEN
@@ -131,21 +131,21 @@ def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | Non
 
 def _move(source: Path, target: Path) -> None:
     if source.is_symlink() or not source.is_file():
-        raise Refusal(f"{source.name} is a link, or no file")
+        raise NotDeployed(f"{source.name} is a link, or no file")
     target.parent.mkdir(parents=True, exist_ok=True)
     source.rename(target)
 
 
-def _computed(path: Path, golden: Path | None, source: Source) -> Digest | None:
+def _computed(path: Path, golden: Path | None, source: SlotSource) -> Digest | None:
     """Load the model, compute the vectors; gives their digest."""
     if golden is None and (source.golden_required or source.golden_sha256 is not None):
-        raise Refusal(
+        raise NotDeployed(
             "no golden vectors came with the model, so nothing proves that it computes the same "
             "here. Promote it anew, or deploy its file by hand"
         )
     seen = Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
     if source.golden_sha256 is not None and seen != source.golden_sha256:
-        raise Refusal(f"the golden vectors have digest {seen}, expected {source.golden_sha256}")
+        raise NotDeployed(f"the golden vectors have digest {seen}, expected {source.golden_sha256}")
     _run(path, golden)
     return seen
 
@@ -155,15 +155,17 @@ def _run(path: Path, golden: Path | None) -> None:
         try:
             result = verify_golden(path, golden)
         except (EvidenceError, DigestMismatch) as error:
-            raise Refusal(f"the golden vectors are not whole: {error}") from error
+            raise NotDeployed(f"the golden vectors are not whole: {error}") from error
         if not result.passed:
-            raise Refusal(f"the golden vectors disagree: {'; '.join(result.problems)}")
+            raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
         return
     try:
         open_on_cpu(path)
     except Exception as error:
         told = str(error).strip().splitlines() or [""]
-        raise Refusal(f"ONNX Runtime can't load it: {type(error).__name__}: {told[0]}") from error
+        raise NotDeployed(
+            f"ONNX Runtime can't load it: {type(error).__name__}: {told[0]}"
+        ) from error
 
 
 def _slot(subject: Subject, folder: Path, name: str, vectors: Digest | None) -> Slot:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gate.export.capture import Capture, captured
 from gate.export.custom import registered
-from gate.export.refusals.refusal import Refusal
+from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.sanity import Sanity
@@ -54,7 +54,7 @@ class Carried:
 class NoRung(Exception):
     """No strategy carried."""
 
-    def __init__(self, refusal: Refusal, rungs: tuple[str, ...]) -> None:
+    def __init__(self, refusal: ExportRefusal, rungs: tuple[str, ...]) -> None:
         super().__init__(refusal.cause)
         self.refusal = refusal
         self.rungs = rungs
@@ -190,7 +190,9 @@ class Ladder:
             self.log += said.text
 
 
-def _explained(explain: Callable[[], Refusal], asked: str | None, opset: int) -> Refusal:
+def _explained(
+    explain: Callable[[], ExportRefusal], asked: str | None, opset: int
+) -> ExportRefusal:
     """With the custom symbolic functions, so that what they write does not count as missing."""
     with registered(asked, opset=opset):
         return explain()

@@ -26,7 +26,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedOutput:
     """An output of the reference, shape (samples, ...), and its tolerances (`GoldenOutput`)."""
 
     values: Array
@@ -53,7 +53,7 @@ def write_golden(
     *,
     model: GoldenModel,
     inputs: Mapping[str, Array],
-    outputs: Mapping[str, Expected],
+    outputs: Mapping[str, ExpectedOutput],
     origin: Origin,
 ) -> Golden:
     """Write the vectors into `folder`, which is theirs alone; gives the record.

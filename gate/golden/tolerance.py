@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.golden.folder import Expected, read_golden, write_golden
+from gate.golden.folder import ExpectedOutput, read_golden, write_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
 from gate.policy.policy import Bounds, Policy
@@ -68,7 +68,8 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     evidence.subject.sha256.verify(old.model.sha256, what=f"the file of the vectors in {source}")
     allowed = tolerances(policy, evidence)
     outputs = {
-        name: Expected(values, **vars(allowed[name])) for name, values in vectors.outputs.items()
+        name: ExpectedOutput(values, **vars(allowed[name]))
+        for name, values in vectors.outputs.items()
     }
     golden = write_golden(
         target,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gate.lint.report import LintReport, Unread
+from gate.lint.report import LintReport, UnreadCode
 
 if TYPE_CHECKING:
     from torch import nn
 
     from gate.records.strategy import Strategy
 
-__all__ = ["LintReport", "Unread", "lint_model"]
+__all__ = ["LintReport", "UnreadCode", "lint_model"]
 
 
 def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport:
@@ -32,6 +32,8 @@ def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport
     return LintReport(
         strategy=strategy,
         findings=tuple(finding for _, finding in findings),
-        unread=tuple(Unread(name=name, reason=why) for name, why in sorted(walk.not_read.items())),
+        unread=tuple(
+            UnreadCode(name=name, reason=why) for name, why in sorted(walk.not_read.items())
+        ),
         functions=len(walk.read),
     )

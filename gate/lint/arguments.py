@@ -10,7 +10,7 @@ from typing import Any
 
 from gate.lint.scope import Arguments
 from gate.lint.source import Definition
-from gate.lint.value import NOTHING, Kind, Rank, Value, join, of_object, tensor, unknown
+from gate.lint.value import NOTHING, Kind, Rank, StaticValue, join, of_object, tensor, unknown
 
 _WORDS = {
     "Tensor": Kind.TENSOR,
@@ -32,7 +32,7 @@ _EITHER = frozenset({"Optional", "Union", "Annotated", "Final"})
 
 def bound(
     definition: Definition, function: FunctionType | None, given: Arguments
-) -> dict[str, Value]:
+) -> dict[str, StaticValue]:
     """Names to values for a call. What is not given has its default."""
     names = {}
     for position, argument in enumerate(_positional(definition)):
@@ -46,8 +46,8 @@ def bound(
 
 
 def declared(
-    definition: Definition, function: FunctionType | None, owner: Value | None
-) -> dict[str, Value]:
+    definition: Definition, function: FunctionType | None, owner: StaticValue | None
+) -> dict[str, StaticValue]:
     """Names to values of a forward that nobody was seen to call."""
     names = {}
     arguments = [*_positional(definition), *definition.args.kwonlyargs]
@@ -57,13 +57,13 @@ def declared(
         else:
             names[argument.arg] = _declared(argument, function)
     if definition.args.vararg:
-        names[definition.args.vararg.arg] = Value(Kind.TENSORS)
+        names[definition.args.vararg.arg] = StaticValue(Kind.TENSORS)
     if definition.args.kwarg:
         names[definition.args.kwarg.arg] = unknown()
     return names
 
 
-def annotated(node: ast.expr | None) -> Value | None:
+def annotated(node: ast.expr | None) -> StaticValue | None:
     """What an annotation promises; None where it says nothing that is known."""
     if isinstance(node, ast.Constant):
         return of_object(None) if node.value is None else annotated(_parsed(node.value))
@@ -74,7 +74,7 @@ def annotated(node: ast.expr | None) -> Value | None:
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     if name in _WORDS:
         kind = _WORDS[name]
-        return tensor(Rank.new()) if kind is Kind.TENSOR else Value(kind)
+        return tensor(Rank.new()) if kind is Kind.TENSOR else StaticValue(kind)
     return unknown() if name and name != "Any" else None
 
 
@@ -84,7 +84,7 @@ def is_text(node: ast.expr | None) -> bool:
     return text == "str" or text.startswith(("Literal['", "str |", "Optional[str"))
 
 
-def _generic(node: ast.Subscript) -> Value | None:
+def _generic(node: ast.Subscript) -> StaticValue | None:
     base = node.value
     name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -93,13 +93,13 @@ def _generic(node: ast.Subscript) -> Value | None:
         return _either([*parts, *([of_object(None)] if name == "Optional" else [])])
     if name in _SEQUENCES:
         tensors = any(part is not None and part.tensor for part in parts)
-        return Value(Kind.TENSORS) if tensors else Value(Kind.PYTHON)
+        return StaticValue(Kind.TENSORS) if tensors else StaticValue(Kind.PYTHON)
     if name == "Literal":
-        return Value(Kind.PYTHON)
+        return StaticValue(Kind.PYTHON)
     return annotated(base)
 
 
-def _either(parts: list[Value | None]) -> Value | None:
+def _either(parts: list[StaticValue | None]) -> StaticValue | None:
     """Of several types; a tensor or None is a tensor that may be missing: nothing is known."""
     known = [part for part in parts if part is not None and part.known is not None]
     if not known:
@@ -121,14 +121,14 @@ def _positional(definition: Definition) -> list[ast.arg]:
     return [*definition.args.posonlyargs, *definition.args.args]
 
 
-def _left_out(argument: ast.arg, function: FunctionType | None, given: Arguments) -> Value:
+def _left_out(argument: ast.arg, function: FunctionType | None, given: Arguments) -> StaticValue:
     default = _default(argument, function)
     if given.spread or default is NOTHING:
         return annotated(argument.annotation) or unknown()
     return of_object(default)
 
 
-def _declared(argument: ast.arg, function: FunctionType | None) -> Value:
+def _declared(argument: ast.arg, function: FunctionType | None) -> StaticValue:
     promised = annotated(argument.annotation)
     if promised is not None:
         return promised
@@ -136,7 +136,7 @@ def _declared(argument: ast.arg, function: FunctionType | None) -> Value:
     if default is NOTHING:
         return tensor(Rank.new())
     # A default of None may stand for a tensor or for a number: nothing is known.
-    return unknown() if default is None else Value(of_object(default).kind)
+    return unknown() if default is None else StaticValue(of_object(default).kind)
 
 
 def _default(argument: ast.arg, function: FunctionType | None) -> Any:
@@ -150,11 +150,11 @@ def _default(argument: ast.arg, function: FunctionType | None) -> Any:
     return (function.__kwdefaults__ or {}).get(argument.arg, NOTHING)
 
 
-def _rest(definition: Definition, given: Arguments) -> Iterator[tuple[str, Value]]:
+def _rest(definition: Definition, given: Arguments) -> Iterator[tuple[str, StaticValue]]:
     if definition.args.vararg:
         more = given.positional[len(_positional(definition)) :]
         tensors = bool(more) and all(value.tensor for value in more)
         kind = Kind.TENSORS if tensors else Kind.UNKNOWN
-        yield definition.args.vararg.arg, Value(kind, items=dict(enumerate(more)))
+        yield definition.args.vararg.arg, StaticValue(kind, items=dict(enumerate(more)))
     if definition.args.kwarg:
         yield definition.args.kwarg.arg, unknown()

@@ -12,7 +12,7 @@ from gate.lint.operations import FEW, wider
 from gate.lint.value import (
     NOTHING,
     Kind,
-    Value,
+    StaticValue,
     common_axis,
     of_object,
     python,
@@ -37,7 +37,7 @@ _NUMBERS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 _SIMPLE = (bool, int, float, str, type(None))
 
 
-def combine(operation: ast.operator, left: Value, right: Value) -> Value:
+def combine(operation: ast.operator, left: StaticValue, right: StaticValue) -> StaticValue:
     """The value of an arithmetic operation."""
     if left.tensor or right.tensor:
         return _of_tensors(operation, left, right)
@@ -45,16 +45,16 @@ def combine(operation: ast.operator, left: Value, right: Value) -> Value:
     for kind in (Kind.SHAPE, Kind.SIZE):
         if kind in kinds:
             sizes = [value for value in (left, right) if value.kind is kind]
-            return Value(kind, axis=common_axis(sizes))
+            return StaticValue(kind, axis=common_axis(sizes))
     if Kind.TENSORS in kinds:
-        return Value(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
+        return StaticValue(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
     if kinds == {Kind.PYTHON}:
-        return Value(Kind.PYTHON, known=_computed(operation, left, right),
+        return StaticValue(Kind.PYTHON, known=_computed(operation, left, right),
                      read=left.read or right.read)  # fmt: skip
     return unknown()
 
 
-def _of_tensors(operation: ast.operator, left: Value, right: Value) -> Value:
+def _of_tensors(operation: ast.operator, left: StaticValue, right: StaticValue) -> StaticValue:
     known = _computed(operation, left, right)
     if known is not NOTHING:
         return of_object(known)
@@ -70,7 +70,7 @@ def _of_tensors(operation: ast.operator, left: Value, right: Value) -> Value:
     )
 
 
-def _computed(operation: ast.AST, left: Value, right: Value) -> Any:
+def _computed(operation: ast.AST, left: StaticValue, right: StaticValue) -> Any:
     """The result, where both sides are known and small."""
     compute = _NUMBERS.get(type(operation))
     small = [isinstance(v.known, int | float) or _few(v) for v in (left, right)]
@@ -85,7 +85,7 @@ def _computed(operation: ast.AST, left: Value, right: Value) -> Any:
         return NOTHING
 
 
-def compared(operation: ast.cmpop, left: Value, right: Value) -> Value:
+def compared(operation: ast.cmpop, left: StaticValue, right: StaticValue) -> StaticValue:
     """The value of a comparison."""
     if isinstance(operation, ast.Is | ast.IsNot | ast.In | ast.NotIn):
         asked = _is if isinstance(operation, ast.Is | ast.IsNot) else _in
@@ -96,24 +96,26 @@ def compared(operation: ast.cmpop, left: Value, right: Value) -> Value:
         return tensor(wider(left, right), mask=True)
     kinds = {left.kind, right.kind}
     if Kind.SIZE in kinds or Kind.SHAPE in kinds:
-        return Value(Kind.SIZE)
+        return StaticValue(Kind.SIZE)
     if kinds != {Kind.PYTHON}:
         return unknown()
-    return Value(Kind.PYTHON, known=_computed(operation, left, right), read=left.read or right.read)
+    return StaticValue(
+        Kind.PYTHON, known=_computed(operation, left, right), read=left.read or right.read
+    )
 
 
-def _few(value: Value) -> bool:
+def _few(value: StaticValue) -> bool:
     return value.elements is not None and value.elements.numel() <= FEW
 
 
-def _in(left: Value, right: Value) -> bool | None:
+def _in(left: StaticValue, right: StaticValue) -> bool | None:
     if isinstance(left.known, _SIMPLE) and isinstance(right.known, list | tuple | dict | str):
         with contextlib.suppress(TypeError):
             return left.known in right.known
     return None
 
 
-def _is(left: Value, right: Value) -> bool | None:
+def _is(left: StaticValue, right: StaticValue) -> bool | None:
     if left.known is not NOTHING and right.known is not NOTHING:
         return left.known is right.known
     for one, other in ((left, right), (right, left)):

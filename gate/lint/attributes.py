@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gate.lint.operations import words
-from gate.lint.scope import Arguments, Scope, ShapeMethod, Super, TensorMethod
+from gate.lint.scope import Arguments, FunctionScope, ShapeMethod, Super, TensorMethod
 from gate.lint.source import python_function
-from gate.lint.value import NOTHING, Kind, Value, of_object, python, tensor, unknown
+from gate.lint.value import NOTHING, Kind, StaticValue, of_object, python, tensor, unknown
 
 _TENSORS = frozenset({"T", "mT", "H", "mH", "real", "imag", "grad", "values", "indices"})
 _PYTHON = words(
@@ -22,7 +22,7 @@ _PYTHON = words(
 _NO_ATTRIBUTE = object()
 
 
-def of_tensor(value: Value, name: str) -> Value:
+def of_tensor(value: StaticValue, name: str) -> StaticValue:
     """An attribute of a tensor, `data` among them."""
     if name == "shape":
         return shape_of(value)
@@ -32,21 +32,21 @@ def of_tensor(value: Value, name: str) -> Value:
         return python()
     if name in _TENSORS:
         return tensor()
-    return Value(Kind.PYTHON, known=TensorMethod(value, name))
+    return StaticValue(Kind.PYTHON, known=TensorMethod(value, name))
 
 
-def shape_of(value: Value) -> Value:
+def shape_of(value: StaticValue) -> StaticValue:
     """The shape of a tensor: numbers that are known for weights, sizes of the input else."""
     if value.constant:
         known = isinstance(value.known, torch.Tensor)
         return of_object(tuple(value.known.shape)) if known else python()
-    return Value(Kind.SHAPE, axis=0)
+    return StaticValue(Kind.SHAPE, axis=0)
 
 
-def of_other(value: Value, name: str, scope: Scope) -> Value:
+def of_other(value: StaticValue, name: str, scope: FunctionScope) -> StaticValue:
     """An attribute of anything but a tensor."""
     if value.kind in (Kind.SHAPE, Kind.SIZE):
-        return Value(Kind.PYTHON, known=ShapeMethod(value, name))
+        return StaticValue(Kind.PYTHON, known=ShapeMethod(value, name))
     if value.known is NOTHING:
         return unknown()
     if isinstance(value.known, Super):
@@ -56,7 +56,7 @@ def of_other(value: Value, name: str, scope: Scope) -> Value:
     return _of_object(value.known, name)
 
 
-def _of_module(module: nn.Module, name: str, scope: Scope) -> Value:
+def _of_module(module: nn.Module, name: str, scope: FunctionScope) -> StaticValue:
     if name == "training":
         return of_object(False)  # exports are made in eval mode
     for own in (module.__dict__, module._parameters, module._buffers, module._modules):
@@ -68,7 +68,7 @@ def _of_module(module: nn.Module, name: str, scope: Scope) -> Value:
     return _bound(found, module)
 
 
-def _of_super(parent: Super, name: str) -> Value:
+def _of_super(parent: Super, name: str) -> StaticValue:
     classes = type(parent.owner).__mro__
     behind = classes[classes.index(parent.after) + 1 :] if parent.after in classes else ()
     for cls in behind:
@@ -77,7 +77,7 @@ def _of_super(parent: Super, name: str) -> Value:
     return unknown()
 
 
-def _bound(found: Any, owner: Any) -> Value:
+def _bound(found: Any, owner: Any) -> StaticValue:
     if found is _NO_ATTRIBUTE:
         return unknown()
     if isinstance(found, staticmethod):
@@ -89,7 +89,7 @@ def _bound(found: Any, owner: Any) -> Value:
     return of_object(found) if not hasattr(type(found), "__get__") else unknown()
 
 
-def _of_object(thing: Any, name: str) -> Value:
+def _of_object(thing: Any, name: str) -> StaticValue:
     if isinstance(thing, types.ModuleType | type):
         try:
             return of_object(getattr(thing, name))

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from gate.lint.numbers import numbers_from, tell_size
-from gate.lint.scope import Arguments, Scope
+from gate.lint.scope import Arguments, FunctionScope
 from gate.lint.value import (
     NOTHING,
     Kind,
-    Value,
+    StaticValue,
     common_axis,
     of_object,
     python,
@@ -25,25 +25,25 @@ from gate.lint.value import (
     unknown,
 )
 
-_Call = Callable[[ast.Call, Arguments, Scope], Value]
+_Call = Callable[[ast.Call, Arguments, FunctionScope], StaticValue]
 
 
-def _number(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _number(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     value = arguments.positional[0] if arguments.positional else python()
     if isinstance(value.known, int | float):
         return python()
     return numbers_from(node, arguments, scope, by=_name(node))
 
 
-def _bool(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _bool(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     # The condition that it stands in tells of it, where it matters.
     value = arguments.positional[0] if arguments.positional else python()
     if value.tensor:
         return tensor(mask=True, truth=True) if not value.constant else python()
-    return Value(value.kind, flag=value.flag)
+    return StaticValue(value.kind, flag=value.flag)
 
 
-def _len(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _len(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     value = arguments.positional[0] if arguments.positional else unknown()
     if value.tensor and not value.constant:
         scope.tell("TRC005", node)
@@ -53,43 +53,43 @@ def _len(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return python()
 
 
-def _range(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _range(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     known = [value.known for value in arguments.positional]
     if any(value.tensor for value in arguments.positional):
         scope.tell("TRC008", node, message="the loop has as many turns in the file as the "
                    "example's number asked for")  # fmt: skip
-        return Value(Kind.PYTHON, read=True)
+        return StaticValue(Kind.PYTHON, read=True)
     if known and all(isinstance(one, int) for one in known):
         return of_object(range(*known))
-    return Value(Kind.PYTHON, loop=any(v.kind is Kind.SIZE for v in arguments.positional))
+    return StaticValue(Kind.PYTHON, loop=any(v.kind is Kind.SIZE for v in arguments.positional))
 
 
-def _iterates(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _iterates(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     """A builtin that goes through what it is given: as a loop does."""
     for value in arguments.positional:
         if value.tensor and not value.constant:
             scope.tell("TRC008", node, message=f"{_name(node)} loops over a tensor: the file has "
                        "as many turns as the example had rows", rewrite="use the operation on the "
                        "whole tensor: torch.sum, torch.any, torch.amax")  # fmt: skip
-            return tensor() if _name(node) in ("sum", "min", "max") else Value(Kind.TENSORS)
+            return tensor() if _name(node) in ("sum", "min", "max") else StaticValue(Kind.TENSORS)
     return unknown()
 
 
-def _list(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
-    value = arguments.positional[0] if arguments.positional else Value(Kind.PYTHON, known=[])
+def _list(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
+    value = arguments.positional[0] if arguments.positional else StaticValue(Kind.PYTHON, known=[])
     if value.tensor:
         return _iterates(node, arguments, scope)
-    return Value(value.kind, known=value.known, axis=value.axis, items=value.items,
+    return StaticValue(value.kind, known=value.known, axis=value.axis, items=value.items,
                  loop=value.loop)  # fmt: skip
 
 
-def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _extreme(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     """`min` and `max` of sizes compare them, so the example decides."""
     sizes = [v for v in arguments.positional if v.kind in (Kind.SIZE, Kind.SHAPE)]
     if sizes:
         scope.tell("TRC016", node, message=f"{_name(node)} of sizes is decided by the example: "
                    "wrong where an axis is dynamic")  # fmt: skip
-        return Value(Kind.SIZE, axis=common_axis(sizes))
+        return StaticValue(Kind.SIZE, axis=common_axis(sizes))
     several = len(arguments.positional) > 1
     if several and any(v.tensor and not v.constant for v in arguments.positional):
         scope.tell("TRC008", node, message=f"{_name(node)} of tensors is decided by the example",
@@ -101,28 +101,28 @@ def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return _iterates(node, arguments, scope)
 
 
-def _round(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _round(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     value = arguments.positional[0] if arguments.positional else python()
     if value.kind is Kind.SIZE:
         tell_size(node, [value], scope)
     return value if value.tensor else python()
 
 
-def _enumerate(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _enumerate(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     turns = Arguments((python(), *arguments.positional[:1]))
     return _zip(node, turns, scope)
 
 
-def _zip(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _zip(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     for value in arguments.positional:
         if value.tensor and not value.constant:
             _iterates(node, Arguments((value,)), scope)
-    turn = Value(Kind.UNKNOWN, items=dict(enumerate(map(_first_of, arguments.positional))))
+    turn = StaticValue(Kind.UNKNOWN, items=dict(enumerate(map(_first_of, arguments.positional))))
     loop = any(value.loop for value in arguments.positional)
-    return Value(Kind.UNKNOWN, loop=loop, items={0: turn})
+    return StaticValue(Kind.UNKNOWN, loop=loop, items={0: turn})
 
 
-def _first_of(value: Value) -> Value:
+def _first_of(value: StaticValue) -> StaticValue:
     if value.kind in (Kind.TENSOR, Kind.TENSORS):
         return tensor()
     if isinstance(value.known, list | tuple) and value.known:
@@ -132,7 +132,7 @@ def _first_of(value: Value) -> Value:
     return python() if value.kind is Kind.PYTHON and not value.items else unknown()
 
 
-def _isinstance(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _isinstance(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     if len(arguments.positional) != 2:
         return python()
     value, asked = arguments.positional
@@ -146,7 +146,7 @@ def _isinstance(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     return python()
 
 
-def _hasattr(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _hasattr(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     if len(arguments.positional) == 2:
         value, name = arguments.positional
         if isinstance(value.known, torch.nn.Module) and isinstance(name.known, str):
@@ -154,16 +154,16 @@ def _hasattr(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     return python()
 
 
-def _getattr(_node: ast.Call, _arguments: Arguments, _scope: Scope) -> Value:
+def _getattr(_node: ast.Call, _arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     return unknown()
 
 
-def _same(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _same(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     return arguments.positional[-1] if arguments.positional else unknown()
 
 
-def _nothing(_node: ast.Call, _arguments: Arguments, _scope: Scope) -> Value:
-    return Value(Kind.PYTHON, known=None)
+def _nothing(_node: ast.Call, _arguments: Arguments, _scope: FunctionScope) -> StaticValue:
+    return StaticValue(Kind.PYTHON, known=None)
 
 
 def _name(node: ast.Call) -> str:

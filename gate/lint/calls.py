@@ -17,18 +17,20 @@ from gate.lint import operations
 from gate.lint.builtin_calls import BUILTINS
 from gate.lint.flags import FLAGS, flag
 from gate.lint.numbers import numbers_from
-from gate.lint.scope import Arguments, Local, Scope, ShapeMethod, Super, TensorMethod
+from gate.lint.scope import Arguments, FunctionScope, Local, ShapeMethod, Super, TensorMethod
 from gate.lint.source import python_function
 from gate.lint.torch_calls import of_torch, shape_method, tensor_method
-from gate.lint.value import NOTHING, Kind, Value, of_object, python, tensor, unknown
+from gate.lint.value import NOTHING, Kind, StaticValue, of_object, python, tensor, unknown
 
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
 _PLAIN = (type, types.FunctionType, types.BuiltinFunctionType)
-_Answer = Callable[[ast.Call, Any, Arguments, Scope], Value]
+_Answer = Callable[[ast.Call, Any, Arguments, FunctionScope], StaticValue]
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
-def call(node: ast.Call, function: Value, arguments: Arguments, scope: Scope) -> Value:
+def call(
+    node: ast.Call, function: StaticValue, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     """What the call returns."""
     known = function.known
     if known is NOTHING:
@@ -39,7 +41,9 @@ def call(node: ast.Call, function: Value, arguments: Arguments, scope: Scope) ->
     return answer(node, known, arguments, scope)
 
 
-def _function(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> Value:
+def _function(
+    node: ast.Call, known: Any, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     package = _home(python_function(known) or known).partition(".")[0]
     name = str(getattr(known, "__name__", ""))
     if name in FLAGS and package in ("torch", "torchvision"):
@@ -59,19 +63,23 @@ def _function(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) ->
     return scope.walk.follow(known, arguments, scope)
 
 
-def _local(_node: ast.Call, known: Local, arguments: Arguments, scope: Scope) -> Value:
+def _local(
+    _node: ast.Call, known: Local, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     return scope.walk.call_local(known, arguments)
 
 
-def _module(_node: ast.Call, known: nn.Module, arguments: Arguments, scope: Scope) -> Value:
+def _module(
+    _node: ast.Call, known: nn.Module, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     return scope.walk.call_module(known, arguments, scope)
 
 
-def _class(_node: ast.Call, known: type, arguments: Arguments, scope: Scope) -> Value:
+def _class(_node: ast.Call, known: type, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     return _super(arguments, scope) if known is super else _made(known, arguments)
 
 
-def _super(arguments: Arguments, scope: Scope) -> Value:
+def _super(arguments: Arguments, scope: FunctionScope) -> StaticValue:
     if arguments.positional:
         after = arguments.positional[0].known
         return of_object(Super(scope.owner, after)) if isinstance(after, type) else unknown()
@@ -82,11 +90,11 @@ def _super(arguments: Arguments, scope: Scope) -> Value:
     return unknown()
 
 
-def _made(cls: type, arguments: Arguments) -> Value:
+def _made(cls: type, arguments: Arguments) -> StaticValue:
     if issubclass(cls, _DICTS):
-        return Value(Kind.DICT)
+        return StaticValue(Kind.DICT)
     if issubclass(cls, torch.Size):
-        return Value(Kind.SHAPE)
+        return StaticValue(Kind.SHAPE)
     if issubclass(cls, torch.Tensor):
         return operations.operation(cls.__name__, arguments)
     if cls.__module__.split(".")[0] == "torch":

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gate.lint.scope import Scope
-from gate.lint.value import NOTHING, Kind, Rank, Value
+from gate.lint.scope import FunctionScope
+from gate.lint.value import NOTHING, Kind, Rank, StaticValue
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
 _CHANGES = (ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Yield)
 
 
-def decided(value: Value) -> bool | None:
+def decided(value: StaticValue) -> bool | None:
     """The truth of a value that is the same for every input; None: it is not known."""
     known = value.known
     if known is NOTHING or value.flag:
@@ -29,7 +29,12 @@ def decided(value: Value) -> bool | None:
 
 
 def condition(
-    value: Value, node: ast.expr, scope: Scope, *, changes: bool = True, guard: bool = False
+    value: StaticValue,
+    node: ast.expr,
+    scope: FunctionScope,
+    *,
+    changes: bool = True,
+    guard: bool = False,
 ) -> None:
     """Tell of a condition that is not the same for every input.
 
@@ -54,7 +59,7 @@ def condition(
         scope.tell("TRC016", node)
 
 
-def chosen(node: ast.BoolOp, parts: Sequence[Value], scope: Scope) -> None:
+def chosen(node: ast.BoolOp, parts: Sequence[StaticValue], scope: FunctionScope) -> None:
     """Tell of `and`, `or` that choose a value by a tensor. Where all are truths, nothing is chosen:
     the condition that they stand in later tells of them."""
     asked = any(part.tensor and not part.constant for part in parts[:-1])
@@ -62,7 +67,7 @@ def chosen(node: ast.BoolOp, parts: Sequence[Value], scope: Scope) -> None:
         scope.tell("TRC008", node)
 
 
-def _no_truth(value: Value) -> bool:
+def _no_truth(value: StaticValue) -> bool:
     if value.tensor:
         return not value.mask and value.rank not in (None, Rank(0, 0))
     number = isinstance(value.known, int | float | str) and not isinstance(value.known, bool)

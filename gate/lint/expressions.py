@@ -1,4 +1,4 @@
-"""What an expression is: evaluates it on `Value`s, and tells of what it breaks on the way."""
+"""What an expression is: evaluates it on `StaticValue`s, and tells of what it breaks on the way."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gate.lint.arithmetic import combine, compared
 from gate.lint.conditions import chosen, condition, decided
 from gate.lint.items import item
 from gate.lint.rewritten import floor_division
-from gate.lint.scope import Arguments, Local, Scope
+from gate.lint.scope import Arguments, FunctionScope, Local
 from gate.lint.value import (
     NOTHING,
     Kind,
-    Value,
+    StaticValue,
     join,
     of_object,
     python,
@@ -27,7 +27,7 @@ from gate.lint.value import (
 )
 
 
-def evaluate(node: ast.expr, scope: Scope) -> Value:
+def evaluate(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """The value of an expression. Never raises for valid syntax."""
     known = _BY_TYPE.get(type(node))
     if known is not None:
@@ -38,14 +38,14 @@ def evaluate(node: ast.expr, scope: Scope) -> Value:
     return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
 
 
-def asked(node: ast.expr, scope: Scope) -> Value:
+def asked(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """The value of an expression of which only the truth is asked: whoever asks tells of it."""
     if isinstance(node, ast.BoolOp):
         return _all_or_any(node, _parts(node, scope, asked))
     return evaluate(node, scope)
 
 
-def assign(target: ast.expr, value: Value, scope: Scope) -> None:
+def assign(target: ast.expr, value: StaticValue, scope: FunctionScope) -> None:
     """Bind names, unpack tuples, and look at what is written through an index."""
     if isinstance(target, ast.Name):
         scope.names[target.id] = value
@@ -56,7 +56,7 @@ def assign(target: ast.expr, value: Value, scope: Scope) -> None:
             assign(part, item(value, position), scope)
     elif isinstance(target, ast.Subscript):
         indexed = evaluate(target.value, scope)
-        index = indexing.Index.of(target.slice, lambda part: evaluate(part, scope))
+        index = indexing.IndexExpression.of(target.slice, lambda part: evaluate(part, scope))
         if indexed.tensor:
             indexing.write(target, indexed, index, (value, scope))
     elif isinstance(target, ast.Attribute):
@@ -67,15 +67,15 @@ def assign(target: ast.expr, value: Value, scope: Scope) -> None:
             scope.names[ast.unparse(target)] = value  # `self.last` is no other name
 
 
-def _name(node: ast.Name, scope: Scope) -> Value:
+def _name(node: ast.Name, scope: FunctionScope) -> StaticValue:
     return scope.look_up(node.id)
 
 
-def _constant(node: ast.Constant, _scope: Scope) -> Value:
-    return Value(Kind.PYTHON, known=node.value)
+def _constant(node: ast.Constant, _scope: FunctionScope) -> StaticValue:
+    return StaticValue(Kind.PYTHON, known=node.value)
 
 
-def _attribute(node: ast.Attribute, scope: Scope) -> Value:
+def _attribute(node: ast.Attribute, scope: FunctionScope) -> StaticValue:
     owner = evaluate(node.value, scope)
     if isinstance(owner.known, nn.Module) and ast.unparse(node) in scope.names:
         return scope.names[ast.unparse(node)]
@@ -86,14 +86,14 @@ def _attribute(node: ast.Attribute, scope: Scope) -> Value:
     return attributes.of_tensor(owner, node.attr)
 
 
-def _subscript(node: ast.Subscript, scope: Scope) -> Value:
+def _subscript(node: ast.Subscript, scope: FunctionScope) -> StaticValue:
     owner = evaluate(node.value, scope)
     if owner.tensor:
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             scope.tell("TRC012", node, message="an input is a dict: the file takes its tensors by "
                        "position, in the order of the example's keys")  # fmt: skip
             return tensor()
-        index = indexing.Index.of(node.slice, lambda part: evaluate(part, scope))
+        index = indexing.IndexExpression.of(node.slice, lambda part: evaluate(part, scope))
         return indexing.read(node, owner, index, scope)
     if isinstance(node.slice, ast.Slice):
         return _sliced(owner, node.slice, scope)
@@ -107,41 +107,41 @@ def _subscript(node: ast.Subscript, scope: Scope) -> Value:
     return item(owner, key.known if isinstance(key.known, int) else None)
 
 
-def _sliced(owner: Value, part: ast.Slice, scope: Scope) -> Value:
+def _sliced(owner: StaticValue, part: ast.Slice, scope: FunctionScope) -> StaticValue:
     bounds = [evaluate(b, scope).known if b else None for b in (part.lower, part.upper, part.step)]
     if owner.kind is Kind.SHAPE:
         start = bounds[0] if isinstance(bounds[0], int) else 0
-        return Value(Kind.SHAPE, axis=start)
+        return StaticValue(Kind.SHAPE, axis=start)
     plain = all(bound is None or isinstance(bound, int) for bound in bounds)
     if plain and isinstance(owner.known, list | tuple | str):
         return of_object(owner.known[slice(*bounds)])
-    return Value(owner.kind)
+    return StaticValue(owner.kind)
 
 
-def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
+def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: FunctionScope) -> StaticValue:
     values = [evaluate(part, scope) for part in node.elts]
     if any(isinstance(part, ast.Starred) for part in node.elts):
         tensors = all(value.kind in (Kind.TENSOR, Kind.TENSORS) for value in values)
-        return Value(Kind.TENSORS if tensors else Kind.UNKNOWN)
+        return StaticValue(Kind.TENSORS if tensors else Kind.UNKNOWN)
     items = dict(enumerate(values))
     if values and all(value.tensor for value in values):
-        return Value(Kind.TENSORS, items=items)
+        return StaticValue(Kind.TENSORS, items=items)
     known: Any = NOTHING
     if all(value.known is not NOTHING for value in values):
         known = [value.known for value in values]
         known = tuple(known) if isinstance(node, ast.Tuple) else known
-    return Value(Kind.PYTHON, known=known, items=items)
+    return StaticValue(Kind.PYTHON, known=known, items=items)
 
 
-def _dict(node: ast.Dict, scope: Scope) -> Value:
+def _dict(node: ast.Dict, scope: FunctionScope) -> StaticValue:
     for key in node.keys:
         if key is not None:
             evaluate(key, scope)
     values = [evaluate(value, scope) for value in node.values]
-    return Value(Kind.DICT, items=dict(enumerate(values)))
+    return StaticValue(Kind.DICT, items=dict(enumerate(values)))
 
 
-def _binary(node: ast.BinOp, scope: Scope) -> Value:
+def _binary(node: ast.BinOp, scope: FunctionScope) -> StaticValue:
     sides = [evaluate(part, scope) for part in (node.left, node.right)]
     for part, value in zip((node.left, node.right), sides, strict=True):
         if value.truth:
@@ -151,7 +151,7 @@ def _binary(node: ast.BinOp, scope: Scope) -> Value:
     return combine(node.op, *sides)
 
 
-def _compare(node: ast.Compare, scope: Scope) -> Value:
+def _compare(node: ast.Compare, scope: FunctionScope) -> StaticValue:
     left, *others = (evaluate(part, scope) for part in (node.left, *node.comparators))
     found = []
     for operation, right in zip(node.ops, others, strict=True):
@@ -163,15 +163,17 @@ def _compare(node: ast.Compare, scope: Scope) -> Value:
     return found[0] if len(found) == 1 else _all_of(found)
 
 
-def _boolean(node: ast.BoolOp, scope: Scope) -> Value:
+def _boolean(node: ast.BoolOp, scope: FunctionScope) -> StaticValue:
     parts = _parts(node, scope, evaluate)
     chosen(node, parts, scope)
     return _all_or_any(node, parts)
 
 
-def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Value]) -> list[Value]:
+def _parts(
+    node: ast.BoolOp, scope: FunctionScope, read: Callable[[ast.expr, FunctionScope], StaticValue]
+) -> list[StaticValue]:
     """The parts up to the one that decides."""
-    parts: list[Value] = []
+    parts: list[StaticValue] = []
     for part in node.values:
         parts.append(read(part, scope))
         if decided(parts[-1]) is isinstance(node.op, ast.Or):
@@ -179,7 +181,7 @@ def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Val
     return parts
 
 
-def _all_or_any(node: ast.BoolOp, parts: list[Value]) -> Value:
+def _all_or_any(node: ast.BoolOp, parts: list[StaticValue]) -> StaticValue:
     stops = isinstance(node.op, ast.Or)
     found = [part for part in parts if decided(part) is None]
     if found and decided(parts[-1]) is stops:
@@ -187,7 +189,7 @@ def _all_or_any(node: ast.BoolOp, parts: list[Value]) -> Value:
     return _all_of(found) if found else of_object(decided(parts[-1]))
 
 
-def _all_of(values: list[Value]) -> Value:
+def _all_of(values: list[StaticValue]) -> StaticValue:
     """A condition of several parts: what the most dangerous part is."""
     for part in values:
         if part.flag:
@@ -196,10 +198,10 @@ def _all_of(values: list[Value]) -> Value:
         for part in values:
             if part.kind is kind:
                 return part
-    return Value(Kind.PYTHON, read=any(value.read for value in values))
+    return StaticValue(Kind.PYTHON, read=any(value.read for value in values))
 
 
-def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
+def _unary(node: ast.UnaryOp, scope: FunctionScope) -> StaticValue:
     if isinstance(node.op, ast.Not):
         value = asked(node.operand, scope)
         truth = decided(value)
@@ -215,10 +217,10 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
     if value.tensor:
         return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
                       fixed=value.constant)  # fmt: skip
-    return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+    return StaticValue(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
 
 
-def _choice(node: ast.IfExp, scope: Scope) -> Value:
+def _choice(node: ast.IfExp, scope: FunctionScope) -> StaticValue:
     test = asked(node.test, scope)
     truth = decided(test)
     if truth is not None:
@@ -231,7 +233,7 @@ def _choice(node: ast.IfExp, scope: Scope) -> Value:
     return join([one, other])
 
 
-def _call(node: ast.Call, scope: Scope) -> Value:
+def _call(node: ast.Call, scope: FunctionScope) -> StaticValue:
     function = evaluate(node.func, scope)
     positional, keywords, spread = [], {}, False
     for part in node.args:
@@ -256,9 +258,9 @@ def _call(node: ast.Call, scope: Scope) -> Value:
 
 
 def _comprehension(
-    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
-) -> Value:
-    inner = Scope(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
+    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: FunctionScope
+) -> StaticValue:
+    inner = FunctionScope(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
                   depth=scope.depth)  # fmt: skip
     for part in node.generators:
         assign(part.target, iterate(part.iter, inner), inner)
@@ -267,13 +269,13 @@ def _comprehension(
     if isinstance(node, ast.DictComp):
         evaluate(node.key, inner)
         evaluate(node.value, inner)
-        return Value(Kind.DICT)
+        return StaticValue(Kind.DICT)
     element = evaluate(node.elt, inner)
     kinds = {Kind.TENSOR: Kind.TENSORS, Kind.UNKNOWN: Kind.UNKNOWN}
-    return Value(kinds.get(element.kind, Kind.PYTHON))
+    return StaticValue(kinds.get(element.kind, Kind.PYTHON))
 
 
-def iterate(node: ast.expr, scope: Scope) -> Value:
+def iterate(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """What a loop over this expression gives in each turn; tells of loops over tensors."""
     value = evaluate(node, scope)
     if value.tensor and not value.constant:
@@ -286,21 +288,21 @@ def iterate(node: ast.expr, scope: Scope) -> Value:
     return value.items[0] if value.loop and value.items else item(value, None)
 
 
-def _lambda(node: ast.Lambda, scope: Scope) -> Value:
-    return Value(Kind.PYTHON, known=Local(node, scope))
+def _lambda(node: ast.Lambda, scope: FunctionScope) -> StaticValue:
+    return StaticValue(Kind.PYTHON, known=Local(node, scope))
 
 
-def _named(node: ast.NamedExpr, scope: Scope) -> Value:
+def _named(node: ast.NamedExpr, scope: FunctionScope) -> StaticValue:
     value = evaluate(node.value, scope)
     assign(node.target, value, scope)
     return value
 
 
-def _starred(node: ast.Starred, scope: Scope) -> Value:
+def _starred(node: ast.Starred, scope: FunctionScope) -> StaticValue:
     return evaluate(node.value, scope)
 
 
-_BY_TYPE: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
+_BY_TYPE: dict[type[ast.expr], Callable[[Any, FunctionScope], StaticValue]] = {
     ast.Name: _name,
     ast.Constant: _constant,
     ast.Attribute: _attribute,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gate.lint.scope import Scope
-from gate.lint.value import Kind, Value, of_object
+from gate.lint.scope import FunctionScope
+from gate.lint.value import Kind, StaticValue, of_object
 
 _BY_STRATEGY: dict[str, tuple[str, ...]] = {
     "traced": ("is_tracing", "_is_tracing", "_get_tracing_state", "is_in_onnx_export"),
@@ -14,9 +14,9 @@ FLAGS = frozenset(name for names in _BY_STRATEGY.values() for name in names)
 """Their names, in torch and torchvision."""
 
 
-def flag(name: str, scope: Scope) -> Value:
+def flag(name: str, scope: FunctionScope) -> StaticValue:
     """What the function of this name returns: False, or what only an export makes true."""
     strategy = "traced" if scope.walk.strategy == "direct" else scope.walk.strategy
     if name in _BY_STRATEGY[strategy]:
-        return Value(Kind.PYTHON, flag=name)
+        return StaticValue(Kind.PYTHON, flag=name)
     return of_object(False)

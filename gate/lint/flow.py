@@ -12,13 +12,13 @@ from gate.lint.arithmetic import combine
 from gate.lint.conditions import condition, decided, only_guards
 from gate.lint.expressions import asked, assign, evaluate, iterate
 from gate.lint.rewritten import floor_division
-from gate.lint.scope import Local, Scope
-from gate.lint.value import Kind, Value, join, of_object, ranks_differ, unknown
+from gate.lint.scope import FunctionScope, Local
+from gate.lint.value import Kind, StaticValue, join, of_object, ranks_differ, unknown
 
-Names = dict[str, Value]
+Names = dict[str, StaticValue]
 
 
-def run(body: Sequence[ast.stmt], scope: Scope) -> bool:
+def run(body: Sequence[ast.stmt], scope: FunctionScope) -> bool:
     """Go through statements. True if the end is never reached (return, raise, continue, break)."""
     for statement in body:
         known = _BY_TYPE.get(type(statement))
@@ -27,25 +27,25 @@ def run(body: Sequence[ast.stmt], scope: Scope) -> bool:
     return False
 
 
-def _expression(node: ast.Expr, scope: Scope) -> bool:
+def _expression(node: ast.Expr, scope: FunctionScope) -> bool:
     evaluate(node.value, scope)
     return False
 
 
-def _assign(node: ast.Assign, scope: Scope) -> bool:
+def _assign(node: ast.Assign, scope: FunctionScope) -> bool:
     value = evaluate(node.value, scope)
     for target in node.targets:
         assign(target, value, scope)
     return False
 
 
-def _annotated(node: ast.AnnAssign, scope: Scope) -> bool:
+def _annotated(node: ast.AnnAssign, scope: FunctionScope) -> bool:
     if node.value is not None:
         assign(node.target, evaluate(node.value, scope), scope)
     return False
 
 
-def _augmented(node: ast.AugAssign, scope: Scope) -> bool:
+def _augmented(node: ast.AugAssign, scope: FunctionScope) -> bool:
     before, by = evaluate(node.target, scope), evaluate(node.value, scope)
     floor_division(node, [before, by], scope)
     value = combine(node.op, before, by)
@@ -55,7 +55,7 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> bool:
     return False
 
 
-def _shared(size: Value, target: ast.expr, scope: Scope) -> bool:
+def _shared(size: StaticValue, target: ast.expr, scope: FunctionScope) -> bool:
     """True if somebody else holds this very size: another name, a tuple, its shape."""
     own = target.id if isinstance(target, ast.Name) else None
     for name, value in scope.names.items():
@@ -66,7 +66,7 @@ def _shared(size: Value, target: ast.expr, scope: Scope) -> bool:
     return False
 
 
-def _if(node: ast.If, scope: Scope) -> bool:
+def _if(node: ast.If, scope: FunctionScope) -> bool:
     test = asked(node.test, scope)
     truth = decided(test)
     if truth is not None:
@@ -88,7 +88,7 @@ def _if(node: ast.If, scope: Scope) -> bool:
     return ended and other_ended
 
 
-def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
+def _ranks(node: ast.If, branches: tuple[Names, Names], scope: FunctionScope) -> None:
     one, other = branches
     for name in one.keys() & other.keys():
         left, right = one[name], other[name]
@@ -97,7 +97,7 @@ def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
                        "exporter takes one for both")  # fmt: skip
 
 
-def _returned_ranks(node: ast.If, scope: Scope, marks: tuple[int, int]) -> None:
+def _returned_ranks(node: ast.If, scope: FunctionScope, marks: tuple[int, int]) -> None:
     start, middle = marks
     one, other = scope.returned[start:middle], scope.returned[middle:]
     if any(ranks_differ(left, right) for left in one for right in other):
@@ -111,13 +111,13 @@ def _joined(one: Names, other: Names) -> Names:
     }
 
 
-def _for(node: ast.For, scope: Scope) -> bool:
+def _for(node: ast.For, scope: FunctionScope) -> bool:
     turn = iterate(node.iter, scope)
     _loop(node.body, scope, lambda: assign(node.target, turn, scope))
     return run(node.orelse, scope)
 
 
-def _while(node: ast.While, scope: Scope) -> bool:
+def _while(node: ast.While, scope: FunctionScope) -> bool:
     def test() -> None:
         value = asked(node.test, scope)
         if decided(value) is None:
@@ -127,7 +127,7 @@ def _while(node: ast.While, scope: Scope) -> bool:
     return run(node.orelse, scope)
 
 
-def _loop(body: Sequence[ast.stmt], scope: Scope, start: Callable[[], None]) -> None:
+def _loop(body: Sequence[ast.stmt], scope: FunctionScope, start: Callable[[], None]) -> None:
     """Two turns: what the first binds is there in the second."""
     for _ in range(2):
         before = dict(scope.names)
@@ -136,7 +136,7 @@ def _loop(body: Sequence[ast.stmt], scope: Scope, start: Callable[[], None]) -> 
         scope.names = _joined(before, scope.names)
 
 
-def _with(node: ast.With, scope: Scope) -> bool:
+def _with(node: ast.With, scope: FunctionScope) -> bool:
     for part in node.items:
         value = evaluate(part.context_expr, scope)
         if part.optional_vars is not None:
@@ -144,7 +144,7 @@ def _with(node: ast.With, scope: Scope) -> bool:
     return run(node.body, scope)
 
 
-def _try(node: ast.Try, scope: Scope) -> bool:
+def _try(node: ast.Try, scope: FunctionScope) -> bool:
     before = dict(scope.names)
     ended = run([*node.body, *node.orelse], scope)
     for handler in node.handlers:
@@ -156,7 +156,7 @@ def _try(node: ast.Try, scope: Scope) -> bool:
     return run(node.finalbody, scope) or ended
 
 
-def _match(node: ast.Match, scope: Scope) -> bool:
+def _match(node: ast.Match, scope: FunctionScope) -> bool:
     subject = evaluate(node.subject, scope)
     condition(subject, node.subject, scope)
     before, ends = dict(scope.names), []
@@ -170,7 +170,7 @@ def _match(node: ast.Match, scope: Scope) -> bool:
     return False
 
 
-def _return(node: ast.Return, scope: Scope) -> bool:
+def _return(node: ast.Return, scope: FunctionScope) -> bool:
     value = of_object(None) if node.value is None else evaluate(node.value, scope)
     scope.returned.append(value)
     if scope.top and node.value is not None:
@@ -178,7 +178,7 @@ def _return(node: ast.Return, scope: Scope) -> bool:
     return True
 
 
-def _outputs(node: ast.Return, value: Value, scope: Scope) -> None:
+def _outputs(node: ast.Return, value: StaticValue, scope: FunctionScope) -> None:
     """What the model itself returns becomes the outputs of the file."""
     if value.kind is Kind.DICT:
         scope.tell("TRC012", node, message="the model returns a dict: the file has its tensors in "
@@ -190,25 +190,25 @@ def _outputs(node: ast.Return, value: Value, scope: Scope) -> None:
                    "the file", rewrite="return tensors alone; keep texts beside it")  # fmt: skip
 
 
-def _ends(node: ast.stmt, scope: Scope) -> bool:
+def _ends(node: ast.stmt, scope: FunctionScope) -> bool:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             evaluate(child, scope)
     return True
 
 
-def _assert(node: ast.Assert, scope: Scope) -> bool:
+def _assert(node: ast.Assert, scope: FunctionScope) -> bool:
     value = asked(node.test, scope)
     condition(value, node.test, scope, guard=True)
     return False
 
 
-def _function(node: ast.FunctionDef, scope: Scope) -> bool:
-    scope.names[node.name] = Value(Kind.PYTHON, known=Local(node, scope))
+def _function(node: ast.FunctionDef, scope: FunctionScope) -> bool:
+    scope.names[node.name] = StaticValue(Kind.PYTHON, known=Local(node, scope))
     return False
 
 
-def _import(node: ast.Import, scope: Scope) -> bool:
+def _import(node: ast.Import, scope: FunctionScope) -> bool:
     for alias in node.names:
         name = alias.name if alias.asname else alias.name.partition(".")[0]
         module = sys.modules.get(name)
@@ -216,7 +216,7 @@ def _import(node: ast.Import, scope: Scope) -> bool:
     return False
 
 
-def _import_from(node: ast.ImportFrom, scope: Scope) -> bool:
+def _import_from(node: ast.ImportFrom, scope: FunctionScope) -> bool:
     package = scope.code.function.__globals__.get("__package__") or ""
     try:
         name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
@@ -230,14 +230,14 @@ def _import_from(node: ast.ImportFrom, scope: Scope) -> bool:
     return False
 
 
-def _forget(node: ast.Delete, scope: Scope) -> bool:
+def _forget(node: ast.Delete, scope: FunctionScope) -> bool:
     for target in node.targets:
         if isinstance(target, ast.Name):
             scope.names.pop(target.id, None)
     return False
 
 
-_BY_TYPE: dict[type[ast.stmt], Callable[[Any, Scope], bool]] = {
+_BY_TYPE: dict[type[ast.stmt], Callable[[Any, FunctionScope], bool]] = {
     ast.Expr: _expression,
     ast.Assign: _assign,
     ast.AnnAssign: _annotated,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gate.lint.scope import Scope
-from gate.lint.value import Kind, Rank, Value, tensor
+from gate.lint.scope import FunctionScope
+from gate.lint.value import Kind, Rank, StaticValue, tensor
 
 _WHOLE = "slice"
 _UNIT = "slice of length 1"
@@ -18,28 +18,28 @@ _ELLIPSIS = "..."
 
 
 @dataclass(frozen=True)
-class Index:
+class IndexExpression:
     """The parts of `x[a, b:c, None]`: each a value, or the word for a slice, None or `...`."""
 
-    parts: tuple[Value | str, ...]
+    parts: tuple[StaticValue | str, ...]
 
     @classmethod
-    def of(cls, node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Index:
+    def of(cls, node: ast.expr, evaluate: Callable[[ast.expr], StaticValue]) -> IndexExpression:
         """Read it; `evaluate` is called once for each expression in it."""
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         return cls(tuple(_part(part, evaluate) for part in parts))
 
     @property
-    def tensors(self) -> tuple[Value, ...]:
+    def tensors(self) -> tuple[StaticValue, ...]:
         """Index tensors, and lists, which become such; masks too."""
-        return tuple(p for p in self.parts if isinstance(p, Value) and _is_tensor(p))
+        return tuple(p for p in self.parts if isinstance(p, StaticValue) and _is_tensor(p))
 
     @property
-    def gathers(self) -> tuple[Value, ...]:
+    def gathers(self) -> tuple[StaticValue, ...]:
         """Index tensors of integers."""
         return tuple(p for p in self.tensors if not _is_mask(p))
 
-    def rank_of(self, indexed: Value) -> Rank | None:
+    def rank_of(self, indexed: StaticValue) -> Rank | None:
         """The rank of what is selected; None where it is not known."""
         if indexed.rank is None:
             return None
@@ -47,13 +47,13 @@ class Index:
         for part in self.parts:
             if part == _NEW:
                 change += 1
-            elif isinstance(part, Value) and _is_tensor(part):
+            elif isinstance(part, StaticValue) and _is_tensor(part):
                 known = _rank(part)
                 if known is None:
                     return None
                 change -= known if _is_mask(part) else 1
                 ranks.append(1 if _is_mask(part) else known)
-            elif isinstance(part, Value):
+            elif isinstance(part, StaticValue):
                 if part.kind not in (Kind.PYTHON, Kind.SIZE):
                     return None
                 change -= 1
@@ -62,11 +62,13 @@ class Index:
     @property
     def unit(self) -> bool:
         """True if the selected part has an axis of size 1 by the way it is selected."""
-        made = any(isinstance(part, Value) and part.unit for part in self.parts)
+        made = any(isinstance(part, StaticValue) and part.unit for part in self.parts)
         return made or _NEW in self.parts or _UNIT in self.parts
 
 
-def read(node: ast.Subscript, indexed: Value, index: Index, scope: Scope) -> Value:
+def read(
+    node: ast.Subscript, indexed: StaticValue, index: IndexExpression, scope: FunctionScope
+) -> StaticValue:
     """What `x[…]` gives; tells of negative index tensors."""
     gathers = index.gathers
     if any(_negative(value) for value in gathers):
@@ -89,7 +91,12 @@ def read(node: ast.Subscript, indexed: Value, index: Index, scope: Scope) -> Val
                   lowered=indexed.lowered or _negative(indexed))  # fmt: skip
 
 
-def write(node: ast.Subscript, indexed: Value, index: Index, given: tuple[Value, Scope]) -> None:
+def write(
+    node: ast.Subscript,
+    indexed: StaticValue,
+    index: IndexExpression,
+    given: tuple[StaticValue, FunctionScope],
+) -> None:
     """Tells of what `x[…] = given` gets wrong."""
     value, scope = given
     gathers = index.gathers
@@ -101,7 +108,7 @@ def write(node: ast.Subscript, indexed: Value, index: Index, given: tuple[Value,
         scope.tell("TRC010", node, message="index tensors that are not adjacent: the exporter "
                    "refuses them, or writes to other places")  # fmt: skip
     elif any((_rank(gather) or 0) > 1 for gather in gathers):
-        leading = isinstance(index.parts[0], Value) or all(map(_is_row, gathers))
+        leading = isinstance(index.parts[0], StaticValue) or all(map(_is_row, gathers))
         scope.tell("TRC010", node, level="warning" if leading else "error",
                    message="an index tensor of rank 2 or more: behind a slice the exporter "
                    "broadcasts it against the other axes")  # fmt: skip
@@ -109,7 +116,7 @@ def write(node: ast.Subscript, indexed: Value, index: Index, given: tuple[Value,
         scope.tell("TRC011", node)
 
 
-def _part(node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Value | str:
+def _part(node: ast.expr, evaluate: Callable[[ast.expr], StaticValue]) -> StaticValue | str:
     if isinstance(node, ast.Slice):
         bounds = [evaluate(b) if b is not None else None for b in (node.lower, node.upper)]
         if node.step is not None:
@@ -123,7 +130,7 @@ def _part(node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Value | str:
     return _NEW if value.kind is Kind.PYTHON and value.known is None else value
 
 
-def _length_one(bounds: Sequence[Value | None]) -> bool:
+def _length_one(bounds: Sequence[StaticValue | None]) -> bool:
     lower, upper = (0 if bound is None and at == 0 else bound.known if bound else None
                     for at, bound in enumerate(bounds))  # fmt: skip
     if not isinstance(lower, int):
@@ -133,41 +140,41 @@ def _length_one(bounds: Sequence[Value | None]) -> bool:
     return isinstance(upper, int) and upper - lower == 1
 
 
-def _is_tensor(value: Value) -> bool:
+def _is_tensor(value: StaticValue) -> bool:
     if value.tensor or value.kind is Kind.TENSORS:
         return True
     return isinstance(value.known, list)
 
 
-def _is_mask(value: Value) -> bool:
+def _is_mask(value: StaticValue) -> bool:
     known = value.known
     return value.mask or (isinstance(known, torch.Tensor) and known.dtype is torch.bool)
 
 
-def _rank(value: Value) -> int | None:
+def _rank(value: StaticValue) -> int | None:
     if value.tensor:
         absolute = value.rank is not None and value.rank.base == 0
         return value.rank.offset if absolute and value.rank else None
     return torch.tensor(value.known).dim() if isinstance(value.known, list) else None
 
 
-def _is_row(value: Value) -> bool:
+def _is_row(value: StaticValue) -> bool:
     """True for an index of shape (1, ..., 1, n), which broadcasts as one of rank 1 does."""
     known = value.known
     return isinstance(known, torch.Tensor) and all(size == 1 for size in known.shape[:-1])
 
 
-def _negative(value: Value) -> bool:
+def _negative(value: StaticValue) -> bool:
     known = torch.tensor(value.known) if isinstance(value.known, list) else value.elements
     return known is not None and known.numel() > 0 and bool((known < 0).any())
 
 
-def _adjacent(index: Index) -> bool:
-    at = [i for i, p in enumerate(index.parts) if isinstance(p, Value) and _is_tensor(p)]
+def _adjacent(index: IndexExpression) -> bool:
+    at = [i for i, p in enumerate(index.parts) if isinstance(p, StaticValue) and _is_tensor(p)]
     return at == list(range(at[0], at[-1] + 1))
 
 
-def _broadcast(indexed: Value, index: Index, value: Value) -> bool:
+def _broadcast(indexed: StaticValue, index: IndexExpression, value: StaticValue) -> bool:
     """True if the value is known to have another shape than the places it is written to."""
     if not value.tensor or value.constant:
         return False  # numbers and constants are expanded at the export

@@ -9,7 +9,7 @@ from torch import nn
 from gate.lint.value import (
     NOTHING,
     Kind,
-    Value,
+    StaticValue,
     join,
     of_object,
     python,
@@ -21,7 +21,7 @@ _FEW = 16
 """Items of a list that are looked at."""
 
 
-def item(value: Value, position: int | None) -> Value:
+def item(value: StaticValue, position: int | None) -> StaticValue:
     """What unpacking, or `[position]`, takes from a value; None: any of its items."""
     if value.kind is Kind.SHAPE:
         return _size(value, position)
@@ -36,17 +36,17 @@ def item(value: Value, position: int | None) -> Value:
     return unknown()
 
 
-def _size(shape: Value, position: int | None) -> Value:
+def _size(shape: StaticValue, position: int | None) -> StaticValue:
     """One and the same value for one axis, so that its names are known to share it."""
     if position is None:
-        return Value(Kind.SIZE, axis=shape.axis, shape=shape)
+        return StaticValue(Kind.SIZE, axis=shape.axis, shape=shape)
     if position not in shape.items:
         axis = None if shape.axis is None else position + shape.axis
-        shape.items[position] = Value(Kind.SIZE, axis=axis, shape=shape)
+        shape.items[position] = StaticValue(Kind.SIZE, axis=axis, shape=shape)
     return shape.items[position]
 
 
-def _item_of_known(known: Any, position: int | None) -> Value:
+def _item_of_known(known: Any, position: int | None) -> StaticValue:
     if isinstance(known, nn.Module):
         known = list(known.children())
         position = position or 0  # each child is read by itself, too

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 
-from gate.lint.scope import Arguments, Scope
-from gate.lint.value import Kind, Value, common_axis, python
+from gate.lint.scope import Arguments, FunctionScope
+from gate.lint.value import Kind, StaticValue, common_axis, python
 from gate.records.lint import LintLevel
 
 
-def numbers_from(node: ast.Call, arguments: Arguments, scope: Scope, *, by: str) -> Value:
+def numbers_from(
+    node: ast.Call, arguments: Arguments, scope: FunctionScope, *, by: str
+) -> StaticValue:
     """The result of a call that computes outside of torch; `by`: its name."""
     if any(value.kind is Kind.TENSORS or (value.tensor and not value.constant)
            for value in arguments.all):  # fmt: skip
         scope.tell("TRC001", node, message=f"{by} computes outside of torch: the example's numbers "
                    "are written into the file as constants")  # fmt: skip
-        return Value(Kind.PYTHON, read=True)
+        return StaticValue(Kind.PYTHON, read=True)
     sizes = [value for value in arguments.all if value.kind in (Kind.SIZE, Kind.SHAPE)]
     if sizes:
         tell_size(node, sizes, scope)
@@ -23,7 +25,7 @@ def numbers_from(node: ast.Call, arguments: Arguments, scope: Scope, *, by: str)
 
 
 def tell_size(
-    node: ast.Call, sizes: list[Value], scope: Scope, *, rewrite: str | None = None
+    node: ast.Call, sizes: list[StaticValue], scope: FunctionScope, *, rewrite: str | None = None
 ) -> None:
     """The example's size becomes a constant: an error for the batch axis, which is dynamic."""
     fixed = common_axis(sizes) != 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gate.lint.scope import Arguments
-from gate.lint.value import NOTHING, Kind, Rank, Value, of_object, python, tensor
+from gate.lint.value import NOTHING, Kind, Rank, StaticValue, of_object, python, tensor
 
 
 def words(text: str) -> frozenset[str]:
@@ -61,10 +61,10 @@ FEW = 4096
 """Elements of a tensor that is computed."""
 
 
-def operation(name: str, arguments: Arguments) -> Value:
+def operation(name: str, arguments: Arguments) -> StaticValue:
     """What `torch.name(*arguments)` returns; a tensor's method has the tensor as first argument."""
     if name in _PYTHON or name in _SEQUENCE:
-        return python() if name in _PYTHON else Value(Kind.TENSORS)
+        return python() if name in _PYTHON else StaticValue(Kind.TENSORS)
     made = _made(name, arguments)
     if made is not None:
         return made
@@ -80,7 +80,7 @@ def operation(name: str, arguments: Arguments) -> Value:
     return _sized(sizes if name != "full" else sizes[:1]) if sized else tensor()
 
 
-def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
+def _of_tensor(name: str, first: StaticValue, arguments: Arguments) -> StaticValue:
     rest = Arguments(arguments.positional[1:], arguments.keywords, arguments.spread)
     found = tensor()
     if name in _REDUCTIONS:
@@ -108,12 +108,12 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
     return found
 
 
-def _made(name: str, arguments: Arguments) -> Value | None:
+def _made(name: str, arguments: Arguments) -> StaticValue | None:
     """The tensor itself, where all that it is made of is known."""
     values = arguments.positional
     maker = _MAKERS.get(name)
     if maker is None and not (name in _PURE and values and values[0].constant):
-        return Value(Kind.TENSOR, rank=Rank(0, 1)) if name == "arange" else None
+        return StaticValue(Kind.TENSOR, rank=Rank(0, 1)) if name == "arange" else None
     if arguments.spread or any(value.known is NOTHING for value in values):
         return tensor(Rank(0, 1) if name == "arange" else None)
     known = [value.known for value in values]
@@ -131,7 +131,7 @@ def _compute(name: str, maker: Callable[..., torch.Tensor] | None, known: list[A
         return maker(*known) if maker else getattr(known[0], name)(*known[1:])
 
 
-def _reduced(name: str, first: Value, rest: Arguments) -> Value:
+def _reduced(name: str, first: StaticValue, rest: Arguments) -> StaticValue:
     given, keep = rest.get(0, "dim"), rest.keywords.get("keepdim") or rest.get(1, "keepdim")
     given = given or rest.keywords.get("axis")
     if given is None:
@@ -146,11 +146,11 @@ def _reduced(name: str, first: Value, rest: Arguments) -> Value:
         rank = first.rank.plus(-count) if first.rank and count is not None else None
     result = tensor(rank, unit=kept)
     if name in _WITH_INDICES:
-        return Value(Kind.TENSORS, items={0: result, 1: result})
+        return StaticValue(Kind.TENSORS, items={0: result, 1: result})
     return result
 
 
-def _count(given: Value) -> int | None:
+def _count(given: StaticValue) -> int | None:
     if isinstance(given.known, int):
         return 1
     if isinstance(given.known, tuple | list):
@@ -158,7 +158,7 @@ def _count(given: Value) -> int | None:
     return len(given.items) or None
 
 
-def _sized(sizes: tuple[Value, ...]) -> Value:
+def _sized(sizes: tuple[StaticValue, ...]) -> StaticValue:
     if len(sizes) == 1:
         (only,) = sizes
         if only.kind is Kind.SHAPE or (not only.items and not isinstance(only.known, tuple | list)):
@@ -168,7 +168,7 @@ def _sized(sizes: tuple[Value, ...]) -> Value:
     return tensor(Rank(0, len(sizes)))
 
 
-def wider(one: Value, other: Value) -> Rank | None:
+def wider(one: StaticValue, other: StaticValue) -> Rank | None:
     """The rank of an element-wise operation; None where it is not known."""
     ranks = [v.rank for v in (one, other) if v.tensor]
     if len(ranks) == 1:

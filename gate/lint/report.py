@@ -10,7 +10,7 @@ from gate.records.lint import LintFinding, LintLevel, at_least
 from gate.storage.record import Record
 
 
-class Unread(Record):
+class UnreadCode(Record):
     """Code that the model reaches and that could not be read."""
 
     name: str
@@ -24,7 +24,7 @@ class LintReport(Record):
     strategy: str
     findings: tuple[LintFinding, ...]
     """Suppressed ones too."""
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadCode, ...]
     functions: Annotated[int, Field(ge=0)]
     """How many functions and methods were read."""
 

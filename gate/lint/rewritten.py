@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from gate.lint.scope import Arguments, Scope
-from gate.lint.value import Value
+from gate.lint.scope import Arguments, FunctionScope
+from gate.lint.value import StaticValue
 
 _Node = ast.expr | ast.stmt
 
@@ -32,7 +32,7 @@ _SMALL = 1e-5
 """An epsilon up to here hardly shows in float32."""
 
 
-def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Scope) -> None:
+def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     """Look at a call of torch's function, or of the tensor's method, of this name."""
     own = _DYNAMO if scope.walk.strategy == "dynamo" else _TORCHSCRIPT
     look = _EVERYWHERE.get(name) or own.get(name)
@@ -40,14 +40,16 @@ def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Scope) -
         look(node, arguments, scope)
 
 
-def floor_division(node: ast.BinOp | ast.AugAssign, sides: Iterable[Value], scope: Scope) -> None:
+def floor_division(
+    node: ast.BinOp | ast.AugAssign, sides: Iterable[StaticValue], scope: FunctionScope
+) -> None:
     """Look at an operator, if it is `//` and one side is a tensor."""
     computed = any(value.tensor and not value.constant for value in sides)
     if computed and isinstance(node.op, ast.FloorDiv) and scope.walk.strategy != "dynamo":
         _floor_divide(node, Arguments(), scope)
 
 
-def _softplus(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _softplus(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     threshold = _number(arguments, 2, "threshold")
     if threshold is not None and threshold < _SOFT:
         scope.tell(
@@ -57,7 +59,7 @@ def _softplus(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _avg_pool(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _avg_pool(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     divisor = _number(arguments, 6, "divisor_override")
     if divisor is not None:
         scope.tell(
@@ -67,13 +69,13 @@ def _avg_pool(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _cdist(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _cdist(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     power = _number(arguments, 2, "p")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
 
 
-def _pairwise_distance(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _pairwise_distance(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     power, epsilon = _number(arguments, 2, "p"), _number(arguments, 3, "eps")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
@@ -84,7 +86,7 @@ def _pairwise_distance(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _tell_power(node: _Node, power: float, scope: Scope) -> None:
+def _tell_power(node: _Node, power: float, scope: FunctionScope) -> None:
     scope.tell(
         "TRC017", node, message=f"p={power:g} is taken of the difference instead of its absolute "
         "value: NaN, or another number", rewrite="torch.linalg.vector_norm(x - y, ord=p, dim=-1), "
@@ -92,7 +94,7 @@ def _tell_power(node: _Node, power: float, scope: Scope) -> None:
     )  # fmt: skip
 
 
-def _cosine_similarity(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _cosine_similarity(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     epsilon = _number(arguments, 3, "eps")
     if epsilon is not None and epsilon > _SMALL:
         scope.tell(
@@ -102,7 +104,7 @@ def _cosine_similarity(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _spread(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _spread(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     correction = _number(arguments, -1, "correction")
     if correction is not None and correction != int(correction):
         scope.tell(
@@ -111,7 +113,7 @@ def _spread(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _batch_norm(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _batch_norm(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     training, mean = arguments.get(5, "training"), arguments.get(1, "running_mean")
     always = training is not None and training.known is True
     if always and mean is not None and mean.known is not None:
@@ -122,7 +124,7 @@ def _batch_norm(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _scatter_reduce(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _scatter_reduce(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     how = arguments.get(4, "reduce")
     if how is not None and how.known == "mean":
         scope.tell(
@@ -131,7 +133,7 @@ def _scatter_reduce(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _index_put(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _index_put(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     adds = arguments.get(3, "accumulate")
     if adds is not None and adds.known is True:
         scope.tell(
@@ -140,7 +142,7 @@ def _index_put(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _mean(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _mean(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     if "dtype" in arguments.keywords and arguments.keywords["dtype"].known is not None:
         scope.tell(
             "TRC018", node, message="the mean is taken in the input's own dtype and cast "
@@ -148,21 +150,21 @@ def _mean(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _logaddexp(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _logaddexp(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(exp(x) + exp(y)): infinite from 89 on",
         rewrite="torch.logsumexp(torch.stack([x, y]), 0)",
     )  # fmt: skip
 
 
-def _floor_divide(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _floor_divide(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
     scope.tell(
         "TRC018", node, message="the file rounds the quotient towards zero, torch down: wrong "
         "where it is negative", rewrite="torch.div(a, b, rounding_mode='floor')",
     )  # fmt: skip
 
 
-def _log_sigmoid(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _log_sigmoid(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(sigmoid(x)): off by percents from -15 on, "
         "-inf from -18 on", rewrite="-F.softplus(-x)",
@@ -180,7 +182,7 @@ def _even(power: float) -> bool:
     return power > 0 and power % 2 == 0
 
 
-_Look = Callable[[_Node, Arguments, Scope], None]
+_Look = Callable[[_Node, Arguments, FunctionScope], None]
 _EVERYWHERE: dict[str, _Look] = {
     "avg_pool2d": _avg_pool,
     "avg_pool3d": _avg_pool,

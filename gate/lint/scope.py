@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from gate.lint.source import Code, Definition
-from gate.lint.value import Value, of_object, unknown
+from gate.lint.value import StaticValue, of_object, unknown
 from gate.records.lint import LintLevel
 from gate.records.strategy import Strategy
 
@@ -19,16 +19,16 @@ from gate.records.strategy import Strategy
 class Arguments:
     """What a call gives. `spread`: `*items` or `**items` are among them, so places are unsure."""
 
-    positional: tuple[Value, ...] = ()
-    keywords: dict[str, Value] = field(default_factory=dict)
+    positional: tuple[StaticValue, ...] = ()
+    keywords: dict[str, StaticValue] = field(default_factory=dict)
     spread: bool = False
 
     @property
-    def all(self) -> tuple[Value, ...]:
+    def all(self) -> tuple[StaticValue, ...]:
         """Positional ones, then keywords."""
         return (*self.positional, *self.keywords.values())
 
-    def get(self, position: int, name: str) -> Value | None:
+    def get(self, position: int, name: str) -> StaticValue | None:
         """By name or position; None if it is not given, or not known to be."""
         if name in self.keywords:
             return self.keywords[name]
@@ -40,7 +40,7 @@ class Arguments:
 class TensorMethod:
     """`x.sum`, before it is called."""
 
-    tensor: Value
+    tensor: StaticValue
     name: str
 
 
@@ -48,7 +48,7 @@ class TensorMethod:
 class ShapeMethod:
     """`x.shape.numel`, before it is called."""
 
-    shape: Value
+    shape: StaticValue
     name: str
 
 
@@ -57,7 +57,7 @@ class Local:
     """A function that is defined inside of another one."""
 
     definition: Definition
-    scope: Scope
+    scope: FunctionScope
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,20 @@ class Walk(Protocol):
 
     strategy: Strategy
 
-    def follow(self, function: Any, arguments: Arguments, scope: Scope) -> Value:
+    def follow(self, function: Any, arguments: Arguments, scope: FunctionScope) -> StaticValue:
         """What a function of the user returns; its source is read on the way."""
 
-    def call_module(self, module: nn.Module, arguments: Arguments, scope: Scope) -> Value:
+    def call_module(
+        self, module: nn.Module, arguments: Arguments, scope: FunctionScope
+    ) -> StaticValue:
         """What a module returns."""
 
-    def call_local(self, local: Local, arguments: Arguments) -> Value:
+    def call_local(self, local: Local, arguments: Arguments) -> StaticValue:
         """What a function that is defined inside of another one returns."""
 
-    def tell(self, scope: Scope, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
+    def tell(
+        self, scope: FunctionScope, node: ast.expr | ast.stmt, code: str, **instead: str
+    ) -> None:
         """A rule is broken. `instead`: level, message, rewrite, where they are not the rule's."""
 
     def unread(self, thing: Any, reason: str) -> None:
@@ -90,23 +94,23 @@ class Walk(Protocol):
 
 
 @dataclass(eq=False)
-class Scope:
+class FunctionScope:
     """One run through a function."""
 
     code: Code
     walk: Walk
     path: str
     """Dotted path of the module."""
-    names: dict[str, Value]
+    names: dict[str, StaticValue]
     owner: Any = None
     """Its `self`."""
-    outer: Scope | None = None
+    outer: FunctionScope | None = None
     top: bool = False
     """It is the forward of the model itself."""
     depth: int = 0
-    returned: list[Value] = field(default_factory=list)
+    returned: list[StaticValue] = field(default_factory=list)
 
-    def look_up(self, name: str) -> Value:
+    def look_up(self, name: str) -> StaticValue:
         """The value of a name: local, of the enclosing functions, global, built in."""
         if name in self.names:
             return self.names[name]

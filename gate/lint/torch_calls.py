@@ -13,8 +13,8 @@ from torch.nn import functional
 from gate.lint import operations
 from gate.lint.numbers import tell_size
 from gate.lint.rewritten import tell_rewritten
-from gate.lint.scope import Arguments, Scope, ShapeMethod, TensorMethod
-from gate.lint.value import Kind, Value, of_object, python, tensor, unknown
+from gate.lint.scope import Arguments, FunctionScope, ShapeMethod, TensorMethod
+from gate.lint.value import Kind, StaticValue, of_object, python, tensor, unknown
 
 _READS = {
     "item": "TRC002",
@@ -54,7 +54,7 @@ _COMPUTES = (
 _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
-def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> Value:
+def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     """What a function of torch returns."""
     name = known.__name__
     owner = getattr(known, "__self__", None)
@@ -81,7 +81,7 @@ def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: Scope) -> 
     return operations.operation(name, arguments) if computes else unknown()
 
 
-def _of_module(owner: nn.Module, name: str) -> Value:
+def _of_module(owner: nn.Module, name: str) -> StaticValue:
     """What a method that torch gives every module returns."""
     if name in ("forward", "__call__"):
         return tensor()
@@ -89,20 +89,20 @@ def _of_module(owner: nn.Module, name: str) -> Value:
         return of_object(owner)  # to loop over
     if name in ("items", "named_children", "named_modules"):
         child = next(map(of_object, owner.children()), unknown())
-        turn = Value(Kind.UNKNOWN, items={0: python(), 1: child})
-        return Value(Kind.UNKNOWN, items={0: turn})
+        turn = StaticValue(Kind.UNKNOWN, items={0: python(), 1: child})
+        return StaticValue(Kind.UNKNOWN, items={0: turn})
     return unknown()
 
 
 def tensor_method(
-    node: ast.Call, method: TensorMethod, arguments: Arguments, scope: Scope
-) -> Value:
+    node: ast.Call, method: TensorMethod, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     """What a method of a tensor returns."""
     owner, name = method.tensor, method.name
     if name in _READS:
         if not owner.constant:
             scope.tell(_READS[name], node)
-        return Value(Kind.PYTHON, read=True)
+        return StaticValue(Kind.PYTHON, read=True)
     if name in ("size", "numel", "nelement"):
         return python() if owner.constant else _size(name, arguments)
     if name in ("index_put", "index_put_"):
@@ -113,15 +113,15 @@ def tensor_method(
     return operations.operation(name, whole)
 
 
-def _size(name: str, arguments: Arguments) -> Value:
+def _size(name: str, arguments: Arguments) -> StaticValue:
     axis = arguments.get(0, "dim")
     if axis is None:
-        return Value(Kind.SHAPE if name == "size" else Kind.SIZE, axis=0)
+        return StaticValue(Kind.SHAPE if name == "size" else Kind.SIZE, axis=0)
     known = axis.known if axis is not None else None
-    return Value(Kind.SIZE, axis=known if isinstance(known, int) else None)
+    return StaticValue(Kind.SIZE, axis=known if isinstance(known, int) else None)
 
 
-def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
+def _index_put(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> None:
     indices = arguments.get(0, "indices")
     items = list(indices.items.values()) if indices is not None else []
     ranks = [item.rank.offset for item in items if item.rank and item.rank.base == 0]
@@ -129,7 +129,9 @@ def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
         scope.tell("TRC010", node)
 
 
-def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Scope) -> Value:
+def shape_method(
+    node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     """What a method of a shape, or of one of its numbers, returns."""
     if method.name in ("numel", "item", "__int__", "__float__", "__index__"):
         tell_size(node, [method.shape], scope)
@@ -137,7 +139,9 @@ def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, sco
     return unknown()
 
 
-def _dropout(node: ast.Call, known: Callable[..., Any], arguments: Arguments, scope: Scope) -> None:
+def _dropout(
+    node: ast.Call, known: Callable[..., Any], arguments: Arguments, scope: FunctionScope
+) -> None:
     if arguments.spread:
         return
     given = arguments.get(_DROPOUTS[known], "train" if known is torch.dropout else "training")
@@ -152,13 +156,13 @@ def _dropout(node: ast.Call, known: Callable[..., Any], arguments: Arguments, sc
         scope.tell("TRC013", node, message="this drops in eval mode too")
 
 
-def _from_tensors(value: Value) -> bool:
+def _from_tensors(value: StaticValue) -> bool:
     if value.tensor:
         return not value.constant
     return value.kind is Kind.TENSORS or any(map(_from_tensors, value.items.values()))
 
 
-def _sizes(value: Value) -> Iterator[Value]:
+def _sizes(value: StaticValue) -> Iterator[StaticValue]:
     """The sizes in it, and in its items."""
     if value.kind in (Kind.SIZE, Kind.SHAPE):
         yield value

@@ -56,7 +56,7 @@ class Rank:
 
 
 @dataclass(eq=False)
-class Value:
+class StaticValue:
     """Compared by identity: two names of one size are one value."""
 
     kind: Kind
@@ -82,9 +82,9 @@ class Value:
     """Something to loop over whose length depends on the input's size."""
     axis: int | None = None
     """Of a size; of a shape: its first axis."""
-    shape: Value | None = None
+    shape: StaticValue | None = None
     """The shape that a size belongs to."""
-    items: dict[int, Value] = field(default_factory=dict)
+    items: dict[int, StaticValue] = field(default_factory=dict)
     """What was taken from a shape by index, or the items of a tuple, list or dict."""
 
     @property
@@ -105,41 +105,43 @@ class Value:
         computed from these."""
         return self.fixed or isinstance(self.known, torch.Tensor)
 
-    def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> Value:
+    def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> StaticValue:
         """The same tensor in another rank."""
         unit = self.unit if unit is None else unit
         return replace(self, known=NOTHING, rank=rank, unit=unit, items={})
 
 
-def tensor(rank: Rank | None = None, **facts: Any) -> Value:
+def tensor(rank: Rank | None = None, **facts: Any) -> StaticValue:
     """A tensor whose elements are not known."""
-    return Value(Kind.TENSOR, rank=rank, **facts)
+    return StaticValue(Kind.TENSOR, rank=rank, **facts)
 
 
-def python() -> Value:
+def python() -> StaticValue:
     """A Python value that does not depend on the input."""
-    return Value(Kind.PYTHON)
+    return StaticValue(Kind.PYTHON)
 
 
-def unknown() -> Value:
+def unknown() -> StaticValue:
     """Nothing is known, so nothing is said about it."""
-    return Value(Kind.UNKNOWN)
+    return StaticValue(Kind.UNKNOWN)
 
 
-def of_object(thing: Any) -> Value:
+def of_object(thing: Any) -> StaticValue:
     """The value of an attribute, a global, a default."""
     if isinstance(thing, torch.Tensor) and is_lazy(thing):
-        return Value(Kind.TENSOR, known=thing)
+        return StaticValue(Kind.TENSOR, known=thing)
     if isinstance(thing, torch.Tensor):
-        return Value(Kind.TENSOR, known=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape)
+        return StaticValue(
+            Kind.TENSOR, known=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape
+        )
     if isinstance(thing, torch.Size):
-        return Value(Kind.PYTHON, known=tuple(thing))
+        return StaticValue(Kind.PYTHON, known=tuple(thing))
     if isinstance(thing, list | tuple) and thing and all(map(torch.is_tensor, thing)):
-        return Value(Kind.TENSORS, known=thing)
-    return Value(Kind.PYTHON, known=thing)
+        return StaticValue(Kind.TENSORS, known=thing)
+    return StaticValue(Kind.PYTHON, known=thing)
 
 
-def common_axis(sizes: Iterable[Value]) -> int | None:
+def common_axis(sizes: Iterable[StaticValue]) -> int | None:
     """The axis that numbers of shapes come from: the batch if one of them does; None: unknown."""
     axes = {size.axis for size in sizes}
     if 0 in axes:
@@ -147,14 +149,14 @@ def common_axis(sizes: Iterable[Value]) -> int | None:
     return axes.pop() if len(axes) == 1 else None
 
 
-def ranks_differ(one: Value, other: Value) -> bool:
+def ranks_differ(one: StaticValue, other: StaticValue) -> bool:
     """True for two tensors that are known to have different numbers of axes."""
     if one.rank is None or other.rank is None:
         return False
     return one.rank.below(other.rank) or other.rank.below(one.rank)
 
 
-def join(values: Iterable[Value]) -> Value:
+def join(values: Iterable[StaticValue]) -> StaticValue:
     """What holds for all of them: after two branches, after a loop."""
     first, *others = values
     for other in others:
@@ -162,7 +164,7 @@ def join(values: Iterable[Value]) -> Value:
     return first
 
 
-def _join(one: Value, other: Value) -> Value:
+def _join(one: StaticValue, other: StaticValue) -> StaticValue:
     if one is other:
         return one
     kinds = {one.kind, other.kind}
@@ -174,10 +176,10 @@ def _join(one: Value, other: Value) -> Value:
     if len(kinds) == 1:
         same = one.known is other.known
         if one.kind is Kind.PYTHON:
-            return one if same and one.known is not NOTHING else Value(
+            return one if same and one.known is not NOTHING else StaticValue(
                 Kind.PYTHON, read=one.read or other.read
             )  # fmt: skip
-        return Value(one.kind, axis=one.axis if one.axis == other.axis else None)
+        return StaticValue(one.kind, axis=one.axis if one.axis == other.axis else None)
     plain = one if one.kind is Kind.PYTHON else other if other.kind is Kind.PYTHON else None
     if plain is not None and (plain.known is None or isinstance(plain.known, int | float)):
         # `mask = None` or `total = 0` before it becomes a tensor.

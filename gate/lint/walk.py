@@ -17,9 +17,9 @@ from gate.lint.expressions import evaluate
 from gate.lint.flow import run
 from gate.lint.rewritten import READ_ON
 from gate.lint.rulebook import RULES
-from gate.lint.scope import Arguments, Local, Scope
+from gate.lint.scope import Arguments, FunctionScope, Local
 from gate.lint.source import Code, Definition, Unreadable, python_function
-from gate.lint.value import Kind, Value, join, of_object, tensor, unknown
+from gate.lint.value import Kind, StaticValue, join, of_object, tensor, unknown
 from gate.records.lint import LintFinding
 from gate.records.strategy import Strategy
 
@@ -39,7 +39,7 @@ class ModelWalk:
         self.read: set[Any] = set()
         self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
-        self._known: dict[Any, Value] = {}
+        self._known: dict[Any, StaticValue] = {}
         self._open: set[Any] = set()
         self._walked: set[int] = set()
 
@@ -52,8 +52,8 @@ class ModelWalk:
     # --- what the flow asks -------------------------------------------------------------------
 
     def call_module(
-        self, module: nn.Module, arguments: Arguments | None, scope: Scope | None
-    ) -> Value:
+        self, module: nn.Module, arguments: Arguments | None, scope: FunctionScope | None
+    ) -> StaticValue:
         """See `Walk`. `arguments` None: as the forward declares them."""
         self._walked.add(id(module))
         if isinstance(module, torch.jit.ScriptModule):
@@ -71,7 +71,7 @@ class ModelWalk:
             given = Arguments((*own, *arguments.positional), arguments.keywords, arguments.spread)
         return self._function(function, given, (module, scope))
 
-    def follow(self, function: Any, arguments: Arguments, scope: Scope) -> Value:
+    def follow(self, function: Any, arguments: Arguments, scope: FunctionScope) -> StaticValue:
         """See `Walk`."""
         arguments = _with_partial(function, arguments)
         owner = getattr(function, "__self__", None)
@@ -87,13 +87,13 @@ class ModelWalk:
         owner = owner if owner is not None else scope.owner
         return self._function(found, arguments, (owner, scope))
 
-    def call_local(self, local: Local, arguments: Arguments) -> Value:
+    def call_local(self, local: Local, arguments: Arguments) -> StaticValue:
         """See `Walk`."""
         outer, definition = local.scope, local.definition
         if outer.depth >= _DEEP or definition in self._open:
             return unknown()
         names = binding.bound(definition, None, arguments)
-        scope = Scope(outer.code, self, outer.path, names, outer.owner, outer,
+        scope = FunctionScope(outer.code, self, outer.path, names, outer.owner, outer,
                       depth=outer.depth + 1)  # fmt: skip
         self._open.add(definition)
         try:
@@ -101,7 +101,9 @@ class ModelWalk:
         finally:
             self._open.discard(definition)
 
-    def tell(self, scope: Scope, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
+    def tell(
+        self, scope: FunctionScope, node: ast.expr | ast.stmt, code: str, **instead: str
+    ) -> None:
         """See `Walk`."""
         rule = RULES[code]
         if self.strategy not in rule.strategies:
@@ -130,8 +132,8 @@ class ModelWalk:
     # --- functions ----------------------------------------------------------------------------
 
     def _function(
-        self, function: Any, arguments: Arguments | None, place: tuple[Any, Scope | None]
-    ) -> Value:
+        self, function: Any, arguments: Arguments | None, place: tuple[Any, FunctionScope | None]
+    ) -> StaticValue:
         owner, caller = place
         depth = caller.depth + 1 if caller else 0
         key = (function, id(owner), _signature(arguments))
@@ -148,7 +150,7 @@ class ModelWalk:
         path = self._paths.get(id(owner), caller.path if caller else "")
         top = caller is None and owner is self._model
         names = self._names(code, arguments, owner)
-        scope = Scope(code, self, path, names, owner, top=top, depth=depth)
+        scope = FunctionScope(code, self, path, names, owner, top=top, depth=depth)
         if top:
             _inputs(scope)
         self._open.add(key)
@@ -161,14 +163,14 @@ class ModelWalk:
             self._open.discard(key)
         return self._known[key]
 
-    def _names(self, code: Code, arguments: Arguments | None, owner: Any) -> dict[str, Value]:
+    def _names(self, code: Code, arguments: Arguments | None, owner: Any) -> dict[str, StaticValue]:
         if arguments is not None:
             return binding.bound(code.definition, code.function, arguments)
         return binding.declared(code.definition, code.function, of_object(owner))
 
     def _torch_module(
-        self, module: nn.Module, arguments: Arguments | None, scope: Scope | None
-    ) -> Value:
+        self, module: nn.Module, arguments: Arguments | None, scope: FunctionScope | None
+    ) -> StaticValue:
         """torch's own: containers are gone through, the others return tensors."""
         if not isinstance(module, nn.Sequential) or arguments is None or scope is None:
             return _from_torch(module, arguments)
@@ -179,9 +181,9 @@ class ModelWalk:
         return value or next(iter(arguments.positional), unknown())
 
 
-def _from_torch(module: nn.Module, arguments: Arguments | None) -> Value:
+def _from_torch(module: nn.Module, arguments: Arguments | None) -> StaticValue:
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-        return Value(Kind.TENSORS, items={0: tensor()})
+        return StaticValue(Kind.TENSORS, items={0: tensor()})
     given = arguments.get(0, "input") if arguments is not None else None
     rank = given.rank if given is not None and given.tensor else None
     if isinstance(module, nn.Embedding):
@@ -191,14 +193,14 @@ def _from_torch(module: nn.Module, arguments: Arguments | None) -> Value:
     return tensor(rank)
 
 
-def _result(definition: Definition, scope: Scope) -> Value:
+def _result(definition: Definition, scope: FunctionScope) -> StaticValue:
     if isinstance(definition, ast.Lambda):
         return evaluate(definition.body, scope)
     run(definition.body, scope)
     return join(scope.returned) if scope.returned else of_object(None)
 
 
-def _inputs(scope: Scope) -> None:
+def _inputs(scope: FunctionScope) -> None:
     """What the model itself takes becomes the inputs of the file."""
     definition = scope.code.definition
     for argument in (*definition.args.posonlyargs, *definition.args.args)[1:]:
@@ -214,13 +216,13 @@ def _inputs(scope: Scope) -> None:
                         "one: forward(self, image, mask)")  # fmt: skip
 
 
-def _tell_input(scope: Scope, argument: ast.arg, message: str, rewrite: str) -> None:
+def _tell_input(scope: FunctionScope, argument: ast.arg, message: str, rewrite: str) -> None:
     node = ast.copy_location(ast.Name(id=argument.arg), argument)
     node.end_lineno, node.end_col_offset = argument.end_lineno, argument.end_col_offset
     scope.tell("TRC012", node, message=message, rewrite=rewrite)
 
 
-def _text_default(scope: Scope, name: str) -> bool:
+def _text_default(scope: FunctionScope, name: str) -> bool:
     parameters = inspect.signature(scope.code.function).parameters
     return name in parameters and isinstance(parameters[name].default, str)
 
@@ -244,7 +246,7 @@ def _signature(arguments: Arguments | None) -> tuple[Any, ...] | None:
     return (arguments.spread, *((name, *_facts(value)) for name, value in named))
 
 
-def _facts(value: Value) -> Iterator[Any]:
+def _facts(value: StaticValue) -> Iterator[Any]:
     yield value.kind
     with contextlib.suppress(Exception):
         known = value.known

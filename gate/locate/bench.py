@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gate.locate.graph import Graph
+from gate.locate.graph import FileGraph
 from gate.locate.sides import ModelSide
 from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
@@ -22,7 +22,7 @@ class Bench:
     """Both sides, and what they compute."""
 
     side: ModelSide
-    graph: Graph
+    graph: FileGraph
     batches: Sequence[Batch]
     """The first one is small: on it values are matched and the twin runs."""
     names: tuple[tuple[str, str], ...]

@@ -11,11 +11,11 @@ from torch import nn
 
 from gate.locate import settings, weights
 from gate.locate.counterparts import Floats
-from gate.locate.graph import Graph
+from gate.locate.graph import FileGraph
 from gate.locate.layout import Layout
 from gate.locate.loose import tensor_names, tensors_around
 from gate.locate.rows import Deviation
-from gate.locate.values import Value
+from gate.locate.values import ComputedValue
 from gate.records.runtime import RUNTIMES, RuntimeName
 
 _TF32 = 2.0**-12
@@ -50,14 +50,14 @@ _CODE = (
 class Suspect:
     """A value that is wrong although what it was computed from is right."""
 
-    value: Value
+    value: ComputedValue
     tensor: str
     missing: bool
     """True if no node computes it, and its readers read `tensor` instead."""
-    folded: Value | None
+    folded: ComputedValue | None
     """The layer whose BatchNorm this is, where one node computes both."""
     alone: Deviation
-    got: Value | None = None
+    got: ComputedValue | None = None
     """What code between modules computed and it was computed from, if no tensor has that value."""
 
     @property
@@ -84,7 +84,7 @@ class Detective:
     def __init__(
         self,
         model: nn.Module,
-        graph: Graph,
+        graph: FileGraph,
         layout: Layout,
         runtime: RuntimeName,
         *,
@@ -125,7 +125,7 @@ class Detective:
             text += f" (not compared: {_listed(unfound)})"
         return Cause(path, text, _OPERATOR)
 
-    def nowhere(self, value: Value, behind: str) -> Cause:
+    def nowhere(self, value: ComputedValue, behind: str) -> Cause:
         """The cause where no tensor has the value, and the first one behind is wrong."""
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
         return Cause(value.path, text, _OTHER_MODEL)
@@ -167,7 +167,7 @@ class Detective:
             return None
         return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else WEIGHTS)
 
-    def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.Comparison:
+    def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:
         parameters first, and where none of them differs, constants that modules returned."""
         value, found = suspect.value, self._graph.constants(places)

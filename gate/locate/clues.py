@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from gate.locate.names import Scope
-from gate.locate.values import Value
+from gate.locate.names import ModuleScope
+from gate.locate.values import ComputedValue
 
 EXACT, RELATED, UNKNOWN, UNRELATED = 4.0, 1.0, 0.0, -4.0
 """What a name is worth: it leads to the module; to one around or inside it; nowhere; elsewhere."""
@@ -32,8 +32,8 @@ class Clues:
 
     def __init__(
         self,
-        values: Sequence[Value],
-        nodes: Sequence[tuple[str, Scope | None]],
+        values: Sequence[ComputedValue],
+        nodes: Sequence[tuple[str, ModuleScope | None]],
         *,
         norms: Mapping[str, int] | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Clues:
         into their weights: the file computes the second at once."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
 
-    def name(self, value: Value, place: int, scope: Scope | None) -> float:
+    def name(self, value: ComputedValue, place: int, scope: ModuleScope | None) -> float:
         """What the name of the node at `place` says about the value."""
         if scope is None:
             return UNKNOWN
@@ -60,7 +60,7 @@ class Clues:
         inner = self._unfolded.get(value.number)
         return said if inner is None else max(said, self._name(inner, place, scope))
 
-    def kind(self, value: Value, op: str) -> float:
+    def kind(self, value: ComputedValue, op: str) -> float:
         """What the operator says: 2 for a module's own, -3 for one of other modules."""
         inner = self._unfolded.get(value.number)
         kinds = {_plain(v.kind) for v in (value, inner) if v is not None and v.kind}
@@ -69,7 +69,7 @@ class Clues:
             return 2.0
         return -3.0 if any(_computes(operator, kind) for kind in self._kinds - kinds) else 0.0
 
-    def _name(self, value: Value, place: int, scope: Scope) -> float:
+    def _name(self, value: ComputedValue, place: int, scope: ModuleScope) -> float:
         if scope.path == value.path:
             call = self._call_of.get(place, scope.call)
             return EXACT if value.functional or call in (None, value.call) else RELATED
@@ -79,7 +79,9 @@ class Clues:
         return RELATED if inside or value.path.startswith(f"{scope.path}.") else UNRELATED
 
 
-def _norms(values: Sequence[Value], norms: Mapping[str, int]) -> Iterable[tuple[Value, Value]]:
+def _norms(
+    values: Sequence[ComputedValue], norms: Mapping[str, int]
+) -> Iterable[tuple[ComputedValue, ComputedValue]]:
     """What each BatchNorm got, and what it made of it; of those that call modules, their own code's
     first value."""
     met: set[str] = set()
@@ -92,7 +94,9 @@ def _norms(values: Sequence[Value], norms: Mapping[str, int]) -> Iterable[tuple[
 
 
 def _folded(
-    norms: Sequence[tuple[Value, Value]], named: Set[str], operators: Mapping[str, int]
+    norms: Sequence[tuple[ComputedValue, ComputedValue]],
+    named: Set[str],
+    operators: Mapping[str, int],
 ) -> Iterable[tuple[int, int]]:
     """Pairs of a layer and the BatchNorm that alone reads it, where names or the number of
     operators say that only one of the two has a node."""
@@ -104,7 +108,9 @@ def _folded(
                 yield layer.number, value.number
 
 
-def _calls(scopes: Sequence[Scope | None], calls: dict[str, int]) -> Iterable[tuple[int, int]]:
+def _calls(
+    scopes: Sequence[ModuleScope | None], calls: dict[str, int]
+) -> Iterable[tuple[int, int]]:
     """Number of the call for nodes whose names don't tell, where each call is a run of nodes."""
     runs: dict[str, list[list[int]]] = defaultdict(list)
     last: str | None = None

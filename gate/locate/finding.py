@@ -8,9 +8,9 @@ from collections.abc import Set
 from gate.errors import GateError
 from gate.locate.bench import Bench
 from gate.locate.layout import Layout
-from gate.locate.matching import Matcher, Matching, Tensor
-from gate.locate.runs import Run
-from gate.locate.values import Survey, Value
+from gate.locate.matching import Matching, Tensor, ValueMatcher
+from gate.locate.runs import PieceSession
+from gate.locate.values import ComputedValue, Survey
 from gate.records.runtime import RUNTIMES
 
 _ROUNDS = 12
@@ -27,7 +27,7 @@ class Finder:
     node is missing, its readers read the tensor before.
     """
 
-    def __init__(self, bench: Bench, survey: Survey, matcher: Matcher) -> None:
+    def __init__(self, bench: Bench, survey: Survey, matcher: ValueMatcher) -> None:
         self._bench = bench
         self._survey = survey
         self._matcher = matcher
@@ -53,7 +53,7 @@ class Finder:
             layout = self._tried(layout, doubtful)
         return layout
 
-    def _tried(self, layout: Layout, value: Value) -> Layout:
+    def _tried(self, layout: Layout, value: ComputedValue) -> Layout:
         """The layout without a tensor for the value, if that is the better one."""
         stand_in = self._stand_in(layout, value)
         if stand_in is None:
@@ -86,7 +86,7 @@ class Finder:
         tensors: list[Tensor] = []
         for part in bench.parts(names, size=size):
             piece = bench.graph.cut(part, layout.cuts)
-            run = Run(piece, RUNTIMES["ort-cpu"], bench.policy)
+            run = PieceSession(piece, RUNTIMES["ort-cpu"], bench.policy)
             arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
             tensors += self._matcher.tensors(arrays)
         without = {*layout.missing, *layout.absent}
@@ -108,7 +108,7 @@ class Finder:
         }
         return {unsure[name] for name in met if name in unsure}
 
-    def _doubtful(self, layout: Layout, tried: set[int]) -> Value | None:
+    def _doubtful(self, layout: Layout, tried: set[int]) -> ComputedValue | None:
         """The first value of a module that may have no tensor, where something behind is off."""
         off = set(layout.matching.tensors) - layout.matching.equal
         for value in self._survey.values:
@@ -123,7 +123,7 @@ class Finder:
                 return value
         return None
 
-    def _may_be_unused(self, layout: Layout, value: Value) -> bool:
+    def _may_be_unused(self, layout: Layout, value: ComputedValue) -> bool:
         """True if it has a tensor, and another output of the same call has one too: exporters leave
         out the outputs that nothing uses."""
         survey, matched = self._survey, layout.matching.tensors
@@ -135,7 +135,7 @@ class Finder:
             and not other.functional
         )
 
-    def _stand_in(self, layout: Layout, value: Value) -> str | None:
+    def _stand_in(self, layout: Layout, value: ComputedValue) -> str | None:
         """The tensor that readers of the value would read if no node computed it."""
         known = layout.names
         for number in self._matcher.before(value, known) or ():
@@ -144,7 +144,7 @@ class Finder:
         return None
 
 
-def _without(layout: Layout, value: Value, stand_in: str) -> Layout:
+def _without(layout: Layout, value: ComputedValue, stand_in: str) -> Layout:
     """The tensor before in the place of this one; all that is not sure behind is open again."""
     missing = {**layout.missing, value.number: stand_in}
     return Layout(layout.matching.sure(), missing, layout.absent)

@@ -37,7 +37,7 @@ class Piece:
     """Tensors that it takes as inputs, under the names of `reference_name`."""
 
 
-class Graph:
+class FileGraph:
     """The nodes of a file in their order; tensors are told by their names."""
 
     def __init__(self, candidate: Candidate) -> None:

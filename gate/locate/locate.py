@@ -12,9 +12,9 @@ from torch import nn
 from gate.errors import EvidenceError, GateError
 from gate.locate.bench import BUDGET, Bench
 from gate.locate.finding import Finder
-from gate.locate.graph import Graph
+from gate.locate.graph import FileGraph
 from gate.locate.layout import Layout
-from gate.locate.matching import Matcher
+from gate.locate.matching import ValueMatcher
 from gate.locate.measuring import Measured, Measuring
 from gate.locate.names import Paths
 from gate.locate.sides import ModelSide
@@ -71,7 +71,7 @@ def locate(  # noqa: PLR0913
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
     with _switched(policy):
-        graph = Graph(candidate)
+        graph = FileGraph(candidate)
         side = ModelSide(private_copy(model, device="cpu"), binding)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
@@ -82,7 +82,7 @@ def locate(  # noqa: PLR0913
         ]
         bench = Bench(side, graph, [first, *rest], binding.pairs, policy, budget)
         names = [name for name, _ in binding.pairs]
-        matcher = Matcher(
+        matcher = ValueMatcher(
             survey,
             graph,
             Paths(side.model),

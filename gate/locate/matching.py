@@ -15,10 +15,10 @@ from functools import cache
 import numpy as np
 
 from gate.locate.clues import EXACT, Clues
-from gate.locate.graph import Graph
-from gate.locate.names import Paths, Scope
+from gate.locate.graph import FileGraph
+from gate.locate.names import ModuleScope, Paths
 from gate.locate.sketch import sketch
-from gate.locate.values import Survey, Value
+from gate.locate.values import ComputedValue, Survey
 from gate.parity.statistics.output import Array
 
 _EQUAL = 1e-3
@@ -50,7 +50,7 @@ class Tensor:
     place: int
     """Of its node."""
     op: str
-    scope: Scope | None
+    scope: ModuleScope | None
     shape: tuple[int, ...]
     sketch: Array
 
@@ -74,13 +74,13 @@ class Matching:
         return Matching(kept, self.equal)
 
 
-class Matcher:
+class ValueMatcher:
     """Pairs the values of one survey with the tensors of one file."""
 
     def __init__(
         self,
         survey: Survey,
-        graph: Graph,
+        graph: FileGraph,
         paths: Paths,
         *,
         inputs: Sequence[str],
@@ -149,7 +149,7 @@ class Matcher:
                 free.take(number, self._likely(value, free))
         return Matching(dict(sorted(free.taken.items())), equal)
 
-    def before(self, value: Value, known: Container[int]) -> list[int] | None:
+    def before(self, value: ComputedValue, known: Container[int]) -> list[int] | None:
         """The values that it was computed from, as far as others only hand them on or were
         folded into it; None if one of them is not known."""
         found = []
@@ -162,11 +162,11 @@ class Matcher:
             found.append(number)
         return found
 
-    def _handed_on(self, value: Value) -> int | None:
+    def _handed_on(self, value: ComputedValue) -> int | None:
         """The value that this one only repeats, or is computed from before it is folded."""
         return value.inputs[0] if value.number in self.folded else value.repeats
 
-    def _equal(self, value: Value, free: _Free) -> Tensor | None:
+    def _equal(self, value: ComputedValue, free: _Free) -> Tensor | None:
         """The free tensor that equals the value; of several the one that names speak for."""
         earliest = self._behind(value, free)
         distances = [
@@ -184,14 +184,14 @@ class Matcher:
         best = max(near, key=lambda tensor: self._preference(value, tensor))
         return None if self._is_anothers(best, value, free) else best
 
-    def _preference(self, value: Value, tensor: Tensor) -> tuple[float, int]:
+    def _preference(self, value: ComputedValue, tensor: Tensor) -> tuple[float, int]:
         """Of equal tensors the one that names speak for; the last one of a module, because a bias
         near zero makes nearly the same of what it is added to; else the first one."""
         name = self._clues.name(value, tensor.place, tensor.scope)
         last = name >= EXACT and not value.functional
         return name, tensor.place if last else -tensor.place
 
-    def _behind(self, value: Value, free: _Free) -> int:
+    def _behind(self, value: ComputedValue, free: _Free) -> int:
         """Place of the last node that computes what the value was computed from."""
         earliest = -1
         for got in value.inputs:
@@ -202,7 +202,7 @@ class Matcher:
                 earliest = max(earliest, free.taken[number].place)
         return earliest
 
-    def _is_anothers(self, tensor: Tensor, value: Value, free: _Free) -> bool:
+    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: _Free) -> bool:
         """True if it equals another free value too, and by name is that one: behind a fault, what a
         layer gives that hardly changes its input is what the layer before should have given."""
         clues, place, scope = self._clues, tensor.place, tensor.scope
@@ -216,7 +216,7 @@ class Matcher:
             and not other.functional
         )
 
-    def _belongs_behind(self, value: Value, tensor: Tensor) -> bool:
+    def _belongs_behind(self, value: ComputedValue, tensor: Tensor) -> bool:
         """True if the tensor may as well be the BatchNorm that is folded into the value's weights:
         one that was hardly trained changes next to nothing."""
         after = self.folded.get(value.number)
@@ -225,7 +225,7 @@ class Matcher:
         folded = difference(self._values[after].sketch, tensor.sketch)
         return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
-    def _likely(self, value: Value, free: _Free) -> Tensor | None:
+    def _likely(self, value: ComputedValue, free: _Free) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""
         best, most = None, 0.0
         after, until = free.neighbours(value)
@@ -257,7 +257,7 @@ class Matcher:
                 best, most = tensor, score
         return best
 
-    def _is_one_of_many(self, value: Value) -> bool:
+    def _is_one_of_many(self, value: ComputedValue) -> bool:
         """True if the module returned several tensors: one of them may not be in the file."""
         return any(
             (other.path, other.call) == (value.path, value.call) and not other.functional
@@ -272,7 +272,7 @@ class Matcher:
         return elsewhere or tensor.name in self._graph.outputs
 
 
-def _given(value: Value, name: str) -> Tensor:
+def _given(value: ComputedValue, name: str) -> Tensor:
     """An input of the file."""
     return Tensor(name, -1, "", None, value.shape, value.sketch)
 
@@ -286,7 +286,7 @@ class _Free:
         """Of the tensors that are taken."""
         self._by_name = {tensor.name: tensor for tensor in tensors}
 
-    def like(self, value: Value, *, any_size: bool = False) -> list[Tensor]:
+    def like(self, value: ComputedValue, *, any_size: bool = False) -> list[Tensor]:
         """Of the value's kind of number and shape, or at least as many axes."""
         kind, axes = value.sketch.dtype.kind, len(value.shape)
         return [
@@ -307,7 +307,7 @@ class _Free:
             self.names.add(tensor.name)
             self._by_name.pop(tensor.name, None)
 
-    def neighbours(self, value: Value) -> tuple[int, float]:
+    def neighbours(self, value: ComputedValue) -> tuple[int, float]:
         """Places of the tensors of the values before and behind."""
         before = [t.place for number, t in self.taken.items() if number < value.number]
         behind = [t.place for number, t in self.taken.items() if number > value.number]

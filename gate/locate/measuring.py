@@ -11,7 +11,7 @@ from gate.locate.bench import Bench
 from gate.locate.layout import Layout
 from gate.locate.listeners import AnotherWay
 from gate.locate.rows import Deviation
-from gate.locate.runs import Run
+from gate.locate.runs import PieceSession
 from gate.locate.sides import Truths
 from gate.locate.values import Survey
 from gate.parity.runners.runner import Batch
@@ -24,7 +24,7 @@ LEVELS: tuple[Level, ...] = ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
 
 
 @dataclass
-class Layer:
+class LayerDeviations:
     """One value in both runs: through the whole file, and alone, from right inputs."""
 
     through: Deviation = field(default_factory=Deviation)
@@ -35,7 +35,7 @@ class Layer:
 class Measured:
     """What was measured of a file."""
 
-    layers: dict[int, Layer]
+    layers: dict[int, LayerDeviations]
     """By the numbers of values."""
     marked: dict[str, Deviation] = field(default_factory=dict)
     """The file's outputs, with the tensors of all layers as outputs beside them."""
@@ -49,7 +49,7 @@ class Measured:
 class _View:
     """A run, and which of its tensors is compared with which value, in what."""
 
-    run: Run
+    run: PieceSession
     pairs: Sequence[tuple[int, str, Deviation]]
     references: Layout | None = None
     """Where the file is cut."""
@@ -69,7 +69,7 @@ class Measuring:
 
     def run(self) -> Measured:
         """Raises EvidenceError, and what ONNX Runtime raises."""
-        measured = Measured({number: Layer() for number in self._names})
+        measured = Measured({number: LayerDeviations() for number in self._names})
         size = 2 * sum(self._survey.values[number].nbytes for number in self._names)
         parts = list(self._bench.parts(list(self._names), size=size)) or [()]
         for place, part in enumerate(parts):
@@ -91,9 +91,9 @@ class Measuring:
             measured.marked = {name: Deviation() for name in self._returned}
             through += [(n, o, measured.marked[o]) for o, n in self._returned.items()]
         return [
-            _View(Run(graph.marked(tensors), self._traits, policy), through),
+            _View(PieceSession(graph.marked(tensors), self._traits, policy), through),
             _View(
-                Run(graph.cut(tensors, self._layout.cuts), self._traits, policy),
+                PieceSession(graph.cut(tensors, self._layout.cuts), self._traits, policy),
                 alone,
                 self._layout,
             ),
@@ -110,7 +110,7 @@ class Measuring:
                 continue
             measured.whole[level] = {name: Deviation() for name in self._returned}
             traits = replace(self._traits, optimization=level)
-            run = Run(self._bench.graph.marked(()), traits, self._bench.policy)
+            run = PieceSession(self._bench.graph.marked(()), traits, self._bench.policy)
             pairs = [(n, o, measured.whole[level][o]) for o, n in self._returned.items()]
             yield _View(run, pairs)
 

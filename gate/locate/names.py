@@ -22,7 +22,7 @@ _INDEXED = re.compile(r"(.+)_(\d+)")
 
 
 @dataclass(frozen=True)
-class Scope:
+class ModuleScope:
     """The innermost module that a node's name leads to."""
 
     path: str
@@ -46,7 +46,7 @@ class Paths:
         )
         """Paths of BatchNorms that call modules, as timm's, which hold their activation."""
 
-    def scope(self, node: onnx.NodeProto) -> Scope | None:
+    def scope(self, node: onnx.NodeProto) -> ModuleScope | None:
         """None if the name leads nowhere."""
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
@@ -54,7 +54,7 @@ class Paths:
         parts = node.name.split("/")
         return self._walk(parts[1:-1]) if len(parts) > 1 and not parts[0] else None
 
-    def _listed(self, text: str) -> Scope | None:
+    def _listed(self, text: str) -> ModuleScope | None:
         try:
             listed = ast.literal_eval(text)
         except (SyntaxError, ValueError):
@@ -62,18 +62,18 @@ class Paths:
         if not isinstance(listed, list):
             return None
         known = [path for path in listed if path in self._canonical]
-        return Scope(self._canonical[known[-1]], None) if known else None
+        return ModuleScope(self._canonical[known[-1]], None) if known else None
 
-    def _walk(self, parts: Sequence[str]) -> Scope:
+    def _walk(self, parts: Sequence[str]) -> ModuleScope:
         """Follow the segments down the tree as far as they lead."""
         path, calls = "", [0]
         for part in parts:
             child, times = self._child(path, part)
             if child is None:
-                return Scope(self._canonical[path], None)
+                return ModuleScope(self._canonical[path], None)
             path, calls = child, [*calls, times]
         # Within the second call of a parent the calls are counted from 0 again.
-        return Scope(self._canonical[path], None if any(calls[:-1]) else calls[-1])
+        return ModuleScope(self._canonical[path], None if any(calls[:-1]) else calls[-1])
 
     def _child(self, path: str, part: str) -> tuple[str | None, int]:
         for name, times in ((part, 0), *_with_index(part)):

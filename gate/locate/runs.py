@@ -16,7 +16,7 @@ from gate.records.runtime import RuntimeTraits
 _COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
 
 
-class Run:
+class PieceSession:
     """A session of a piece."""
 
     def __init__(self, piece: Piece, traits: RuntimeTraits, policy: Policy) -> None:

@@ -17,7 +17,7 @@ from gate.parity.arrays.binding import Binding
 from gate.parity.float64.reference import double_copy, in_double
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner
-from gate.parity.stand import Reference
+from gate.parity.stand import ReferencePass
 from gate.parity.statistics.output import Array
 
 
@@ -37,7 +37,7 @@ class ModelSide:
     def __init__(self, model: nn.Module, binding: Binding) -> None:
         self.model = model
         self._binding = binding
-        self._reference = Reference(model, binding)
+        self._reference = ReferencePass(model, binding)
 
     def survey(self, batch: Batch) -> Survey:
         """The values of a forward. Raises EvidenceError."""

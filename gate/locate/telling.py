@@ -9,12 +9,12 @@ from torch import nn
 
 from gate.locate.cause import WEIGHTS, Cause, Detective, Suspect
 from gate.locate.counterparts import Floats
-from gate.locate.graph import Graph
+from gate.locate.graph import FileGraph
 from gate.locate.layout import Layout
 from gate.locate.loose import loose_tensors
-from gate.locate.measuring import Layer, Level, Measured
+from gate.locate.measuring import LayerDeviations, Level, Measured
 from gate.locate.rows import Deviation
-from gate.locate.values import Survey, Value
+from gate.locate.values import ComputedValue, Survey
 from gate.locate.verdicts import Limits, worst
 from gate.records.evidence import Subject
 from gate.records.localisation import LayerRow, LayerVerdict, Localisation
@@ -36,7 +36,7 @@ class Findings:
     """All that was found out."""
 
     survey: Survey
-    graph: Graph
+    graph: FileGraph
     layout: Layout
     measured: Measured
     folded: Mapping[int, int]
@@ -57,12 +57,12 @@ class Findings:
             got=self._lost(number),
         )
 
-    def _lost(self, number: int) -> Value | None:
+    def _lost(self, number: int) -> ComputedValue | None:
         """What code computed, and no tensor has, of what the value was computed from."""
         values = (self.survey.values[before] for before in self.survey.values[number].inputs)
         return next((v for v in values if v.functional and v.number not in self.layout.names), None)
 
-    def is_comparable(self, value: Value) -> bool:
+    def is_comparable(self, value: ComputedValue) -> bool:
         """False for what needs no tensor: code between modules, inputs, what only hands on a
         value, what is folded into the next."""
         return not (
@@ -78,7 +78,7 @@ class Findings:
         constant = self.constants()
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
 
-    def unmatched_before(self, number: int) -> Value | None:
+    def unmatched_before(self, number: int) -> ComputedValue | None:
         """The first value without a tensor that this one is computed from, if there is any: a
         node would equal it, as right as its inputs are, if the file computed it."""
         value = self.survey.values[number]
@@ -92,7 +92,7 @@ class Findings:
                 return before
         return None
 
-    def _is_constant(self, value: Value) -> bool:
+    def _is_constant(self, value: ComputedValue) -> bool:
         """True for what an exporter may have computed beforehand."""
         return value.number in self.constants()
 
@@ -187,13 +187,13 @@ def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -
     return "code: " + ", ".join(name for name in operators if name != "Constant")
 
 
-def _verdict(limits: Limits, layer: Layer, cause: Cause | None) -> LayerVerdict:
+def _verdict(limits: Limits, layer: LayerDeviations, cause: Cause | None) -> LayerVerdict:
     if cause is not None:
         return "source"
     return "propagated" if limits.is_off(layer) else "ok"
 
 
-def _detail(suspect: Suspect, layer: Layer, cause: Cause | None) -> str | None:
+def _detail(suspect: Suspect, layer: LayerDeviations, cause: Cause | None) -> str | None:
     if cause is not None:
         return cause.text
     if layer.through.mismatch is not None:

@@ -17,7 +17,7 @@ from gate.parity.statistics.output import Array
 
 
 @dataclass(frozen=True)
-class Value:
+class ComputedValue:
     """What one call of a module, or code between two calls, computed on the first batch."""
 
     number: int
@@ -51,7 +51,7 @@ class Survey:
     outside of inference mode."""
 
     def __init__(self) -> None:
-        self.values: list[Value] = []
+        self.values: list[ComputedValue] = []
         self.at: list[int] = []
         """Number of the value that was heard at each moment."""
         self.paths: list[str] = []
@@ -91,14 +91,14 @@ class Survey:
         """Numbers of the values that the first call of a module got."""
         return self._got.get((path, 0), ())
 
-    def _value(self, moment: Moment, tensor: torch.Tensor) -> Value:
+    def _value(self, moment: Moment, tensor: torch.Tensor) -> ComputedValue:
         entering = moment.side == "in"
         functional = (entering or moment.composite) and not (entering and moment.path == "")
         got = () if functional else self._got.get((moment.path, moment.call), ())
         seen = sketch_of(tensor)
         shape, number = tuple(tensor.shape), len(self.values)
         first = self._first.setdefault((shape, seen.dtype.str, seen.tobytes()), number)
-        return Value(
+        return ComputedValue(
             number=number,
             path=moment.caller if entering else moment.path,
             kind="" if functional else moment.kind,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gate.locate.measuring import Layer, Level
+from gate.locate.measuring import LayerDeviations, Level
 from gate.locate.rows import Deviation
 from gate.records.runtime import RUNTIMES, RuntimeName
 
@@ -46,11 +46,11 @@ class Limits:
         enabled = RUNTIMES[self.runtime].optimization == "ORT_ENABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
-    def is_source(self, layer: Layer) -> bool:
+    def is_source(self, layer: LayerDeviations) -> bool:
         """True if the layer is wrong although its inputs are right."""
         return not self._within(layer.alone, _ALONE)
 
-    def is_off(self, layer: Layer) -> bool:
+    def is_off(self, layer: LayerDeviations) -> bool:
         """True if its output in the file differs by more than rounding."""
         return not layer.through.ratio <= _THROUGH * self._wider
 

@@ -19,7 +19,7 @@ _FOLDING = 1e-5
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightDifference:
     """A parameter or buffer of which the file has other values."""
 
     module: str
@@ -30,10 +30,10 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WeightComparison:
     """What the constants of a layer say about the model's tensors."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[WeightDifference, ...]
     same: tuple[str, ...] = ()
     """Tensors that the file has as they are."""
     unfound: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def comparison(
     loose: Mapping[str, Floats] | None = None,
     others: Set[str] = frozenset(),
     reordered: bool = False,
-) -> Comparison:
+) -> WeightComparison:
     """The parameters and buffers of `module` against `found`, the constants of the file that its
     nodes read. What has no counterpart is listed and says nothing.
 
@@ -65,7 +65,7 @@ def comparison(
     pairs = counterparts(
         tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
     )
-    return Comparison(
+    return WeightComparison(
         tuple(_told_of(pair) for pair in pairs.differing),
         tuple(name for name in pairs.same if name in own),
         tuple(name for name in pairs.unfound if name in own),
@@ -80,7 +80,7 @@ def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
 
 def transposed(
     module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, Array]
-) -> Difference | None:
+) -> WeightDifference | None:
     """The square weight of a Linear, where a product reads it the wrong way round. `comparison`
     takes both, because exporters turn the weights of Linear themselves."""
     if not isinstance(module, nn.Linear):
@@ -94,13 +94,13 @@ def transposed(
         want = weight if turns else weight.T
         if np.array_equal(array, want.T) and not np.array_equal(array, want):
             name = f"{path}.weight" if path else "weight"
-            return Difference(path, f"`{name}` of the file is the model's, transposed")
+            return WeightDifference(path, f"`{name}` of the file is the model's, transposed")
     return None
 
 
 def folded_differences(
     modules: tuple[nn.Module, nn.Module], paths: tuple[str, str], found: Mapping[str, Array]
-) -> list[Difference]:
+) -> list[WeightDifference]:
     """The same for a layer with a BatchNorm folded into it: which of the two was another one.
 
     Folded, a weight is that of the layer, each output channel scaled by gamma / sqrt(var + eps).
@@ -122,23 +122,25 @@ def folded_differences(
     if not wrong.any() and scaled.any() and not same_offset:
         # Had only the layer's weight changed, the offset would have stayed.
         text = f"the scale of `{paths[1]}` (weight, running_var, eps) that was folded in is another"
-        return [Difference(paths[1], text)]
+        return [WeightDifference(paths[1], text)]
     wrong |= scaled[:, None]
     rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
     if rounded is not None:
         name = f"{paths[0]}.weight"
         text = f"`{name}` of the file is the model's, rounded to {rounded} after folding"
-        return [Difference(paths[0], text, rounded)]
+        return [WeightDifference(paths[0], text, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
         return [_told(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
     if not same_offset:
         text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
-        return [Difference(paths[1], text)]
+        return [WeightDifference(paths[1], text)]
     return []
 
 
-def affine_differences(norm: nn.Module, path: str, found: Mapping[str, Array]) -> list[Difference]:
+def affine_differences(
+    norm: nn.Module, path: str, found: Mapping[str, Array]
+) -> list[WeightDifference]:
     """The same for a norm with frozen statistics that the file has as a factor and an offset."""
     if not all(hasattr(norm, name) for name in ("running_mean", "running_var", "eps")):
         return []
@@ -156,7 +158,7 @@ def affine_differences(norm: nn.Module, path: str, found: Mapping[str, Array]) -
     if not lost:
         return []
     of = "weight, running_var, eps" if "scale" in lost else "bias, running_mean"
-    return [Difference(path, f"the {lost[0]} of `{path}` ({of}) in the file is another")]
+    return [WeightDifference(path, f"the {lost[0]} of `{path}` ({of}) in the file is another")]
 
 
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
@@ -210,29 +212,29 @@ def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
     return scale, (0.0 if beta is None else beta) - mean * scale
 
 
-def _told_of(pair: Pair) -> Difference:
+def _told_of(pair: Pair) -> WeightDifference:
     if pair.got.shape == pair.want.shape:
         return _told(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
     module = pair.name.rpartition(".")[0]
     for name, rounded in _FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
             text = f"`{pair.name}` of the file is the model's, rounded to {name}"
-            return Difference(module, text, name)
+            return WeightDifference(module, text, name)
     share = f"{pair.changed} of {pair.of} elements that it holds of it differ"
-    return Difference(module, f"`{pair.name}` of the file is another: {share}")
+    return WeightDifference(module, f"`{pair.name}` of the file is another: {share}")
 
 
 def _told(
     name: str, parameter: Floats, seen: Floats, wrong: NDArray[np.bool_], *, tolerance: float
-) -> Difference:
+) -> WeightDifference:
     module = name.rpartition(".")[0]
     rounded = _rounded_to(parameter, seen, tolerance=tolerance)
     if rounded is not None:
         text = f"`{name}` of the file is the model's, rounded to {rounded}"
-        return Difference(module, text, rounded)
+        return WeightDifference(module, text, rounded)
     share = f"{int(wrong.sum())} of {wrong.size} elements"
     largest = float(np.abs(seen - parameter).max())
-    return Difference(
+    return WeightDifference(
         module, f"`{name}` of the file is another: {share} differ, by {largest:.3g} at most"
     )
 

@@ -21,7 +21,7 @@ _SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
 policy's: the evidence must not depend on bounds."""
 
 
-class Comparison:
+class OutputComparison:
     """Checks number, dtype and shape of the outputs of each batch, then accumulates."""
 
     def __init__(self, runtime: str, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from gate.errors import OutputMismatch
-from gate.golden.folder import Array, Expected, write_golden
+from gate.golden.folder import Array, ExpectedOutput, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances
 from gate.model.call import parameters
@@ -20,7 +20,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.float64.precision import keeps_double
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
-from gate.parity.stand import Reference
+from gate.parity.stand import ReferencePass
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 
@@ -66,7 +66,7 @@ def write_golden_of(
     names = [spec.name for spec in subject.outputs]
     allowed = tolerances(policy, evidence)
     with deterministic(policy.determinism):
-        reference = Reference(private_copy(model, device="cpu", double=binding.double), binding)
+        reference = ReferencePass(private_copy(model, device="cpu", double=binding.double), binding)
         chosen = samples.pick(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))
         outputs = reference.run(batch)
@@ -76,7 +76,7 @@ def write_golden_of(
             "Export the model again."
         )
     expected = {
-        name: Expected(values, **vars(allowed[name]))
+        name: ExpectedOutput(values, **vars(allowed[name]))
         for name, values in zip(names, outputs, strict=True)
     }
     versions, code = evidence.environment.versions, evidence.source.code
@@ -98,7 +98,7 @@ def write_golden_of(
 
 
 def _choose(
-    reference: Reference, samples: Samples, binding: Binding, allowed: Sequence[Tolerance]
+    reference: ReferencePass, samples: Samples, binding: Binding, allowed: Sequence[Tolerance]
 ) -> list[int]:
     """Places of one batch of samples: the clear ones first, each group spread over the data."""
     size = binding.batch_size

@@ -29,7 +29,7 @@ from gate.parity.runners.environment import (
 from gate.parity.runners.onnx_runner import OnnxRunner
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
-from gate.parity.stand import Reference, Stand, Truth, length
+from gate.parity.stand import ReferencePass, Stand, Truth, length
 from gate.parity.statistics.output import Array, Span
 from gate.parity.track import Track, describe_failure
 from gate.policy.policy import Policy
@@ -127,7 +127,7 @@ def measure(  # noqa: PLR0913
     ]
     with deterministic(policy.determinism) as switches:
         own = private_copy(model, device="cpu", double=binding.double)
-        reference = Reference(own, binding)
+        reference = ReferencePass(own, binding)
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
         expected = reference.run(example)

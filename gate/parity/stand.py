@@ -23,7 +23,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Latency
 
 
-class Reference:
+class ReferencePass:
     """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:
@@ -130,7 +130,7 @@ class Stand:
 
     model: nn.Module
     """Our own copy of the reference: float32, CPU, eval. Never changed."""
-    reference: Reference
+    reference: ReferencePass
     truth: Truth
     binding: Binding
     samples: Samples

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from gate.errors import EvidenceError, GateError
-from gate.parity.comparison import Comparison
+from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.latency import Stopwatch
@@ -28,7 +28,7 @@ class Track:
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeParity] = []
-        self._comparison = Comparison(name, outputs)
+        self._comparison = OutputComparison(name, outputs)
         self._stopwatch = Stopwatch()
 
     def step(

@@ -1,6 +1,6 @@
 """Other ways to preprocess, each a change to the spec's own that people are known to make.
 
-A `Candidate` is what would come out if the causes that it names were at work; `causes` beside this
+A `Hypothesis` is what would come out if the causes that it names were at work; `causes` beside this
 looks which one is nearest to what a consumer made.
 """
 
@@ -41,7 +41,7 @@ OTHER_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
 Values = NDArray[np.float64]
 
 
-class Candidate(NamedTuple):
+class Hypothesis(NamedTuple):
     """Values (height, width, 3) in the order of the spec's channels, and the causes behind them."""
 
     causes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 def candidates(
     pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
-) -> Iterator[Candidate]:
+) -> Iterator[Hypothesis]:
     """Every known way, for one picture; the first is the spec's own, without a cause.
 
     `other_way`: the reference takes the other one of two ways that the spec leaves open: the
@@ -60,10 +60,10 @@ def candidates(
         for order in ((), (SWAPPED,)):
             ordered = picture[..., ::-1] if (spec.channels == "bgr") != bool(order) else picture
             for scaled_by, values in _scaled(ordered.astype(np.float64), spec):
-                yield Candidate((*resized_by, *order, *scaled_by), values)
+                yield Hypothesis((*resized_by, *order, *scaled_by), values)
 
 
-def own(pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False) -> Candidate:
+def own(pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False) -> Hypothesis:
     """The spec's own way, without a cause."""
     return next(iter(candidates(pixels, spec, other_way=other_way)))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gate.preprocess.candidates import Candidate, candidates, own
+from gate.preprocess.candidates import Hypothesis, candidates, own
 from gate.preprocess.difference import DIGITS
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
@@ -23,7 +23,7 @@ _CHANGES = 4
 """Causes at once at most."""
 
 
-class Diagnosis(NamedTuple):
+class Attribution(NamedTuple):
     """The causes, and the share of the mean difference that vanishes with them."""
 
     causes: tuple[str, ...]
@@ -38,7 +38,7 @@ class _Tested(NamedTuple):
 
 def diagnose(
     pixels: Pixels, tensor: Tensor, spec: PreprocessSpec, *, reference: Tensor
-) -> Diagnosis:
+) -> Attribution:
     """Explain the difference between `tensor` and `reference`, which `spec` makes of `pixels`.
 
     No causes where there is nothing to explain (at most one step everywhere), or where nothing
@@ -56,7 +56,7 @@ def diagnose(
         if nearest.mean <= _LEAST_GAIN * best.mean:
             best = nearest
     explained = 1.0 - best.mean / plain.mean if best.causes and plain.mean > 0.0 else 0.0
-    return Diagnosis(best.causes, explained)
+    return Attribution(best.causes, explained)
 
 
 def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str | None:
@@ -77,7 +77,7 @@ def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str 
     return seen
 
 
-def _test(tensor: Tensor, known: Iterable[Candidate], spec: PreprocessSpec) -> list[_Tested]:
+def _test(tensor: Tensor, known: Iterable[Hypothesis], spec: PreprocessSpec) -> list[_Tested]:
     values = np.asarray(tensor, dtype=np.float64)
     if spec.layout == "nchw":
         values = values.transpose(1, 2, 0)

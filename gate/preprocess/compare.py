@@ -54,7 +54,7 @@ class LineUp:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PreprocessingComparison:
     """What was measured, and by consumer what a report shows of it."""
 
     parity: PreprocessingParity
@@ -68,7 +68,7 @@ def compare(
     line_up: LineUp,
     model: ModelFile | None = None,
     advance: Advance | None = None,
-) -> Comparison:
+) -> PreprocessingComparison:
     """Compare each consumer's tensors of the pictures with the reference's.
 
     With `model` its answers too, by ONNX Runtime on the CPU. A consumer that can't run here says
@@ -110,7 +110,9 @@ def compare(
         | {c.name: c.version for c in consumers if c.version is not None},
         consumers=tuple(consumer.compute() for consumer in consumers),
     )
-    return Comparison(parity, {c.name: c.exhibit for c in consumers if c.exhibit is not None})
+    return PreprocessingComparison(
+        parity, {c.name: c.exhibit for c in consumers if c.exhibit is not None}
+    )
 
 
 def _reference(spec: PreprocessSpec, line_up: LineUp) -> str:

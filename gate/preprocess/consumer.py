@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gate.preprocess.answers import Answers, Classifier, Probabilities
 from gate.preprocess.causes import diagnose, wrong_shape
-from gate.preprocess.difference import Difference, Range
+from gate.preprocess.difference import Range, TensorDifference
 from gate.preprocess.implementation import Implementation
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
@@ -62,7 +62,7 @@ class Consumer:
         self._mismatched: list[str] = []
         self._images = 0
         self._worst = -1.0
-        self._range, self._difference, self._answers = Range(), Difference(spec), Answers()
+        self._range, self._difference, self._answers = Range(), TensorDifference(spec), Answers()
 
     def take(self, tensors: NDArray[Any]) -> None:
         """Be the consumer that made these tensors, axis 0: the pictures."""

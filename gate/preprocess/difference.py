@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Tensor
-from gate.records.preprocessing import ChannelDifference, Values
+from gate.records.preprocessing import ChannelDifference, TensorSummary
 
 FIRST = 16
 """Values that are shown of the first picture."""
@@ -35,15 +35,15 @@ class Range:
         self._sum += float(values.sum())
         self._count += values.size
 
-    def compute(self) -> Values:
+    def compute(self) -> TensorSummary:
         """The record; NaN where there was nothing."""
         if not self._count:
-            return Values(min=math.nan, max=math.nan, mean=math.nan)
+            return TensorSummary(min=math.nan, max=math.nan, mean=math.nan)
         mean = self._sum / self._count
-        return Values(min=self._min, max=self._max, mean=mean, first=self._first)
+        return TensorSummary(min=self._min, max=self._max, mean=mean, first=self._first)
 
 
-class Difference:
+class TensorDifference:
     """abs(tensor - reference) over all pictures; non-finite values are counted, not averaged."""
 
     def __init__(self, spec: PreprocessSpec) -> None:

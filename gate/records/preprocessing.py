@@ -73,7 +73,7 @@ class ChannelDifference(Record):
     mean: Measured
 
 
-class Values(Record):
+class TensorSummary(Record):
     """A side's tensors, in its own units."""
 
     min: Measured
@@ -108,7 +108,7 @@ class ConsumerParity(Record):
     """Values that are NaN or infinite on either side."""
     shape: tuple[int, ...] = ()
     """Of the first picture's tensor."""
-    values: Values | None = None
+    values: TensorSummary | None = None
     max_diff: Measured | None = None
     """Largest abs(consumer - reference), in steps; None: nothing to compare."""
     mean_diff: Measured | None = None
@@ -152,7 +152,7 @@ class PreprocessingParity(Record):
     schema_version: Literal[1] = 1
     spec_sha256: Sha256
     reference: ConsumerName
-    reference_values: Values
+    reference_values: TensorSummary
     images: _Count
     images_sha256: Sha256
     """Of names and decoded pixels."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gate.preprocess.consumer import Exhibit
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import to_pixels
-from gate.records.preprocessing import ConsumerParity, PreprocessingParity, Values
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
 from gate.report.figure import literal, png
 from gate.report.wording import number, printable
 
@@ -146,6 +146,6 @@ def _sides(parity: PreprocessingParity) -> Iterator[str]:
             yield f"{consumer.consumer}: shape {shape}, {_described(consumer.values)}"
 
 
-def _described(values: Values) -> str:
+def _described(values: TensorSummary) -> str:
     first = " ".join(f"{value:.4g}" for value in values.first)
     return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"

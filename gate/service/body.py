@@ -10,27 +10,27 @@ from starlette.requests import ClientDisconnect, Request
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadBody:
     """Why there is no body, and what the sender is told."""
 
     outcome: Literal["too_large", "slow", "gone"]
     status: int
 
 
-async def read_body(request: Request, *, cap: int, timeout_s: float) -> bytes | Unread:
+async def read_body(request: Request, *, cap: int, timeout_s: float) -> bytes | UnreadBody:
     """The body, or why not. Never holds more than `cap` bytes and one chunk of the server's."""
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said[:20]) > cap:
-        return Unread("too_large", 413)
+        return UnreadBody("too_large", 413)
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > cap:
-                    return Unread("too_large", 413)
+                    return UnreadBody("too_large", 413)
     except TimeoutError:
-        return Unread("slow", 408)
+        return UnreadBody("slow", 408)
     except ClientDisconnect:
-        return Unread("gone", 400)
+        return UnreadBody("gone", 400)
     return bytes(body)

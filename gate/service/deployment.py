@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gate.deploy.deploy import Deployment, deploy
 from gate.deploy.manifest import EXACT, QUANTIZED, Slot
-from gate.deploy.source import Source
+from gate.deploy.source import SlotSource
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch
@@ -103,8 +103,8 @@ def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
     return deploy(store, desk.model, slots)
 
 
-def _source(sha256: Digest, golden: Digest | None, fetch: Callable[[Path], Path]) -> Source:
-    return Source(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
+def _source(sha256: Digest, golden: Digest | None, fetch: Callable[[Path], Path]) -> SlotSource:
+    return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
 
 
 def _prove(desk: Desk, vouched: LedgerEntry) -> None:

@@ -17,14 +17,14 @@ from starlette.responses import JSONResponse, Response
 
 from gate.errors import InboxUnavailable
 from gate.service import event as events
-from gate.service.body import Unread, read_body
+from gate.service.body import UnreadBody, read_body
 from gate.service.event import EXAMPLE_MODEL, Event, Malformed
 from gate.service.inbox import Delivery, Inbox
 from gate.service.intake import Intake
 from gate.service.keyring import Keyring
 from gate.service.metrics import Metrics
 from gate.service.settings import Settings
-from gate.service.signature import Envelope, Refusal, open_envelope, refuse
+from gate.service.signature import Envelope, SignatureRefusal, open_envelope, refuse
 
 _RETRY_AFTER_S = 5
 """MLflow waits so long before it tries again: three times, so we may be away for 15 s."""
@@ -83,12 +83,12 @@ class Receiver:
         envelope = open_envelope(
             request.headers.getlist, now=time.time(), window_s=self._settings.window_s
         )
-        if isinstance(envelope, Refusal):
+        if isinstance(envelope, SignatureRefusal):
             return _refused(envelope)
         body = await read_body(
             request, cap=self._settings.body_cap, timeout_s=self._settings.body_timeout_s
         )
-        if isinstance(body, Unread):
+        if isinstance(body, UnreadBody):
             return Answer(body.outcome, body.status, "has no body that can be read")
         refusal = refuse(envelope, body, secrets=self._keyring.secrets)
         if refusal is not None:
@@ -130,5 +130,5 @@ class Receiver:
         return Answer("accepted", 202, "is kept", **fields)
 
 
-def _refused(refusal: Refusal) -> Answer:
+def _refused(refusal: SignatureRefusal) -> Answer:
     return Answer(refusal.outcome, refusal.status, f"is refused: {refusal.reason}")

@@ -25,7 +25,7 @@ _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
 
 
 @dataclass(frozen=True)
-class Refusal:
+class SignatureRefusal:
     """Why a delivery is not believed. `reason` is for the log; the sender gets `status` only."""
 
     outcome: Literal["unsigned", "stale", "forged"]
@@ -44,7 +44,7 @@ class Envelope:
 
 def open_envelope(
     header: Callable[[str], Sequence[str]], *, now: float, window_s: float
-) -> Envelope | Refusal:
+) -> Envelope | SignatureRefusal:
     """Read the headers before the body is read, so that a stranger's body need not be.
 
     `header`: all values of a header. `now`: seconds since the epoch.
@@ -57,18 +57,22 @@ def open_envelope(
     ):
         values = header(name)
         if len(values) != 1:
-            return Refusal("unsigned", f"{name} is there {len(values)} times, expected once")
+            return SignatureRefusal(
+                "unsigned", f"{name} is there {len(values)} times, expected once"
+            )
         if not form.fullmatch(values[0]):
-            return Refusal("unsigned", f"{name} is not of MLflow's form")
+            return SignatureRefusal("unsigned", f"{name} is not of MLflow's form")
         found.append(values[0])
     envelope = Envelope(*found)
     off = now - int(envelope.timestamp)
     if not abs(off) <= window_s:
-        return Refusal("stale", f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s")
+        return SignatureRefusal(
+            "stale", f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s"
+        )
     return envelope
 
 
-def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> Refusal | None:
+def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> SignatureRefusal | None:
     """None if one of the secrets signed exactly this body under this envelope.
 
     Takes the same time whichever secret fits, or none.
@@ -78,7 +82,9 @@ def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> Refusa
         expected = sign(secret, envelope.delivery_id, envelope.timestamp, body)
         fits |= hmac.compare_digest(expected.encode(), given)
         tried += 1
-    return None if fits else Refusal("forged", f"the signature fits none of {tried} secrets")
+    return (
+        None if fits else SignatureRefusal("forged", f"the signature fits none of {tried} secrets")
+    )
 
 
 def sign(secret: str, delivery_id: str, timestamp: str, body: bytes) -> str:

@@ -37,7 +37,7 @@ class Subscription:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DeliveryTrial:
     """What came of a test delivery of one event."""
 
     event: str
@@ -103,7 +103,7 @@ class Subscriptions:
         with self._using(f"update the webhook '{webhook.name}'") as client:
             client.update_webhook(webhook.webhook_id, secret=secret)
 
-    def test(self, webhook: Subscription) -> tuple[Trial, ...]:
+    def test(self, webhook: Subscription) -> tuple[DeliveryTrial, ...]:
         """Have the server send a test delivery of every event; they are without effect.
 
         Ends at the first that nobody answers: the server tries each for seconds.
@@ -113,7 +113,7 @@ class Subscriptions:
             for event in webhook.events:
                 found = client.test_webhook(webhook.webhook_id, event)  # type: ignore[arg-type]
                 answer = (found.response_body or found.error_message or "")[:400]
-                trials.append(Trial(event, found.success, found.response_status, answer))
+                trials.append(DeliveryTrial(event, found.success, found.response_status, answer))
                 if found.response_status is None:
                     break
         return tuple(trials)
@@ -149,7 +149,7 @@ def rotate(
     *,
     overlap_s: float,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Trial, ...]:
+) -> tuple[DeliveryTrial, ...]:
     """Exchange the secret in `path` and on the server, while the service runs.
 
     The service takes both for `overlap_s`: the server signs with the old one until its cache

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gate.deploy.manifest import Manifest
-from gate.deploy.source import Source
+from gate.deploy.source import SlotSource
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
-from gate.golden.folder import Expected, read_golden
+from gate.golden.folder import ExpectedOutput, read_golden
 from gate.onnxfile.subject import read_subject
 from gate.storage.digest import Digest
 from tests.golden_vectors import vectors
@@ -18,22 +18,22 @@ from tests.registry.releases import onnx_file, onnx_file_with_data
 NAME = "digits"
 
 
-def source(folder: Path, seed: int = 0) -> Source:
+def source(folder: Path, seed: int = 0) -> SlotSource:
     """A model with its golden vectors, other bytes for another seed."""
     path, golden = vectors.made(folder / str(seed), seed=seed)
-    return Source.local(path, golden=golden)
+    return SlotSource.local(path, golden=golden)
 
 
-def external(folder: Path) -> Source:
+def external(folder: Path) -> SlotSource:
     """A model with its weights in a file beside it."""
     weights = vectors.weights(onnx_file(folder / "single.onnx"))
     path = onnx_file_with_data(folder / "external" / "model.onnx")
-    outputs = {"logits": Expected(vectors.inputs() @ weights, vectors.TOLERANCE, 1.0)}
+    outputs = {"logits": ExpectedOutput(vectors.inputs() @ weights, vectors.TOLERANCE, 1.0)}
     vectors.golden_of(folder / "external" / "golden", path, outputs=outputs)
-    return Source.local(path, golden=folder / "external" / "golden")
+    return SlotSource.local(path, golden=folder / "external" / "golden")
 
 
-def spoiled(good: Source, spoil: Callable[[Path], None]) -> Source:
+def spoiled(good: SlotSource, spoil: Callable[[Path], None]) -> SlotSource:
     """A source whose files are changed after they were fetched."""
 
     def fetch(folder: Path) -> Path:
@@ -41,7 +41,7 @@ def spoiled(good: Source, spoil: Callable[[Path], None]) -> Source:
         spoil(path)
         return path
 
-    return Source(
+    return SlotSource(
         good.sha256, fetch, golden_sha256=good.golden_sha256, golden_required=good.golden_required
     )
 

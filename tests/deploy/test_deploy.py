@@ -16,10 +16,10 @@ from gate.deploy import deploy as deploying
 from gate.deploy import staging
 from gate.deploy.deploy import Deployment, deploy, rollback
 from gate.deploy.manifest import Manifest
-from gate.deploy.source import Source
+from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
-from gate.golden.folder import GOLDEN_JSON, Expected, read_golden
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
 from gate.storage.digest import Digest
 from gate.storage.quota import TooLarge
 from tests.deploy import models
@@ -151,7 +151,9 @@ def _swap(path: Path) -> None:
 def _lie(path: Path) -> None:
     """Golden vectors, whole, for these bytes, with other answers."""
     logits = vectors.inputs() @ vectors.weights(path) + 1
-    vectors.golden_of(path.parent / "golden", path, outputs={"logits": Expected(logits, 1e-4)})
+    vectors.golden_of(
+        path.parent / "golden", path, outputs={"logits": ExpectedOutput(logits, 1e-4)}
+    )
 
 
 def _damage(path: Path) -> None:
@@ -171,7 +173,7 @@ def _link(path: Path) -> None:
 def _loosen(path: Path) -> None:
     """Whole vectors of these bytes, but not the ones that were promoted."""
     logits = vectors.inputs() @ vectors.weights(path)
-    vectors.golden_of(path.parent / "golden", path, outputs={"logits": Expected(logits, 1e9)})
+    vectors.golden_of(path.parent / "golden", path, outputs={"logits": ExpectedOutput(logits, 1e9)})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_spoiled_bytes_never_serve(store: Store, tmp_path: Path, spoil, reason: 
 def test_another_whole_file_is_refused_by_its_digest_alone(store: Store, tmp_path: Path) -> None:
     """It loads, and nothing else contradicts it."""
     wanted = models.source(tmp_path, 1).sha256
-    other = Source.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=wanted)
+    other = SlotSource.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=wanted)
     refused = deploy(store, NAME, {"exact": other})
     assert refused.outcome == "refused"
     assert f"expected {wanted}" in refused.reason
@@ -214,7 +216,7 @@ def test_another_whole_file_is_refused_by_its_digest_alone(store: Store, tmp_pat
 @pytest.mark.parametrize(("spoil", "reason"), [(_lie, "max_abs_diff"), (_damage, "digest")])
 def test_vectors_of_unknown_digest_are_computed_too(store, tmp_path, spoil, reason) -> None:
     good = models.source(tmp_path)
-    bad = models.spoiled(Source(good.sha256, good.fetch), spoil)
+    bad = models.spoiled(SlotSource(good.sha256, good.fetch), spoil)
     refused = deploy(store, NAME, {"exact": bad})
     assert refused.outcome == "refused"
     assert reason in refused.reason
@@ -223,18 +225,18 @@ def test_vectors_of_unknown_digest_are_computed_too(store, tmp_path, spoil, reas
 def test_vectors_of_another_file_are_refused(store: Store, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx", seed=5)
     _, golden = vectors.made(tmp_path / "other", seed=6)
-    refused = deploy(store, NAME, {"exact": Source.local(path, golden=golden)})
+    refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden)})
     assert refused.outcome == "refused"
     assert "has digest" in refused.reason
 
 
 def test_without_vectors_a_model_must_load(store: Store, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
-    done = deploy(store, NAME, {"exact": Source.local(path)})
+    done = deploy(store, NAME, {"exact": SlotSource.local(path)})
     assert done.outcome == "deployed"
     assert "without golden vectors: exact" in done.reason
     assert check_whole(store).slots["exact"].golden is None
-    strict = Source(Source.local(path).sha256, Source.local(path).fetch)
+    strict = SlotSource(SlotSource.local(path).sha256, SlotSource.local(path).fetch)
     refused = deploy(store, NAME, {"exact": strict})
     assert refused.outcome == "refused"
     assert "no golden vectors" in refused.reason
@@ -247,7 +249,7 @@ def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch)
         raise RuntimeError("no kernel for this operator\nand more")
 
     monkeypatch.setattr(staging, "open_on_cpu", broken)
-    source = Source.local(onnx_file(tmp_path / "model.onnx"))
+    source = SlotSource.local(onnx_file(tmp_path / "model.onnx"))
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
     assert refused.reason.endswith("RuntimeError: no kernel for this operator")
@@ -259,7 +261,7 @@ def test_what_fetching_refuses_is_refused(store: Store, tmp_path: Path, error) -
         raise error
 
     digest = models.source(tmp_path).sha256
-    assert deploy(store, NAME, {"exact": Source(digest, fetch)}).outcome == "refused"
+    assert deploy(store, NAME, {"exact": SlotSource(digest, fetch)}).outcome == "refused"
 
 
 @pytest.mark.parametrize("error", [RegistryUnavailable("down"), OSError(errno.ENOSPC, "full")])
@@ -271,14 +273,14 @@ def test_what_is_broken_is_an_error(store: Store, tmp_path: Path, error) -> None
         raise error
 
     with pytest.raises((RegistryUnavailable, StorageError)):
-        deploy(store, NAME, {"exact": Source(models.source(tmp_path, 2).sha256, fetch)})
+        deploy(store, NAME, {"exact": SlotSource(models.source(tmp_path, 2).sha256, fetch)})
     assert check_whole(store).release == 1
     check_tidy(store)
 
 
 def test_a_file_from_elsewhere_is_refused(store: Store, tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
-    source = Source(Digest.of_file(path), lambda folder: path, golden_required=False)
+    source = SlotSource(Digest.of_file(path), lambda folder: path, golden_required=False)
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
     assert path.exists()
@@ -347,7 +349,7 @@ def test_a_rollback_computes_again(store: Store, tmp_path: Path, monkeypatch) ->
     _deploy(store, tmp_path, 1, 2)
 
     def other(path: Path, golden: Path | None) -> None:
-        raise staging.Refusal("this machine computes something else")
+        raise staging.NotDeployed("this machine computes something else")
 
     monkeypatch.setattr(staging, "_run", other)
     assert rollback(store, NAME).outcome == "refused"
@@ -386,7 +388,7 @@ def test_the_disk_is_full(store: Store, tmp_path: Path, monkeypatch) -> None:
 def test_two_at_once_wait_for_each_other(store: Store, tmp_path: Path) -> None:
     inside, most = [0], [0]
 
-    def slow(source: Source) -> Source:
+    def slow(source: SlotSource) -> SlotSource:
         def fetch(folder: Path) -> Path:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -395,7 +397,7 @@ def test_two_at_once_wait_for_each_other(store: Store, tmp_path: Path) -> None:
             inside[0] -= 1
             return path
 
-        return Source(source.sha256, fetch, source.golden_sha256)
+        return SlotSource(source.sha256, fetch, source.golden_sha256)
 
     outcomes: list[str] = []
 

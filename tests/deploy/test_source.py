@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gate.deploy.deploy import deploy
-from gate.deploy.source import Source, copy_at_most, fetched
+from gate.deploy.source import SlotSource, copy_at_most, fetched
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch, OnnxFileError, StorageError
 from gate.storage.digest import Digest
@@ -33,11 +33,11 @@ def test_the_files_of_a_source_count_together(tmp_path: Path) -> None:
     path, golden = vectors.made(tmp_path)
     total = path.stat().st_size + sum(file.stat().st_size for file in golden.iterdir())
     store = Store(tmp_path / "srv")
-    small = Source.local(path, golden=golden, max_bytes=total - 1)
+    small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
     refused = deploy(store, NAME, {"exact": small})
     assert refused.outcome == "refused"
     assert "bytes that are allowed" in refused.reason
-    enough = Source.local(path, golden=golden, max_bytes=total)
+    enough = SlotSource.local(path, golden=golden, max_bytes=total)
     assert deploy(store, NAME, {"exact": enough}).outcome == "deployed"
 
 
@@ -46,7 +46,7 @@ def test_what_is_fetched_is_limited_too(tmp_path: Path) -> None:
         (folder / "model.onnx").write_bytes(bytes(1001))
         return folder / "model.onnx"
 
-    source = Source(DIGEST, burst, max_bytes=1000)
+    source = SlotSource(DIGEST, burst, max_bytes=1000)
     with pytest.raises(TooLarge):
         fetched(source, tmp_path / "in")
     assert deploy(Store(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
@@ -55,11 +55,11 @@ def test_what_is_fetched_is_limited_too(tmp_path: Path) -> None:
 def test_a_local_file_must_be_what_was_named(tmp_path: Path) -> None:
     path, golden = vectors.made(tmp_path)
     store = Store(tmp_path / "srv")
-    refused = deploy(store, NAME, {"exact": Source.local(path, golden=golden, sha256=DIGEST)})
+    refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden, sha256=DIGEST)})
     assert refused.outcome == "refused"
     assert "expected" in refused.reason
     with pytest.raises(OnnxFileError):
-        Source.local(tmp_path / "nothing.onnx")
+        SlotSource.local(tmp_path / "nothing.onnx")
     next(golden.glob("*.bin")).write_bytes(b"")
     with pytest.raises(DigestMismatch):
-        Source.local(path, golden=golden)
+        SlotSource.local(path, golden=golden)

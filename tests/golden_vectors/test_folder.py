@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
 from gate.golden.record import Golden, GoldenModel
 from gate.storage import atomic
 from gate.storage.digest import Digest
@@ -36,7 +36,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None
     def write() -> Golden:
         return write_golden(
             folder, model=MODEL, inputs={"x": given},
-            outputs={"y": Expected(answers, 0.5)}, origin=vectors.origin(),
+            outputs={"y": ExpectedOutput(answers, 0.5)}, origin=vectors.origin(),
         )  # fmt: skip
 
     if not (finite and whole):
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None
 def test_arrays_are_raw_little_endian_values(tmp_path: Path) -> None:
     golden = write_golden(
         tmp_path, model=MODEL, inputs={"x": np.array([[1, 2, 3]], dtype=">i4")[:, ::-1]},
-        outputs={"y": Expected(np.ones((1, 2), np.float32), 0.0)}, origin=vectors.origin(),
+        outputs={"y": ExpectedOutput(np.ones((1, 2), np.float32), 0.0)}, origin=vectors.origin(),
     )  # fmt: skip
     data = (tmp_path / golden.inputs[0].file).read_bytes()
     assert data == b"\3\0\0\0\2\0\0\0\1\0\0\0"
@@ -107,14 +107,14 @@ def test_a_crash_at_any_file_leaves_whole_vectors(
         ({"inputs": {"input": np.array(["a"])}}, "has dtype"),
         ({"inputs": {"input": np.zeros((4, 3), np.complex64)}}, "has dtype"),
         ({"inputs": {"input": np.full((4, 3), np.inf, np.float32)}}, "prove nothing"),
-        ({"outputs": {"y": Expected(np.full((4, 2), np.nan), 1.0)}}, "prove nothing"),
-        ({"outputs": {"y": Expected(np.ones((4, 0)), 1.0)}}, "nothing to compare"),
-        ({"outputs": {"y": Expected(np.ones((4, 2)), -1.0)}}, "no golden vectors"),
-        ({"outputs": {"y": Expected(np.ones((4, 2)), float("nan"))}}, "no golden vectors"),
-        ({"outputs": {"y": Expected(np.ones((4, 2)), float("inf"))}}, "no golden vectors"),
-        ({"outputs": {"y": Expected(np.ones((4, 2)), 1.0, 1.5)}}, "no golden vectors"),
-        ({"outputs": {"y": Expected(np.ones((4, 1)), 1.0, 1.0)}}, "no golden vectors"),
-        ({"outputs": {"y": Expected(np.ones((3, 2)), 1.0, 1.0)}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.full((4, 2), np.nan), 1.0)}}, "prove nothing"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 0)), 1.0)}}, "nothing to compare"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 2)), -1.0)}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 2)), float("nan"))}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 2)), float("inf"))}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 2)), 1.0, 1.5)}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((4, 1)), 1.0, 1.0)}}, "no golden vectors"),
+        ({"outputs": {"y": ExpectedOutput(np.ones((3, 2)), 1.0, 1.0)}}, "no golden vectors"),
         ({"inputs": {"a": np.ones((4, 3)), "b": np.ones((3, 3))}}, "no golden vectors"),
     ],
 )  # fmt: skip

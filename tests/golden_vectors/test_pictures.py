@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, Expected, files_of, read_golden, write_golden
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import GoldenModel
 from gate.golden.tolerance import refit
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
         tmp_path / "golden",
         model=GoldenModel(sha256=read_subject(model).sha256, file=model.name),
         inputs={"x": samples},
-        outputs={"logits": Expected(logits, 1e-4, 1.0)},
+        outputs={"logits": ExpectedOutput(logits, 1e-4, 1.0)},
         origin=origin(),
     )
     add_pictures(tmp_path / "golden", SMALL, photos)

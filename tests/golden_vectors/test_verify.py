@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from gate import cli
 from gate.errors import DigestMismatch, EvidenceError, StorageError
-from gate.golden.folder import Expected, read_golden, write_golden
+from gate.golden.folder import ExpectedOutput, read_golden, write_golden
 from gate.golden.record import GoldenResult
 from gate.golden.verify import compare, verify_golden
 from gate.storage.digest import Digest
@@ -62,7 +62,7 @@ def test_external_data_is_the_file_too(tmp_path: Path) -> None:
     weights = vectors.weights(onnx_file(tmp_path / "single.onnx"))
     path = onnx_file_with_data(tmp_path / "model.onnx")
     given = vectors.inputs()
-    outputs = {"logits": Expected(given @ weights, vectors.TOLERANCE, 1.0)}
+    outputs = {"logits": ExpectedOutput(given @ weights, vectors.TOLERANCE, 1.0)}
     folder = tmp_path / "golden"
     vectors.golden_of(folder, path, outputs=outputs)
     assert verify_golden(path, folder).passed
@@ -82,8 +82,10 @@ def _vectors(tmp_path: Path, **fields: Any) -> tuple[Path, Path]:
     return path, tmp_path / "spoiled"
 
 
-def _expected(values: np.ndarray, tolerance: float = vectors.TOLERANCE) -> dict[str, Expected]:
-    return {"logits": Expected(values, tolerance)}
+def _expected(
+    values: np.ndarray, tolerance: float = vectors.TOLERANCE
+) -> dict[str, ExpectedOutput]:
+    return {"logits": ExpectedOutput(values, tolerance)}
 
 
 ONES = np.ones((vectors.SAMPLES, 10), np.float32)
@@ -97,8 +99,8 @@ ONES = np.ones((vectors.SAMPLES, 10), np.float32)
         ({"outputs": _expected(ONES[:2])}, r"is float32 \(4, 10\), expected float32 \(2, 10\)"),
         ({"outputs": _expected(ONES.astype(np.float64))}, "expected float64"),
         ({"outputs": _expected(np.full_like(ONES, np.inf))}, "infinite on one side"),
-        ({"outputs": {"other": Expected(ONES, 1.0)}}, r"has the outputs \['logits'\]"),
-        ({"outputs": {**_expected(ONES), "other": Expected(ONES, 1.0)}}, "has the outputs"),
+        ({"outputs": {"other": ExpectedOutput(ONES, 1.0)}}, r"has the outputs \['logits'\]"),
+        ({"outputs": {**_expected(ONES), "other": ExpectedOutput(ONES, 1.0)}}, "has the outputs"),
         ({"inputs": {"image": vectors.inputs()}}, r"has the inputs \['input'\]"),
         ({"inputs": {"input": vectors.inputs()[:, :2]}}, "ONNX Runtime can't compute it"),
         ({"inputs": {"input": vectors.inputs().astype(np.float64)}}, "can't compute it"),
@@ -134,7 +136,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
             update={"sha256": builders.Digest.of_bytes(b"no model")}
         ),
         inputs=given.inputs,
-        outputs={"logits": Expected(given.outputs["logits"], 1.0)},
+        outputs={"logits": ExpectedOutput(given.outputs["logits"], 1.0)},
         origin=vectors.origin(),
     )
     result = verify_golden(path, tmp_path / "golden")
@@ -146,11 +148,11 @@ def test_within_the_tolerance_with_another_winner_is_refused(tmp_path: Path) -> 
     path, folder = vectors.made(tmp_path)
     logits = read_golden(folder).outputs["logits"].copy()
     logits[2, logits[2].argmin()] = logits.max() + 1
-    vectors.golden_of(folder, path, outputs={"logits": Expected(logits, 100.0, 1.0)})
+    vectors.golden_of(folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 1.0)})
     result = verify_golden(path, folder)
     assert not result.passed
     assert "top-1 agreement 0.75 is below 1" in result.problems[0]
-    vectors.golden_of(folder, path, outputs={"logits": Expected(logits, 100.0, 0.75)})
+    vectors.golden_of(folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 0.75)})
     assert verify_golden(path, folder).passed
 
 
@@ -196,7 +198,10 @@ def test_one_nan_among_right_answers_is_refused(tmp_path: Path) -> None:
 )
 def test_differences_of_all_kinds_of_numbers(tmp_path: Path, want, got, equal) -> None:
     path, _ = vectors.made(tmp_path)
-    fields = {"inputs": {"input": vectors.inputs()[:1]}, "outputs": {"y": Expected(want, 0.5)}}
+    fields = {
+        "inputs": {"input": vectors.inputs()[:1]},
+        "outputs": {"y": ExpectedOutput(want, 0.5)},
+    }
     vectors.golden_of(tmp_path / "golden", path, **fields)
     (result,) = compare(read_golden(tmp_path / "golden"), {"y": got})
     assert (result.problem is None) is equal

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.golden.folder import Expected, write_golden
+from gate.golden.folder import ExpectedOutput, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Evidence
@@ -46,7 +46,7 @@ def golden_of(folder: Path, path: Path, **overrides: Any) -> Golden:
     fields: dict[str, Any] = {
         "model": golden_model(path),
         "inputs": {"input": given},
-        "outputs": {"logits": Expected(given @ weights(path), TOLERANCE, 1.0)},
+        "outputs": {"logits": ExpectedOutput(given @ weights(path), TOLERANCE, 1.0)},
         "origin": origin(),
     }
     return write_golden(folder, **fields | overrides)

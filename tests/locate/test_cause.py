@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from gate.locate.cause import Detective, Suspect
-from gate.locate.graph import Graph
+from gate.locate.graph import FileGraph
 from gate.locate.layout import Layout
 from gate.locate.rows import Deviation
-from gate.locate.values import Value
+from gate.locate.values import ComputedValue
 from gate.onnxfile.candidate import Candidate
 from tests.locate import nets
 from tests.locate.nets import (
@@ -286,13 +286,13 @@ def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, ro
     """Without the device: from the numbers that such a layer would have."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()
-    graph = Graph(nets.export(model, tmp_path / "m.onnx", VECTORS))
+    graph = FileGraph(nets.export(model, tmp_path / "m.onnx", VECTORS))
     right = VECTORS.astype(np.float32)
     wrong = right * (1 + rounding * np.random.default_rng(0).uniform(-1, 1, right.shape))
     alone = Deviation()
     alone.update(right, wrong.astype(np.float32))
     alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64).ravel())
-    value = Value(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
+    value = ComputedValue(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
     suspect = Suspect(value, "logits", missing=False, folded=None, alone=alone)
     cause = Detective(model, graph, Layout(), runtime).cause(suspect)
     assert ("is that of TF32" in cause.text) == named

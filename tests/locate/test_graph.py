@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.locate.graph import Graph, reference_name
-from gate.locate.runs import Run
+from gate.locate.graph import FileGraph, reference_name
+from gate.locate.runs import PieceSession
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.records.runtime import RUNTIMES
@@ -52,12 +52,12 @@ def chain(folder, **settings):
         node("Mul", ["r", "x"], ["y"]),
     ]
     weights = [("w", WEIGHT), ("b", np.ones(SIZE, np.float32))]
-    return Graph(written(folder, nodes, initializers=weights, **settings))
+    return FileGraph(written(folder, nodes, initializers=weights, **settings))
 
 
 def run(piece, **fed):
     """What the piece computes; `fed`: references, by the names of the tensors."""
-    opened = Run(piece, RUNTIMES["ort-cpu"], POLICY)
+    opened = PieceSession(piece, RUNTIMES["ort-cpu"], POLICY)
     return opened({"x": X}, fed)
 
 
@@ -114,7 +114,7 @@ def test_initializers_that_are_inputs_too_as_in_old_files(tmp_path):
         tmp_path, [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
         initializers=[("w", WEIGHT)], inputs=[value("w", SIZE, SIZE)], ir=3,
     )  # fmt: skip
-    graph = Graph(candidate)
+    graph = FileGraph(candidate)
     assert graph.tensors == ("m", "y")
     piece = graph.cut(["y"], {"m": np.dtype(np.float32)})
     np.testing.assert_array_equal(run(piece, m=-X)["y"], np.maximum(-X, 0))
@@ -125,7 +125,7 @@ class TestBranches:
     """Nodes with graphs inside read what is outside."""
 
     @pytest.fixture
-    def graph(self, tmp_path) -> Graph:
+    def graph(self, tmp_path) -> FileGraph:
         def branch(name: str, op: str, *reads: str) -> onnx.GraphProto:
             inner = [node(op, list(reads), [name])]
             return helper.make_graph(inner, name, [], [value(name, "n", SIZE)])
@@ -139,7 +139,7 @@ class TestBranches:
             node("Relu", ["chosen"], ["y"]),
         ]  # fmt: skip
         weights = [("w", WEIGHT), ("w2", WEIGHT.T.copy()), ("zero", np.float32(0))]
-        return Graph(written(tmp_path, nodes, initializers=weights))
+        return FileGraph(written(tmp_path, nodes, initializers=weights))
 
     def test_they_depend_on_it(self, graph):
         assert graph.segment("chosen", {"m": None})[1] == ["m"]
@@ -173,7 +173,7 @@ class TestSegments:
             node("Add", ["m", "two"], ["a"]),
             node("Mul", ["a", "three"], ["y"]),
         ]
-        graph = Graph(written(tmp_path, nodes, initializers=[("w", WEIGHT)]))
+        graph = FileGraph(written(tmp_path, nodes, initializers=[("w", WEIGHT)]))
         found = graph.constants([3, 4, 5])
         assert set(found) == {"w", "two"}
         np.testing.assert_array_equal(found["w"], WEIGHT)
@@ -198,4 +198,4 @@ class TestErrors:
             "sha256": type(candidate.subject.sha256).of_manifest(tmp_path, ["m.onnx", "m.data"]),
         }))  # fmt: skip
         with pytest.raises(OnnxFileError, match=r"m\.onnx can't be read.*export it again"):
-            Graph(described)
+            FileGraph(described)

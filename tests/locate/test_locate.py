@@ -26,7 +26,7 @@ from gate.errors import (
     StorageError,
 )
 from gate.locate.locate import locate
-from gate.locate.runs import Run
+from gate.locate.runs import PieceSession
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.records.localisation import Localisation
@@ -495,7 +495,7 @@ class TestErrors:
         def fail(*_args, **_more):
             raise RuntimeError("no kernel")
 
-        monkeypatch.setattr(Run, "__call__", fail)
+        monkeypatch.setattr(PieceSession, "__call__", fail)
         with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
             found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
 

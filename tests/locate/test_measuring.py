@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.locate import measuring
-from gate.locate.runs import Run
+from gate.locate.runs import PieceSession
 from gate.records.localisation import Localisation
 from tests.locate import nets
 from tests.locate.nets import IMAGES, TOKENS, VECTORS, change, found, layers, middle, node
@@ -88,7 +88,7 @@ class TestOptimiser:
         assert "optimis" not in told.cause
 
     def test_a_runtime_that_is_wrong_with_optimisations_off_only(self, tmp_path, monkeypatch):
-        class Spoils(Run):
+        class Spoils(PieceSession):
             """Stands for a fault of a plain kernel."""
 
             def __init__(self, piece, traits, policy):
@@ -99,7 +99,7 @@ class TestOptimiser:
                 arrays = super().__call__(*arguments, **options)
                 return {name: a * 1.01 if self._off else a for name, a in arrays.items()}
 
-        monkeypatch.setattr(measuring, "Run", Spoils)
+        monkeypatch.setattr(measuring, "PieceSession", Spoils)
         model, candidate = fused(nn.GELU(), tmp_path)
         told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert whole(told) == {"optimised": "ok", "not optimised": "source"}
@@ -156,7 +156,7 @@ class TestBudget:
     def test_bounds_what_the_runtime_returns_at_a_time(self, tmp_path, monkeypatch):
         returned, sessions = [], []
 
-        class Counts(Run):
+        class Counts(PieceSession):
             def __init__(self, *arguments):
                 super().__init__(*arguments)
                 sessions.append(self)
@@ -167,7 +167,7 @@ class TestBudget:
                 return arrays
 
         for place in ("measuring", "finding"):
-            monkeypatch.setattr(f"gate.locate.{place}.Run", Counts)
+            monkeypatch.setattr(f"gate.locate.{place}.PieceSession", Counts)
         model = nets.made(nets.Residual)
         candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
         found(model, candidate, IMAGES)

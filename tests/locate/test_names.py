@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 from torch import nn
 
-from gate.locate.names import Paths, Scope
+from gate.locate.names import ModuleScope, Paths
 
 
 class Block(nn.Module):
@@ -51,7 +51,7 @@ def paths() -> Paths:
     ],
 )
 def test_a_name_of_the_exporter_that_traces(paths, name, path, call):
-    assert paths.scope(helper.make_node("Op", [], [], name=name)) == Scope(path, call)
+    assert paths.scope(helper.make_node("Op", [], [], name=name)) == ModuleScope(path, call)
 
 
 @pytest.mark.parametrize("name", ["", "Conv_0", "node_conv2d", "layer1/conv"])
@@ -62,9 +62,12 @@ def test_a_name_that_leads_nowhere(paths, name):
 @pytest.mark.parametrize(
     ("text", "scope"),
     [
-        ("['', 'layer1', 'layer1.0', 'layer1.0.conv', 'conv2d']", Scope("layer1.0.conv", None)),
-        ("['', 'alias', 'linear']", Scope("shared", None)),
-        ("['', 'stranger', 'add']", Scope("", None)),
+        (
+            "['', 'layer1', 'layer1.0', 'layer1.0.conv', 'conv2d']",
+            ModuleScope("layer1.0.conv", None),
+        ),
+        ("['', 'alias', 'linear']", ModuleScope("shared", None)),
+        ("['', 'stranger', 'add']", ModuleScope("", None)),
         ("['add']", None),
         ("[]", None),
         ("'layer1'", None),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.locate.measuring import Layer
+from gate.locate.measuring import LayerDeviations
 from gate.locate.verdicts import Limits, worst
 
 
@@ -23,8 +23,8 @@ CPU, CUDA = Limits("ort-cpu", twin=True), Limits("ort-cuda", twin=True)
 BLIND = Limits("ort-cpu", twin=False)
 
 
-def layer(ratio: float, peak: float = 0.0) -> Layer:
-    return Layer(through=Fixed(ratio, peak), alone=Fixed(ratio, peak))
+def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
+    return LayerDeviations(through=Fixed(ratio, peak), alone=Fixed(ratio, peak))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.locate.weights import Difference, comparison, folded_differences, transposed
+from gate.locate.weights import WeightDifference, comparison, folded_differences, transposed
 
 
-def differences(*given, **settings) -> list[Difference]:
+def differences(*given, **settings) -> list[WeightDifference]:
     return list(comparison(*given, **settings).differences)
 
 

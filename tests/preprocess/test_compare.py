@@ -21,7 +21,7 @@ from gate.preprocess import compare as module
 from gate.preprocess.answers import ModelFile
 from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.compare import LineUp, compare
-from gate.preprocess.difference import Difference
+from gate.preprocess.difference import TensorDifference
 from gate.preprocess.implementation import Implementation
 from gate.preprocess.pictures import Picture, pictures_in, read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
@@ -219,7 +219,7 @@ def test_worse_values_never_come_nearer(values: Any) -> None:
     """Monotone: a larger deviation of any element makes neither maximum nor mean smaller."""
     spec = PreprocessSpec()
     reference = np.zeros((3, 4, 5), np.float32)
-    less, more = Difference(spec), Difference(spec)
+    less, more = TensorDifference(spec), TensorDifference(spec)
     for one in values:
         less.update(one, reference)
         more.update(one * np.float32(2.0), reference)

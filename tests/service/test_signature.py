@@ -14,7 +14,7 @@ from gate.service.signature import (
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     Envelope,
-    Refusal,
+    SignatureRefusal,
     open_envelope,
     refuse,
     sign,
@@ -29,7 +29,9 @@ GOOD = {
 }
 
 
-def opened(headers: dict[str, list[str]], *, now: float = 1700000000) -> Envelope | Refusal:
+def opened(
+    headers: dict[str, list[str]], *, now: float = 1700000000
+) -> Envelope | SignatureRefusal:
     return open_envelope(lambda name: headers.get(name, []), now=now, window_s=300)
 
 
@@ -129,7 +131,7 @@ def test_another_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> N
 )
 def test_headers_of_another_form_are_refused(name: str, values: list[str]) -> None:
     refusal = opened(GOOD | {name: values})
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, SignatureRefusal)
     assert (refusal.outcome, refusal.status) == ("unsigned", 401)
     assert name in refusal.reason
 
@@ -140,7 +142,7 @@ def test_headers_of_another_form_are_refused(name: str, values: list[str]) -> No
 def test_only_deliveries_of_now_are_believed(offset: float, fresh: bool) -> None:
     found = opened(GOOD, now=1700000000 + offset)
     assert isinstance(found, Envelope) == fresh
-    if isinstance(found, Refusal):
+    if isinstance(found, SignatureRefusal):
         assert (found.outcome, found.status) == ("stale", 401)
 
 

@@ -17,7 +17,7 @@ from gate.records.evidence import ClassParity, OutputParity, RuntimeEvidence
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
 
-class Comparison(NamedTuple):
+class BoundedMetric(NamedTuple):
     """A measured number against its bound; None: not measured, not bounded.
 
     `<=` is for differences, `>=` for shares; numbers that no measurement can give
@@ -40,13 +40,13 @@ class Comparison(NamedTuple):
         return self.bound <= self.observed <= 1.0
 
 
-def numeric(bounds: Bounds, output: OutputParity) -> list[Comparison]:
+def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """The metrics that every output has."""
     return [
-        Comparison("max_abs_diff", output.max_abs_diff, "<=", bounds.max_abs_diff),
-        Comparison("mean_abs_diff", output.mean_abs_diff, "<=", bounds.mean_abs_diff),
-        Comparison("scaled_diff", _scaled_diff(output), "<=", bounds.scaled_diff),
-        Comparison("l2_logits", output.l2_max, "<=", bounds.l2_logits),
+        BoundedMetric("max_abs_diff", output.max_abs_diff, "<=", bounds.max_abs_diff),
+        BoundedMetric("mean_abs_diff", output.mean_abs_diff, "<=", bounds.mean_abs_diff),
+        BoundedMetric("scaled_diff", _scaled_diff(output), "<=", bounds.scaled_diff),
+        BoundedMetric("l2_logits", output.l2_max, "<=", bounds.l2_logits),
     ]
 
 
@@ -60,7 +60,7 @@ def _scaled_diff(output: OutputParity) -> float:
 
 def classification(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
-) -> list[Comparison]:
+) -> list[BoundedMetric]:
     """The metrics of logits, over the samples that have an answer."""
     n = max(output.samples - logits.nan_rows - logits.top1_ties, 0)
     lower = top1_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
@@ -71,18 +71,20 @@ def classification(
     confidence = logits.confidence
     drop = logits.accuracy.drop if logits.accuracy else None
     comparisons = [
-        Comparison("top1_agreement", agreement, ">=", bounds.top1_agreement),
-        Comparison("top1_lower_bound", lower, ">=", bounds.top1_lower_bound),
-        Comparison("top5_agreement", logits.top5_agreement, ">=", bounds.top5_agreement),
-        Comparison("l2_probabilities", logits.l2_probabilities_max, "<=", bounds.l2_probabilities),
-        Comparison("confidence_diff", confidence.max, "<=", bounds.confidence_diff),
-        Comparison("accuracy_drop", drop, "<=", bounds.accuracy_drop, least=-1.0),
+        BoundedMetric("top1_agreement", agreement, ">=", bounds.top1_agreement),
+        BoundedMetric("top1_lower_bound", lower, ">=", bounds.top1_lower_bound),
+        BoundedMetric("top5_agreement", logits.top5_agreement, ">=", bounds.top5_agreement),
+        BoundedMetric(
+            "l2_probabilities", logits.l2_probabilities_max, "<=", bounds.l2_probabilities
+        ),
+        BoundedMetric("confidence_diff", confidence.max, "<=", bounds.confidence_diff),
+        BoundedMetric("accuracy_drop", drop, "<=", bounds.accuracy_drop, least=-1.0),
     ]
     if bounds.confidence_bands is not None:
         _, from1, from5, from10 = confidence.bands
         allowed = bounds.confidence_bands
         comparisons += [
-            Comparison(f"confidence_over_{percent}_percent", share, "<=", bound)
+            BoundedMetric(f"confidence_over_{percent}_percent", share, "<=", bound)
             for percent, share, bound in (
                 (1, from1 + from5 + from10, allowed.over_1_percent),
                 (5, from5 + from10, allowed.over_5_percent),
@@ -139,7 +141,7 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     )
 
 
-def check(comparison: Comparison, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """The check of one comparison: ERROR if it was not measured, FAIL if it does not hold."""
     name, observed, relation, bound, _ = comparison
     if observed is None:

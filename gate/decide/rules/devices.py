@@ -10,7 +10,7 @@ import math
 
 from gate.decide.checks import CheckResult, Verdict
 from gate.decide.remedies import REMEDIES
-from gate.decide.rules.comparisons import Comparison, numeric
+from gate.decide.rules.comparisons import BoundedMetric, numeric
 from gate.decide.rules.instruments import noises
 from gate.policy.policy import Bounds, Policy
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -167,7 +167,7 @@ def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
     return factors
 
 
-def _times(one: Comparison) -> float | None:
+def _times(one: BoundedMetric) -> float | None:
     """The observed number in units of its bound; None where there is no bound or no number."""
     if one.observed is None or one.bound is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gate.decide.checks import CheckResult, Verdict
 from gate.decide.remedies import REMEDIES
-from gate.decide.rules.comparisons import Comparison, check
+from gate.decide.rules.comparisons import BoundedMetric, check
 from gate.policy.policy import Bounds, Policy
 from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
 from gate.records.instruments import (
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9
 """Of float64 sums: two ways to the same ratio."""
 
 
-def noises(bounds: Bounds, output: OutputParity) -> list[Comparison]:
+def noises(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """The metrics in units of rounding; none for integers and bools, which have no rounding."""
     if not output.dtype.startswith("float"):
         return []
@@ -41,9 +41,9 @@ def noises(bounds: Bounds, output: OutputParity) -> list[Comparison]:
     if seen is not None and seen.scatter is None:
         allowed = _widened(bounds.noise_ratio, seen.elements)
     return [
-        Comparison("noise_ratio", _noise_ratio(seen) if seen else None, "<=", allowed),
-        Comparison("noise_peak", _noise_peak(output) if seen else None, "<=", bounds.noise_peak),
-        Comparison("noise_diff", seen.diff if seen else None, "<=", bounds.noise_diff),
+        BoundedMetric("noise_ratio", _noise_ratio(seen) if seen else None, "<=", allowed),
+        BoundedMetric("noise_peak", _noise_peak(output) if seen else None, "<=", bounds.noise_peak),
+        BoundedMetric("noise_diff", seen.diff if seen else None, "<=", bounds.noise_diff),
     ]
 
 
@@ -90,7 +90,7 @@ def stability(
     ):
         if bound is not None:
             observed = getattr(seen, name) if seen else None
-            result = check(Comparison(name, observed, "<=", bound), runtime, output)
+            result = check(BoundedMetric(name, observed, "<=", bound), runtime, output)
             if seen is not None and seen.samples == 0:
                 result = result.model_copy(update={"verdict": Verdict.ERROR})
             yield result.model_copy(update={"samples": seen.samples if seen else 0})
@@ -256,7 +256,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
     elif observed is None:
         verdict, told = Verdict.ERROR, "the probe has neither numbers nor a reason"
     else:
-        held = Comparison(metric, observed, "<=", bound).holds()
+        held = BoundedMetric(metric, observed, "<=", bound).holds()
         known = not any(math.isnan(number) for number in numbers)
         verdict = Verdict.PASS if held and known else Verdict.FAIL
         told = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gate.decide.checks import CheckResult, Verdict
 from gate.decide.remedies import REMEDIES
-from gate.decide.rules.comparisons import Comparison, classification, numeric
+from gate.decide.rules.comparisons import BoundedMetric, classification, numeric
 from gate.policy.policy import Bounds, Policy, Role
 from gate.policy.roles import all_nonfinite, classes_of, guessed, unclaimed
 from gate.records.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
@@ -63,25 +63,25 @@ def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iter
         )
 
 
-def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Comparison]:
+def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """The numbers by which the output is judged; none for one that is all NaN and infinite, and
     constant, and proven equal."""
     if all_nonfinite(output):
         return []
     stated = policy.role_of(output.name)
     if stated == "mask":
-        return [Comparison("mask_diff", output.max_abs_diff, "<=", 0.0)]
+        return [BoundedMetric("mask_diff", output.max_abs_diff, "<=", 0.0)]
     if stated == "indices":
         bound = bounds.unequal_share if bounds.unequal_share is not None else _UNEQUAL
-        return [Comparison("unequal_share", _unequal_share(output), "<=", bound)]
+        return [BoundedMetric("unequal_share", _unequal_share(output), "<=", bound)]
     compared = numeric(bounds, output)
     if not output.dtype.startswith("float") and bounds.unequal_share is not None:
-        share = Comparison("unequal_share", _unequal_share(output), "<=", bounds.unequal_share)
+        share = BoundedMetric("unequal_share", _unequal_share(output), "<=", bounds.unequal_share)
         compared.append(share)
     if stated == "embedding":
         bound = bounds.cosine_distance if bounds.cosine_distance is not None else _COSINE
         seen = output.rows.cosine_distance if output.rows else None
-        compared.append(Comparison("cosine_distance", seen, "<=", bound))
+        compared.append(BoundedMetric("cosine_distance", seen, "<=", bound))
     classes = classes_of(policy, output)
     if classes is not None:
         compared += _of_classes(policy, bounds, output, classes)
@@ -95,7 +95,7 @@ def judges_noise(policy: Policy, output: OutputParity) -> bool:
 
 def _of_classes(
     policy: Policy, bounds: Bounds, output: OutputParity, classes: ClassParity
-) -> list[Comparison]:
+) -> list[BoundedMetric]:
     compared = classification(policy, bounds, output, classes)
     if guessed(policy, output):
         return [one for one in compared if one.name == "top1_agreement"]
@@ -111,7 +111,7 @@ def _of_classes(
     }
     compared = [one._replace(observed=as_they_are.get(one.name, one.observed)) for one in compared]
     bound = bounds.row_sum_diff if bounds.row_sum_diff is not None else _ROW_SUM
-    return [*compared, Comparison("row_sum_diff", rows.sum_diff if rows else None, "<=", bound)]
+    return [*compared, BoundedMetric("row_sum_diff", rows.sum_diff if rows else None, "<=", bound)]
 
 
 def _unequal_share(output: OutputParity) -> float | None:

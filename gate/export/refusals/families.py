@@ -10,7 +10,7 @@ _OF_TORCH = ("aten", "prim", "quantized", "prims")
 
 
 @dataclass(frozen=True)
-class Family:
+class OperatorFamily:
     """Operators that fail for one reason. `instead` is a sentence that says what to do.
 
     `strategy` is the one that it proposes, if any: it is no advice where that one has failed.
@@ -23,20 +23,20 @@ class Family:
 
 
 _FAMILIES = (
-    Family(
+    OperatorFamily(
         r"aten::(_native_multi_head_attention|_transformer_encoder_layer_fwd)",
         "fused attention, baked in when the module was traced",
         "Give the nn.Module itself in the place of the traced one, or trace it under "
         "torch.backends.mha.set_fastpath_enabled(False).",
     ),
-    Family(
+    OperatorFamily(
         r"aten::_upsample_\w+_aa",
         "an antialiased resize",
         "Set export.strategy to dynamo, which writes it, or resize before the model; "
         "antialias=False would compute something else.",
         "dynamo",
     ),
-    Family(
+    OperatorFamily(
         r"aten::_?(fft_\w+|stft|istft|complex|polar|real|imag|view_as_real|view_as_complex|"
         r"view_as_real_copy|view_as_complex_copy|angle)",
         "complex numbers",
@@ -44,24 +44,24 @@ _FAMILIES = (
         "and the imaginary part as two tensors.",
         "dynamo",
     ),
-    Family(
+    OperatorFamily(
         r"aten::_?(linalg_\w+|eig|svd|qr|cholesky|lstsq|lu\w*|symeig|geqrf|ormqr)",
         "a matrix decomposition, which ONNX has none of",
         "Replace it in the model, or compute it outside of the model.",
     ),
-    Family(
+    OperatorFamily(
         r"prim::Dict\w*",
         "a dict in a scripted module",
         "Return a tuple, or set export.strategy to direct or dynamo, which flatten dicts.",
         "direct",
     ),
-    Family(
+    OperatorFamily(
         r"aten::(is_autocast\w*|is_scripting|format|str|warn|warnings)|prim::(Print|RaiseException)",
         "Python's bookkeeping in a scripted module",
         "Set export.strategy to direct or dynamo, which follow one path through the code.",
         "direct",
     ),
-    Family(
+    OperatorFamily(
         r"(aten|prim)::(swapaxes|swapdims|moveaxis|movedim|PythonOp|CallFunction|CallMethod)",
         "hidden in a traced submodule",
         "Set export.strategy to direct: the exporter's own trace resolves it.",
@@ -70,7 +70,7 @@ _FAMILIES = (
 )
 
 
-def family(operator: str, *, tried: Collection[str] = ()) -> Family | None:
+def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | None:
     """The family of an operator such as `aten::stft`, if it has one that helps after `tried`."""
     return next(
         (

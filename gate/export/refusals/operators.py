@@ -16,7 +16,7 @@ from gate.export.capture import captured
 from gate.export.refusals.dynamo_operators import untranslated
 from gate.export.refusals.legacy_operators import LegacyExport, unwritten
 from gate.export.refusals.messages import operator_in
-from gate.export.refusals.refusal import Refusal
+from gate.export.refusals.refusal import ExportRefusal
 from gate.export.refusals.unsupported import UnsupportedOperator
 
 Strategy = Literal["traced", "direct", "scripted", "dynamo"]
@@ -56,7 +56,7 @@ def refused(
     *,
     strategy: Strategy,
     told: Mapping[str, Any],
-) -> Refusal:
+) -> ExportRefusal:
     """Explain an error of `torch.onnx.export(module, arguments, **told)`.
 
     Looks for more operators only if the error is about one: that costs an export for each.
@@ -65,7 +65,7 @@ def refused(
     found: tuple[UnsupportedOperator, ...] = ()
     if operator_in(error) is not None:
         found = unsupported(module, arguments, strategy=strategy, opset=opset, told=told)
-    return Refusal.of(error, operators=found, strategy=strategy, opset=opset)
+    return ExportRefusal.of(error, operators=found, strategy=strategy, opset=opset)
 
 
 def _handed(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:

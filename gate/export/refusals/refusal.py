@@ -14,7 +14,7 @@ from gate.export.refusals.families import family, is_custom
 from gate.export.refusals.messages import brief, operator_in, opset_in, reading
 from gate.export.refusals.unsupported import UnsupportedOperator, names, remedy, some, ways_out
 
-__all__ = ["MOST_LINES", "Refusal", "UnsupportedOperator", "brief"]
+__all__ = ["MOST_LINES", "ExportRefusal", "UnsupportedOperator", "brief"]
 
 MOST_LINES = 30
 _MOST_OPERATORS = 12
@@ -25,7 +25,7 @@ _WIDEST = 240
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ExportRefusal:
     """What the exporter could not do, and what the user can do: `cause` and `remedy` in one line
     each, and all operators that the strategy can't write, where it failed on one."""
 
@@ -43,7 +43,7 @@ class Refusal:
         operators: Sequence[UnsupportedOperator] = (),
         strategy: str | None = None,
         opset: int | None = None,
-    ) -> Refusal:
+    ) -> ExportRefusal:
         """Read an error of either exporter, of `torch.jit.trace` or of `torch.jit.script`.
 
         `operators` are those found by `gate.export.refusals.operators`; the one that the error
@@ -59,14 +59,14 @@ class Refusal:
         opset = opset_in(error) if opset is None else opset
         return cls(_cause(every, opset), remedy(every, tried), every, tried)
 
-    def of_all(self, tried: Sequence[str], *, cause: str) -> Refusal:
+    def of_all(self, tried: Sequence[str], *, cause: str) -> ExportRefusal:
         """The same where all of `tried` failed: what helps then."""
         said = self.remedy
         if self.operators:
             said = remedy(self.operators, tried)
         elif any(f"export.strategy to {strategy}" in said for strategy in tried):
             said = "Change forward so that one of them takes it: each says above what it met."
-        return Refusal(cause, said, self.operators, tuple(tried))
+        return ExportRefusal(cause, said, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
         """The whole of it, at most `MOST_LINES` lines, the remedy last.

@@ -15,7 +15,7 @@ import torch
 from gate.export.axes import told
 from gate.export.custom import Symbolics
 from gate.export.refusals.operators import refused
-from gate.export.refusals.refusal import Refusal
+from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.strategies.exporter import RungFailed, Told, settings_of
 
@@ -58,6 +58,6 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
     return settings_of(request, plain | {"dynamic_shapes": told(inputs)})
 
 
-def _explain(error: Exception, request: Request, keywords: dict[str, Any]) -> Refusal:
+def _explain(error: Exception, request: Request, keywords: dict[str, Any]) -> ExportRefusal:
     with request.flat() as module:
         return refused(error, module, request.arguments, strategy="dynamo", told=keywords)

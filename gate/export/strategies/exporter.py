@@ -13,7 +13,7 @@ from torch import nn
 
 from gate.errors import ExportError
 from gate.export.custom import Symbolics
-from gate.export.refusals.refusal import Refusal, brief
+from gate.export.refusals.refusal import ExportRefusal, brief
 from gate.export.refusals.unsupported import opset_for_all
 from gate.export.request import Request
 
@@ -35,10 +35,10 @@ class RungFailed(Exception):
 
     def __init__(
         self,
-        refusal: Refusal,
+        refusal: ExportRefusal,
         *,
         since: int | None = None,
-        explain: Callable[[], Refusal] | None = None,
+        explain: Callable[[], ExportRefusal] | None = None,
     ) -> None:
         """`since`: the opset that would do, where that is known. `explain` finds more to tell,
         at the cost of several exports."""
@@ -50,7 +50,7 @@ class RungFailed(Exception):
     @classmethod
     def because(cls, cause: str, remedy: str, *, since: int | None = None) -> RungFailed:
         """A cause and a remedy of our own."""
-        return cls(Refusal(cause, remedy), since=since)
+        return cls(ExportRefusal(cause, remedy), since=since)
 
     @classmethod
     def of(
@@ -59,10 +59,10 @@ class RungFailed(Exception):
         *,
         strategy: str,
         opset: int,
-        explain: Callable[[], Refusal] | None = None,
+        explain: Callable[[], ExportRefusal] | None = None,
     ) -> RungFailed:
         """What an exporter raised."""
-        refusal = Refusal.of(error, strategy=strategy, opset=opset)
+        refusal = ExportRefusal.of(error, strategy=strategy, opset=opset)
         since = opset_for_all(refusal.operators)
         return cls(refusal, since=since, explain=explain if refusal.operators else None)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from gate.export.axes import told
 from gate.export.refusals.operators import refused
-from gate.export.refusals.refusal import Refusal
+from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.strategies.exporter import RungFailed, Told, settings_of
 from gate.export.strategies.naming import accepted, rename
@@ -70,7 +70,7 @@ def _explain(
     *,
     strategy: Strategy,
     told: dict[str, Any],
-) -> Refusal:
+) -> ExportRefusal:
     """Asked after the export: the model itself (None) is flat no more by then."""
     with request.flat() if module is None else contextlib.nullcontext(module) as exported:
         return refused(error, exported, request.arguments, strategy=strategy, told=told)

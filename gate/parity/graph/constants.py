@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from gate.parity.graph.computed import Computed
-from gate.parity.graph.contents import FLOATS, INTEGERS, Ledger
-from gate.parity.graph.matching import Constant, Matcher
+from gate.parity.graph.contents import FLOATS, INTEGERS, DroppedContents
+from gate.parity.graph.matching import Constant, ConstantMatcher
 from gate.parity.graph.pool import Pool, Stored, canonical, stored_tensors
 from gate.parity.graph.suspicion import Suspicion, named, nearest, rounded, telling
-from gate.parity.graph.values import Graph
+from gate.parity.graph.values import FlatGraph
 from gate.parity.graph.witness import Witness
 from gate.records.instruments import GraphFinding, WeightsReport
 
@@ -39,7 +39,7 @@ class Constants:
 
     def __init__(self, witness: Witness) -> None:
         self._witness = witness
-        self._matcher = Matcher(witness)
+        self._matcher = ConstantMatcher(witness)
         self._computed: Computed | None = None
         self._blind = False
         """Forward could not be watched, so a constant may be computed that is not found."""
@@ -56,7 +56,9 @@ class Constants:
             constant.values = None
         return constant
 
-    def compare(self, graph: Graph, ledger: Ledger) -> tuple[list[GraphFinding], WeightsReport]:
+    def compare(
+        self, graph: FlatGraph, ledger: DroppedContents
+    ) -> tuple[list[GraphFinding], WeightsReport]:
         """The findings on all constants that an output depends on, and a summary of the rest."""
         constants = list(self._live(graph, ledger))
         matcher = self._matcher
@@ -79,7 +81,7 @@ class Constants:
         found = [one.suspicion for one in constants if one.match is None and one.suspicion]
         return list(_told(found, named_ones)), self._summary(constants)
 
-    def _live(self, graph: Graph, ledger: Ledger) -> Iterator[Constant]:
+    def _live(self, graph: FlatGraph, ledger: DroppedContents) -> Iterator[Constant]:
         """Big constants were looked at before; each tensor once, inlined functions copy them."""
         seen: set[int] = set()
         for _, tensor in graph.live_tensors():

@@ -59,7 +59,7 @@ class Contents:
         return cls.of(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
 
 
-class Ledger:
+class DroppedContents:
     """What was counted of the tensors whose values were dropped."""
 
     def __init__(self) -> None:
@@ -95,13 +95,13 @@ def condense(
     files: tuple[str, ...],
     *,
     look: Callable[[TensorProto, NDArray[Any]], object] | None = None,
-) -> Ledger:
+) -> DroppedContents:
     """Drop the values of the big tensors of `model`, and take in those of small external ones.
 
     `look` sees each big tensor once more, and the ledger keeps what it returns as its note.
     Data is read from `files` in `folder` only. Raises OnnxFileError for any other.
     """
-    ledger = Ledger()
+    ledger = DroppedContents()
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.EXTERNAL:
             data = _external_bytes(tensor, folder, files)

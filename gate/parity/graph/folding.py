@@ -48,7 +48,7 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class WeightLayer:
     """A layer with a weight: a convolution, transposed or not, or a Linear."""
 
     path: str
@@ -125,17 +125,17 @@ def norms(model: nn.Module) -> Iterator[Norm]:
         yield Norm(path, scale, offset - moved, np.abs(offset) + np.abs(moved))
 
 
-def layers(model: nn.Module) -> Iterator[Layer]:
+def layers(model: nn.Module) -> Iterator[WeightLayer]:
     """All modules with a weight of two axes and more."""
     for path, module in model.named_modules():
         weight = _tensor(module, "weight")
         if weight is None or weight.ndim < 2 or not weight.numel():
             continue
         groups, transposed = getattr(module, "groups", 1), bool(getattr(module, "transposed", 0))
-        yield Layer(path, weight, _tensor(module, "bias"), transposed, int(groups))
+        yield WeightLayer(path, weight, _tensor(module, "bias"), transposed, int(groups))
 
 
-def folded(values: Values, layer: Layer, known: Iterable[Norm]) -> Folded | None:
+def folded(values: Values, layer: WeightLayer, known: Iterable[Norm]) -> Folded | None:
     """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
 
     None if that is not what they are: fewer than half of the channels are scaled.
@@ -162,7 +162,7 @@ def folded(values: Values, layer: Layer, known: Iterable[Norm]) -> Folded | None
     return Folded(layer.restored(_scaled(plain, factor)), (), factor)
 
 
-def folded_bias(values: Values, layer: Layer, norm: Norm) -> NDArray[np.bool_] | None:
+def folded_bias(values: Values, layer: WeightLayer, norm: Norm) -> NDArray[np.bool_] | None:
     """Channels in which `values` is not the bias that folding gives; None for another number."""
     if values.shape != norm.scale.shape:
         return None

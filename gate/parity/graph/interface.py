@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from gate.onnxfile.session import open_on_cpu
-from gate.parity.graph.values import STANDARD, Graph
+from gate.parity.graph.values import STANDARD, FlatGraph
 from gate.parity.graph.witness import Witness
 from gate.records.evidence import Subject, TensorSpec
 from gate.records.instruments import GraphFinding
@@ -38,7 +38,7 @@ def fixed_batch(subject: Subject, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
 
 
-def unused_output(graph: Graph, subject: Subject) -> Iterator[GraphFinding]:
+def unused_output(graph: FlatGraph, subject: Subject) -> Iterator[GraphFinding]:
     """Inputs, initializers and nodes on which no output of the file depends."""
     used = {value.name for value in graph.live_values if value.scope == 0}
     for spec in subject.inputs:
@@ -52,7 +52,7 @@ def unused_output(graph: Graph, subject: Subject) -> Iterator[GraphFinding]:
             yield _unused(node.place, "node")
 
 
-def domain(graph: Graph) -> Iterator[GraphFinding]:
+def domain(graph: FlatGraph) -> Iterator[GraphFinding]:
     """Operators outside of the standard domain, counted by domain."""
     foreign = [node for node in graph.nodes if node.proto.domain not in STANDARD]
     for name in sorted({node.proto.domain for node in foreign}):

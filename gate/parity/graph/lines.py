@@ -31,7 +31,7 @@ class Matrix(NamedTuple):
     lines: Values
 
 
-class Index(NamedTuple):
+class LineIndex(NamedTuple):
     """All lines of one length, one tensor behind the other, to find them by the sums of bits."""
 
     matrices: list[Matrix]
@@ -42,7 +42,7 @@ class Index(NamedTuple):
     """That sorts the sums."""
 
     @classmethod
-    def of(cls, matrices: list[Matrix]) -> Index:
+    def of(cls, matrices: list[Matrix]) -> LineIndex:
         """Over these tensors."""
         sums = [_sums(one.lines) for one in matrices] or [np.zeros(0, np.uint64)]
         everything = np.concatenate(sums)
@@ -59,7 +59,7 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class LineRun:
     """Lines `start` to `stop` of a constant are those of `source` from `first` on."""
 
     source: Matrix
@@ -82,9 +82,9 @@ class Run:
         """Line of the tensor minus line of the constant."""
         return self.first - self.start
 
-    def widened(self, start: int, stop: int) -> Run:
+    def widened(self, start: int, stop: int) -> LineRun:
         """The same run over more lines of the constant."""
-        return Run(self.source, start, stop, self.first - (self.start - start))
+        return LineRun(self.source, start, stop, self.first - (self.start - start))
 
     @property
     def rows(self) -> Values:
@@ -96,7 +96,7 @@ class Run:
 class Joined:
     """A constant as the runs that it consists of."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[LineRun, ...]
     expected: Values
     """What the runs say that the constant is, in its shape."""
     columns: bool
@@ -138,7 +138,7 @@ class Lines:
 
     def __init__(self, stored: Iterable[Stored]) -> None:
         self._stored = [one for one in stored if not one.integer]
-        self._by_length: dict[int, Index] = {}
+        self._by_length: dict[int, LineIndex] = {}
 
     def read(self, values: Values) -> Joined | None:
         """The constant as a slice or concatenation of which at least half of the lines are bitwise
@@ -158,9 +158,9 @@ class Lines:
             found.append((wrong, one))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _of_length(self, length: int) -> Index:
+    def _of_length(self, length: int) -> LineIndex:
         if length not in self._by_length:
-            self._by_length[length] = Index.of(
+            self._by_length[length] = LineIndex.of(
                 [Matrix(one, lines) for one in self._stored for lines in _matrices(one, length)]
             )
         return self._by_length[length]
@@ -188,7 +188,7 @@ def _matrices(one: Stored, length: int) -> Iterator[Values]:
         yield one.values.reshape(length, -1).T
 
 
-def _runs(matrix: Values, index: Index) -> list[Run]:
+def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
     """Which line comes from where; empty if too few are found, or in too many runs.
 
     Lines of a single value say nothing, and one that is found alone is another's copy.
@@ -215,11 +215,11 @@ def _runs(matrix: Values, index: Index) -> list[Run]:
     for group in groups:
         source = int(number[group[0]])
         first = int(place[group[0]] - index.starts[source])
-        runs.append(Run(index.matrices[source], int(group[0]), int(group[-1]) + 1, first))
+        runs.append(LineRun(index.matrices[source], int(group[0]), int(group[-1]) + 1, first))
     return _bridged(runs)
 
 
-def _bridged(runs: list[Run]) -> list[Run]:
+def _bridged(runs: list[LineRun]) -> list[LineRun]:
     """Two runs of one tensor with the same offset are one."""
     whole = [runs[0]]
     for run in runs[1:]:
@@ -231,13 +231,13 @@ def _bridged(runs: list[Run]) -> list[Run]:
     return whole
 
 
-def _filled(runs: list[Run], lines: int) -> tuple[list[Run], list[tuple[int, int]]] | None:
+def _filled(runs: list[LineRun], lines: int) -> tuple[list[LineRun], list[tuple[int, int]]] | None:
     """The runs with the lines between them, and the lines that might as well be something else.
 
     Lines that complete the tensors on both sides are theirs. None where no tensor could hold them.
     """
     doubtful: list[tuple[int, int]] = []
-    whole: list[Run] = []
+    whole: list[LineRun] = []
     for run in runs:
         end = whole[-1].stop if whole else 0
         gap, after = run.start - end, whole[-1].after if whole else 0
@@ -264,7 +264,7 @@ def _filled(runs: list[Run], lines: int) -> tuple[list[Run], list[tuple[int, int
 def _joined(
     values: Values,
     matrix: Values,
-    filled: tuple[list[Run], list[tuple[int, int]]],
+    filled: tuple[list[LineRun], list[tuple[int, int]]],
     *,
     columns: bool,
 ) -> Joined:

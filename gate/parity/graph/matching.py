@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.graph.folding import Layer, Norm, folded, folded_bias, layers, norms
+from gate.parity.graph.folding import Norm, WeightLayer, folded, folded_bias, layers, norms
 from gate.parity.graph.formats import FORMATS
 from gate.parity.graph.layouts import arrangements, equal, same
 from gate.parity.graph.lines import Lines
@@ -63,11 +63,11 @@ class Constant:
 class Fold(NamedTuple):
     """A layer that one of these was folded into."""
 
-    layer: Layer
+    layer: WeightLayer
     norms: tuple[Norm, ...]
 
 
-class Matcher:
+class ConstantMatcher:
     """Finds constants among the tensors that the model holds."""
 
     def __init__(self, witness: Witness) -> None:
@@ -77,7 +77,7 @@ class Matcher:
         """Paths of the layers that something was folded into."""
         self._lines = Lines(self.pool.all)
         self._norms = list(norms(witness.model))
-        self._layers: defaultdict[tuple[int, ...], list[Layer]] = defaultdict(list)
+        self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
         for layer in layers(witness.model):
             self._layers[tuple(layer.weight.shape)].append(layer)
 
@@ -140,7 +140,7 @@ class Matcher:
                         waiting.append(waiting.pop(at))
                         return
 
-    def _fold(self, constant: Constant, layer: Layer, values: Values) -> bool:
+    def _fold(self, constant: Constant, layer: WeightLayer, values: Values) -> bool:
         found = folded(values, layer, self._norms)
         if found is None:
             return False

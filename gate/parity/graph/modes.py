@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gate.parity.graph.values import Graph, Node
+from gate.parity.graph.values import FlatGraph, Node
 from gate.parity.graph.witness import Witness
 from gate.records.instruments import GraphFinding
 
@@ -14,7 +14,7 @@ _RANDOM = (
 )  # fmt: skip
 
 
-def training_mode(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
+def training_mode(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
     """Live nodes in training mode. What the reference does in eval mode itself is none."""
     for node in graph.live():
         detail = _detail(graph, node, witness)
@@ -22,7 +22,7 @@ def training_mode(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="training_mode", place=node.place, detail=detail)
 
 
-def _detail(graph: Graph, node: Node, witness: Witness) -> str | None:
+def _detail(graph: FlatGraph, node: Node, witness: Witness) -> str | None:
     if node.operator == "BatchNormalization":
         detail = _batch_norm(graph, node)
         return detail if detail and not witness.conduct.batch_statistics else None
@@ -35,7 +35,7 @@ def _detail(graph: Graph, node: Node, witness: Witness) -> str | None:
     return detail if detail and not witness.conduct.draws else None
 
 
-def _batch_norm(graph: Graph, node: Node) -> str | None:
+def _batch_norm(graph: FlatGraph, node: Node) -> str | None:
     """Since opset 14 an attribute says it, since 7 the number of outputs, before `is_test`."""
     if graph.opset >= 14:
         training = node.attribute("training_mode", 0) != 0
@@ -46,7 +46,7 @@ def _batch_norm(graph: Graph, node: Node) -> str | None:
     return "normalises by the statistics of the batch" if training else None
 
 
-def _dropout(graph: Graph, node: Node) -> str | None:
+def _dropout(graph: FlatGraph, node: Node) -> str | None:
     """Since opset 12 an input says it; from 7 on there was only inference; before, `is_test`."""
     if graph.opset >= 12:
         ratio = graph.constant(node.input(1))

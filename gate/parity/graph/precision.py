@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto
 
 from gate.parity.graph.contents import small_values
-from gate.parity.graph.values import Graph, Node, Value
+from gate.parity.graph.values import FlatGraph, GraphValue, Node
 from gate.parity.graph.witness import Witness
 from gate.records.instruments import GraphCode, GraphFinding
 
@@ -35,7 +35,7 @@ _AXES = 8
 """Constants of no more elements may be sizes and scales, one for each axis."""
 
 
-def float16(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
+def float16(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
     """Where float32 is rounded to 16 or 8 bits, or was when the weights were written."""
     for code, dtype in _NARROW.items():
         name = str(dtype).removeprefix("torch.")
@@ -52,7 +52,7 @@ def float16(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="float16", place=value.name, detail=detail)
 
 
-def quantized(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
+def quantized(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
     """Where floats are rounded to integers of few bits, or were when the weights were written.
 
     No model that was traced in float32 has such operators; one that was quantized in PyTorch has
@@ -71,7 +71,7 @@ def quantized(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="quantized", place=value.name, detail=detail)
 
 
-def float64(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
+def float64(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
     """Where samples or weights are computed in double precision; arithmetic of shapes is not."""
     data = _data(graph)
     nodes = [
@@ -85,7 +85,7 @@ def float64(graph: Graph, witness: Witness) -> Iterator[GraphFinding]:
         yield _told("float64", nodes, "compute in float64")
 
 
-def _makes(graph: Graph, node: Node, code: int) -> bool:
+def _makes(graph: FlatGraph, node: Node, code: int) -> bool:
     """True if the node computes values of this type or rounds to it, and doesn't just move them."""
     if node.operator in _MOVES:
         return False
@@ -101,7 +101,7 @@ def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: Witness) -> bool:
     )
 
 
-def _data(graph: Graph) -> set[Value]:
+def _data(graph: FlatGraph) -> set[GraphValue]:
     """Values that come from samples or weights, not from shapes and single numbers."""
     data = set(graph.entries)
     for value, tensor in graph.tensors.items():

@@ -17,7 +17,7 @@ from gate.parity.graph.external import external_data
 from gate.parity.graph.interface import domain, fixed_batch, opset, unused_output, versions
 from gate.parity.graph.modes import training_mode
 from gate.parity.graph.precision import float16, float64, quantized
-from gate.parity.graph.values import Graph
+from gate.parity.graph.values import FlatGraph
 from gate.parity.graph.weights import nonfinite_initializer, zero_initializer
 from gate.parity.graph.witness import Witness
 from gate.records.instruments import GraphFinding, GraphReport
@@ -44,7 +44,7 @@ def read_graph(candidate: Candidate, witness: Witness) -> GraphReport:
     about_files = list(external_data(model, folder))
     constants = Constants(witness)
     ledger = condense(model, folder, subject.external_data, look=constants.look)
-    graph = Graph(_typed(model))
+    graph = FlatGraph(_typed(model))
     about_weights, weights = constants.compare(graph, ledger)
     found = chain(
         training_mode(graph, witness),

@@ -20,7 +20,7 @@ _HAND_ON = ("Identity", "Cast")
 _CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
-class Value(NamedTuple):
+class GraphValue(NamedTuple):
     """A name in the graph or subgraph that defines it: branches may use the same names."""
 
     scope: int
@@ -34,9 +34,9 @@ class Node:
     proto: NodeProto
     place: str
     """`op_type:name`, after the nodes whose subgraphs it lies in."""
-    inputs: tuple[Value | None, ...]
-    outputs: tuple[Value | None, ...]
-    branches: tuple[Value, ...]
+    inputs: tuple[GraphValue | None, ...]
+    outputs: tuple[GraphValue | None, ...]
+    branches: tuple[GraphValue, ...]
     """What its subgraphs return."""
 
     @property
@@ -50,25 +50,25 @@ class Node:
         found = next((a for a in self.proto.attribute if a.name == name), None)
         return default if found is None else int(found.i)
 
-    def input(self, slot: int) -> Value | None:
+    def input(self, slot: int) -> GraphValue | None:
         """The input in this slot, None if it is left out."""
         return self.inputs[slot] if slot < len(self.inputs) else None
 
 
-class Graph:
+class FlatGraph:
     """All nodes of a model without functions, those of subgraphs too, in order of execution."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """`model` has its types inferred. Raises OnnxFileError if a name has no origin."""
         self.nodes: list[Node] = []
-        self.tensors: dict[Value, TensorProto] = {}
+        self.tensors: dict[GraphValue, TensorProto] = {}
         """Initializers and constants."""
-        self.types: dict[Value, int] = {}
+        self.types: dict[GraphValue, int] = {}
         """Element types, where they are known."""
-        self.makers: dict[Value, Node] = {}
-        self.readers: defaultdict[Value, list[tuple[Node, int]]] = defaultdict(list)
+        self.makers: dict[GraphValue, Node] = {}
+        self.readers: defaultdict[GraphValue, list[tuple[Node, int]]] = defaultdict(list)
         """Nodes that read a value, with the slot."""
-        self.entries: list[Value] = []
+        self.entries: list[GraphValue] = []
         """Inputs of the graph and of its subgraphs."""
         self.opset = max(o.version for o in model.opset_import if o.domain in STANDARD)
         self._scopes = 0
@@ -80,7 +80,7 @@ class Graph:
         """The nodes that some output of the file depends on."""
         return (node for node in self.nodes if self.is_live(node))
 
-    def live_tensors(self) -> Iterator[tuple[Value, TensorProto]]:
+    def live_tensors(self) -> Iterator[tuple[GraphValue, TensorProto]]:
         """The initializers and constants that some output of the file depends on."""
         return ((v, tensor) for v, tensor in self.tensors.items() if v in self.live_values)
 
@@ -88,7 +88,7 @@ class Graph:
         """True if some output of the file depends on it."""
         return any(value in self.live_values for value in node.outputs)
 
-    def constant(self, value: Value | None) -> NDArray[Any] | None:
+    def constant(self, value: GraphValue | None) -> NDArray[Any] | None:
         """The small constant behind a value; None if it is none."""
         while value is not None:
             if value in self.tensors:
@@ -97,26 +97,30 @@ class Graph:
             value = maker.input(0) if maker and maker.operator in _HAND_ON else None
         return None
 
-    def _add(self, graph: onnx.GraphProto, outer: Mapping[str, Value], path: str) -> dict[str, Any]:
+    def _add(
+        self, graph: onnx.GraphProto, outer: Mapping[str, GraphValue], path: str
+    ) -> dict[str, Any]:
         """Add a graph or subgraph; return what its names mean."""
         scope, self._scopes = self._scopes, self._scopes + 1
         names = dict(outer)
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         own = [*(v.name for v in graph.input), *(t.name for t in graph.initializer), *sparse]
-        names |= {name: Value(scope, name) for name in own}
+        names |= {name: GraphValue(scope, name) for name in own}
         self.entries += [names[v.name] for v in graph.input]
-        self.tensors |= {Value(scope, tensor.name): tensor for tensor in graph.initializer}
-        self.types |= {Value(scope, t.name): t.data_type for t in graph.initializer}
+        self.tensors |= {GraphValue(scope, tensor.name): tensor for tensor in graph.initializer}
+        self.types |= {GraphValue(scope, t.name): t.data_type for t in graph.initializer}
         for info in (*graph.input, *graph.output, *graph.value_info):
             if info.type.HasField("tensor_type"):
-                self.types[Value(scope, info.name)] = info.type.tensor_type.elem_type
+                self.types[GraphValue(scope, info.name)] = info.type.tensor_type.elem_type
         for proto in graph.node:
             self._add_node(proto, names, scope, path)
         return names
 
-    def _add_node(self, proto: NodeProto, names: dict[str, Value], scope: int, path: str) -> None:
+    def _add_node(
+        self, proto: NodeProto, names: dict[str, GraphValue], scope: int, path: str
+    ) -> None:
         inputs = tuple(_resolved(name, names) if name else None for name in proto.input)
-        outputs = tuple(Value(scope, name) if name else None for name in proto.output)
+        outputs = tuple(GraphValue(scope, name) if name else None for name in proto.output)
         label = proto.name or next((name for name in proto.output if name), "")
         place = f"{path}{proto.op_type}:{label}"
         branches = []
@@ -135,9 +139,9 @@ class Graph:
             self.tensors[outputs[0]] = constant
             self.types[outputs[0]] = constant.data_type
 
-    def _reached(self) -> set[Value]:
+    def _reached(self) -> set[GraphValue]:
         """The values that the outputs of the file depend on."""
-        reached: set[Value] = set()
+        reached: set[GraphValue] = set()
         waiting = list(self.outputs)
         while waiting:
             value = waiting.pop()
@@ -150,7 +154,7 @@ class Graph:
         return reached
 
 
-def _resolved(name: str, names: Mapping[str, Value]) -> Value:
+def _resolved(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
     if name not in names:
         raise OnnxFileError(f"nothing in the graph makes {name!r}. Export the model again.")
     return names[name]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from onnx import TensorProto
 
-from gate.parity.graph.contents import FLOATS, Contents, Ledger
-from gate.parity.graph.values import Graph, Value
+from gate.parity.graph.contents import FLOATS, Contents, DroppedContents
+from gate.parity.graph.values import FlatGraph, GraphValue
 from gate.parity.graph.witness import Witness
 from gate.records.instruments import GraphFinding
 
@@ -33,7 +33,9 @@ _ADDED = ("bias", "running_mean")
 """Parameters that are added or subtracted, so that folding them into a weight never zeroes it."""
 
 
-def zero_initializer(graph: Graph, ledger: Ledger, witness: Witness) -> Iterator[GraphFinding]:
+def zero_initializer(
+    graph: FlatGraph, ledger: DroppedContents, witness: Witness
+) -> Iterator[GraphFinding]:
     """Weights of rank 2 and more that are all zero, and nothing in the reference explains it."""
     for value, tensor in _used_floats(graph):
         seen = ledger.contents(tensor)
@@ -45,7 +47,9 @@ def zero_initializer(graph: Graph, ledger: Ledger, witness: Witness) -> Iterator
             yield GraphFinding(code="zero_initializer", place=value.name, detail=detail)
 
 
-def nonfinite_initializer(graph: Graph, ledger: Ledger, witness: Witness) -> Iterator[GraphFinding]:
+def nonfinite_initializer(
+    graph: FlatGraph, ledger: DroppedContents, witness: Witness
+) -> Iterator[GraphFinding]:
     """Weights with NaN or infinity where no tensor of the reference of that size has any."""
     for value, tensor in _used_floats(graph):
         seen = ledger.contents(tensor)
@@ -59,11 +63,11 @@ def nonfinite_initializer(graph: Graph, ledger: Ledger, witness: Witness) -> Ite
             yield GraphFinding(code="nonfinite_initializer", place=value.name, detail=detail)
 
 
-def _used_floats(graph: Graph) -> Iterator[tuple[Value, TensorProto]]:
+def _used_floats(graph: FlatGraph) -> Iterator[tuple[GraphValue, TensorProto]]:
     return ((value, t) for value, t in graph.live_tensors() if t.data_type in FLOATS)
 
 
-def _feeds(graph: Graph, value: Value, tables: list[dict[str, tuple[int, ...]]]) -> bool:
+def _feeds(graph: FlatGraph, value: GraphValue, tables: list[dict[str, tuple[int, ...]]]) -> bool:
     """True if the value, as it is or rearranged, goes to one of these slots."""
     waiting = [value]
     while waiting:

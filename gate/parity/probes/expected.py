@@ -56,7 +56,7 @@ class _Numbers(NamedTuple):
         return not self.ratio <= _SUSPICIOUS_RATIO
 
 
-class Expected:
+class ProbeAnswer:
     """What the model makes of a probe.
 
     The bound on probes is wide, and yet a probe can be *ill-conditioned*: a constant image before

@@ -18,7 +18,7 @@ _MIXES = 4
 
 
 @dataclass(frozen=True)
-class Family:
+class ProbeFamily:
     """Inputs by a number: all floats scaled by it, or moved by it, or equal to it."""
 
     name: str
@@ -31,13 +31,13 @@ class Family:
         return f"{self.name}_{at:.4g}"
 
 
-def families(observed: Observed) -> list[Family]:
+def families(observed: Observed) -> list[ProbeFamily]:
     """Of all inputs of floats together, then of each alone where there are several."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
     groups = [tuple(names)] if names else []
     if len(names) > 1:
         groups += [(name,) for name in names]
-    made: list[Family] = []
+    made: list[ProbeFamily] = []
     for group in groups:
         low = min(float(observed.low[name]) for name in group)
         high = max(float(observed.high[name]) for name in group)
@@ -50,7 +50,7 @@ def families(observed: Observed) -> list[Family]:
             ("spike", _spiked, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
         ):
             build = partial(_of_family, observed, change, group)
-            made.append(Family(f"{title}{suffix}", grid, build))
+            made.append(ProbeFamily(f"{title}{suffix}", grid, build))
     return made
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 from gate.parity.probes.columns import column_probes
-from gate.parity.probes.expected import Expected
+from gate.parity.probes.expected import ProbeAnswer
 from gate.parity.probes.integers import integer_probes
 from gate.parity.probes.nonfinite import nonfinite_probes
 from gate.parity.probes.observed import Observed, Probe
@@ -68,7 +68,7 @@ class Prober:
         if digest in self._seen:
             return
         self._seen.add(digest)
-        expected = Expected(self._stand, probe, self._rows)
+        expected = ProbeAnswer(self._stand, probe, self._rows)
         for track in tracks:
             if track.runner is not None:
                 track.probes.append(expected.parity(track.compute))

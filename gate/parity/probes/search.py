@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 
 from gate.errors import ModelError
 from gate.parity.probes.edges import inputs_beyond_edges
-from gate.parity.probes.families import Family, families, mixtures
+from gate.parity.probes.families import ProbeFamily, families, mixtures
 from gate.parity.probes.observed import Probe
 from gate.parity.probes.sizes import Axes
 from gate.parity.probes.traced import Traced
-from gate.parity.probes.trials import Trials
+from gate.parity.probes.trials import InputTrials
 from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.records.instruments import TraceSearch
@@ -57,7 +57,7 @@ class Search:
             self._traced = Traced(self._stand, example)
         except ModelError as error:
             return TraceSearch(tried=0, reason=str(error)), []
-        self._trials = Trials(
+        self._trials = InputTrials(
             self._stand,
             self._traced,
             known={probe.name for probe in self._known},
@@ -102,7 +102,7 @@ class Search:
         hint = not self._trials.silent or self._traced.warned
         return suspects if hint else suspects[:_UNSUSPECTED]
 
-    def _coarse(self, along: Sequence[Family]) -> Iterator[tuple[str, Batch]]:
+    def _coarse(self, along: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
         """The grids of all families in turns, then mixtures."""
         grids = [(family, _ends_first(family.grid)) for family in along]
         for turn in range(max((len(grid) for _, grid in grids), default=0)):
@@ -116,7 +116,7 @@ class Search:
         branches = range(len(self._trials.example.path))
         return bool(self._trials.different) and all(map(self._trials.flipped, branches))
 
-    def _refine(self, branch: int, along: Sequence[Family]) -> None:
+    def _refine(self, branch: int, along: Sequence[ProbeFamily]) -> None:
         """Look around the input that came nearest to flipping the branch."""
         curves = [(family, self._curve(family, branch)) for family in along]
         curves = [(family, curve) for family, curve in curves if curve]
@@ -134,7 +134,7 @@ class Search:
             margin = self._trials.margin(name, branch)
             curve[at] = math.inf if margin is None else margin
 
-    def _curve(self, family: Family, branch: int) -> dict[float, float]:
+    def _curve(self, family: ProbeFamily, branch: int) -> dict[float, float]:
         """The branch's margin along the family, where it is known."""
         margins = {at: self._trials.margin(family.title(at), branch) for at in family.grid}
         return {at: m for at, m in margins.items() if m is not None and math.isfinite(m)}

@@ -11,7 +11,7 @@ from gate.parity.stand import Stand
 
 
 @dataclass(frozen=True)
-class Trial:
+class InputTrial:
     """One input that was tried."""
 
     name: str
@@ -27,7 +27,7 @@ class Trial:
     """The input, where the trace disagrees and it is no known probe."""
 
 
-class Trials:
+class InputTrials:
     """Tries inputs as long as the budget lasts. The first one is the example of the trace."""
 
     def __init__(
@@ -37,10 +37,10 @@ class Trials:
         self._stand = stand
         self._traced = traced
         self._known = known
-        self._by_name: dict[str, Trial] = {}
+        self._by_name: dict[str, InputTrial] = {}
         self.budget = budget
 
-    def attempt(self, name: str, batch: Batch) -> Trial | None:
+    def attempt(self, name: str, batch: Batch) -> InputTrial | None:
         """Run the model and, unless it can't make a difference, the trace.
 
         None without budget, or where that name was tried before.
@@ -55,7 +55,7 @@ class Trials:
         differs = computed and not harmless and self._differs(batch)
         kept = batch if differs and name not in self._known else None
         margins = tuple(read.margin for read in branches)
-        self._by_name[name] = Trial(name, path, margins, reads, shapes, differs, kept)
+        self._by_name[name] = InputTrial(name, path, margins, reads, shapes, differs, kept)
         return self._by_name[name]
 
     def __len__(self) -> int:
@@ -63,12 +63,12 @@ class Trials:
         return len(self._by_name)
 
     @property
-    def example(self) -> Trial:
+    def example(self) -> InputTrial:
         """The first one."""
         return next(iter(self._by_name.values()))
 
     @property
-    def different(self) -> list[Trial]:
+    def different(self) -> list[InputTrial]:
         """Those on which model and trace disagree."""
         return [trial for trial in self._by_name.values() if trial.differs]
 
@@ -91,7 +91,7 @@ class Trials:
         trial = self._by_name.get(name)
         return trial.margins[branch] if trial and self._reaches(trial, branch) else None
 
-    def _reaches(self, trial: Trial, branch: int) -> bool:
+    def _reaches(self, trial: InputTrial, branch: int) -> bool:
         before = self.example.path[:branch]
         return trial.path[:branch] == before and len(trial.path) > branch
 

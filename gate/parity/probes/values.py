@@ -26,7 +26,7 @@ _FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
 (softplus) and 88 (where exp overflows)."""
 
 
-class Values(NamedTuple):
+class ValueRange(NamedTuple):
     """What is known of an input's values."""
 
     low: Array
@@ -37,7 +37,7 @@ class Values(NamedTuple):
 _OF_MASKS = ("zeros", "ones", "min", "max", "mirrored")
 """What a mask of floats may be; it is no half, and not negative."""
 
-Change = Callable[[Array, Values], Array]
+Change = Callable[[Array, ValueRange], Array]
 """From an input's array to another one of its shape and dtype."""
 
 
@@ -76,7 +76,7 @@ def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
         names = tuple(name for name in names if name not in _masks(observed))
     for name, array in batch.items():
         if name in names and _applies(title, array):
-            values = Values(
+            values = ValueRange(
                 observed.low[name], observed.high[name], observed.random(f"{title} {name}")
             )
             with np.errstate(over="ignore"):  # `within` cuts it off
@@ -126,26 +126,26 @@ def _filled(value: float) -> Change:
     return lambda array, _: np.full_like(array, value)
 
 
-def _lowest(array: Array, values: Values) -> Array:
+def _lowest(array: Array, values: ValueRange) -> Array:
     return np.full_like(array, values.low)
 
 
-def _highest(array: Array, values: Values) -> Array:
+def _highest(array: Array, values: ValueRange) -> Array:
     return np.full_like(array, values.high)
 
 
-def _uniform(array: Array, values: Values) -> Array:
+def _uniform(array: Array, values: ValueRange) -> Array:
     drawn = values.random.uniform(0.0, 1.0, array.shape)
     return within(float(values.low) * (1.0 - drawn) + float(values.high) * drawn, array)
 
 
-def _drawn(array: Array, values: Values) -> Array:
+def _drawn(array: Array, values: ValueRange) -> Array:
     low, high = int(values.low), int(values.high)
     drawn = values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
     return _with_first(drawn, array) if low >= 0 and high <= 1 else drawn
 
 
-def _tossed(array: Array, values: Values) -> Array:
+def _tossed(array: Array, values: ValueRange) -> Array:
     return _with_first(values.random.random(array.shape) < 0.5, array)
 
 
@@ -156,7 +156,7 @@ def _with_first(drawn: Array, array: Array) -> Array:
     return drawn
 
 
-def _mirrored(array: Array, values: Values) -> Array:
+def _mirrored(array: Array, values: ValueRange) -> Array:
     if array.dtype.kind in "iub" and int(values.low) >= 0 and int(values.high) <= 1:
         return array  # a mask that is padded in front leaves the first queries without a key
     return np.ascontiguousarray(np.flip(array, axis=-1))
@@ -166,11 +166,11 @@ def _scaled(factor: float) -> Change:
     return lambda array, _: within(array.astype(np.float64) * factor, array)
 
 
-def _turned(array: Array, _: Values) -> Array:
+def _turned(array: Array, _: ValueRange) -> Array:
     return np.logical_not(array)
 
 
-def _bright(array: Array, values: Values) -> Array:
+def _bright(array: Array, values: ValueRange) -> Array:
     """One element of each sample ten times the largest magnitude."""
     peak = max(abs(float(values.low)), abs(float(values.high))) or 1.0
     changed = array.astype(np.float64).reshape(len(array), -1)

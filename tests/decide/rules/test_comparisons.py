@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from gate.decide.rules.comparisons import Comparison, top1_lower_bound
+from gate.decide.rules.comparisons import BoundedMetric, top1_lower_bound
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_no_samples_prove_nothing():
     [(math.nan, 1.0), (math.inf, 1.0), (-math.inf, 1.0), (None, 1.0), (1.0, None)],
 )
 def test_only_finite_numbers_hold(relation, observed, bound):
-    assert not Comparison("x", observed, relation, bound).holds()
+    assert not BoundedMetric("x", observed, relation, bound).holds()
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1e300))
 def test_holds_is_the_comparison_within_what_can_be_measured(observed, bound):
-    assert Comparison("x", observed, "<=", bound).holds() == (0.0 <= observed <= bound)
-    assert Comparison("x", observed, ">=", bound).holds() == (bound <= observed <= 1.0)
+    assert BoundedMetric("x", observed, "<=", bound).holds() == (0.0 <= observed <= bound)
+    assert BoundedMetric("x", observed, ">=", bound).holds() == (bound <= observed <= 1.0)
 
 
 def test_accuracy_may_rise():
-    assert Comparison("accuracy_drop", -0.1, "<=", 0.0, least=-1.0).holds()
-    assert not Comparison("accuracy_drop", -1.1, "<=", 0.0, least=-1.0).holds()
+    assert BoundedMetric("accuracy_drop", -0.1, "<=", 0.0, least=-1.0).holds()
+    assert not BoundedMetric("accuracy_drop", -1.1, "<=", 0.0, least=-1.0).holds()

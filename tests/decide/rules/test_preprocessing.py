@@ -19,7 +19,7 @@ from gate.records.preprocessing import (
     Decisions,
     PictureTensor,
     PreprocessingParity,
-    Values,
+    TensorSummary,
 )
 from tests import builders
 
@@ -56,7 +56,7 @@ def parity(**fields: Any) -> PreprocessingParity:
     good: dict[str, Any] = {
         "spec_sha256": SPEC,
         "reference": "pillow",
-        "reference_values": Values(min=-2.0, max=2.0, mean=0.0),
+        "reference_values": TensorSummary(min=-2.0, max=2.0, mean=0.0),
         "images": 60,
         "images_sha256": builders.digest("pictures"),
         "model_sha256": builders.digest("model.onnx"),

@@ -12,7 +12,7 @@ from gate.export.capture import captured
 from gate.export.custom import registered
 from gate.export.refusals import places
 from gate.export.refusals.operators import Strategy, refused, unsupported
-from gate.export.refusals.refusal import MOST_LINES, Refusal
+from gate.export.refusals.refusal import MOST_LINES, ExportRefusal
 from tests.export import failing
 
 X = (torch.rand(2, 4, 4),)
@@ -40,7 +40,7 @@ def _without_gradients() -> Iterator[None]:
 
 def failure(
     model: nn.Module, strategy: Strategy, *, opset: int = 13, arguments: tuple[Any, ...] = X
-) -> Refusal | None:
+) -> ExportRefusal | None:
     """Export as the strategies do, and explain the error; None if it works."""
     model = model.eval().requires_grad_(False)
     told = {"dynamo": strategy == "dynamo", "opset_version": opset}
@@ -59,7 +59,7 @@ def failure(
     return refused(error, model, arguments, strategy=strategy, told=told)
 
 
-def places_of(refusal: Refusal) -> set[tuple[str, str | None]]:
+def places_of(refusal: ExportRefusal) -> set[tuple[str, str | None]]:
     return {(operator.name, operator.place) for operator in refusal.operators}
 
 

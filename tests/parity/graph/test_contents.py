@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, numpy_helper
 
 from gate.parity.graph import contents
-from gate.parity.graph.contents import Contents, Ledger, size_of, small_values
+from gate.parity.graph.contents import Contents, DroppedContents, size_of, small_values
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 
@@ -30,7 +30,7 @@ def test_counting_in_pieces_is_counting(array, chunk):
 
 
 def test_dropped_tensors_keep_their_count_but_not_their_bytes():
-    ledger = Ledger()
+    ledger = DroppedContents()
     tensors = [numpy_helper.from_array(np.full(2000, n, np.float32), str(n)) for n in (0, 1)]
     for tensor in tensors:
         ledger.drop(tensor, Contents.of_tensor(tensor, numpy_helper.to_array(tensor)))

@@ -15,7 +15,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.measure import Candidate, Measurement, measure
 from gate.parity.probes.observed import Observed
 from gate.parity.runners.torch_runner import private_copy
-from gate.parity.stand import Reference, Stand, Truth
+from gate.parity.stand import ReferencePass, Stand, Truth
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import TensorSpec
 from tests.parity import tiny
@@ -60,7 +60,7 @@ def stand(
     own = private_copy(model, device="cpu")
     asked = policy(**instruments)
     truth = Truth(own, binding, samples=asked.instruments.noise_samples)
-    return Stand(own, Reference(own, binding), truth, binding, samples, asked)
+    return Stand(own, ReferencePass(own, binding), truth, binding, samples, asked)
 
 
 def observed(model: nn.Module, arrays: Arrays, **options) -> Observed:

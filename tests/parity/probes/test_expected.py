@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gate.errors import OutputMismatch
-from gate.parity.probes.expected import Expected
+from gate.parity.probes.expected import ProbeAnswer
 from gate.parity.probes.observed import Probe
 from tests.parity.probes import benches
 
@@ -30,7 +30,7 @@ def expected(model, arrays=None, **options):
     arrays = arrays or X
     size = len(next(iter(arrays.values())))
     probe = Probe("p", "value", size, lambda: arrays)
-    return Expected(benches.stand(model, arrays, **options), probe)
+    return ProbeAnswer(benches.stand(model, arrays, **options), probe)
 
 
 def judged(model, change, arrays=None, **options):
@@ -328,7 +328,7 @@ def apart(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
     probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
-    seen = Expected(benches.stand(model, arrays, **options), probe)
+    seen = ProbeAnswer(benches.stand(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
@@ -362,7 +362,7 @@ def test_an_answer_of_zeros_is_no_scale():
 
 def finite(model, change):
     probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
-    seen = Expected(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    seen = ProbeAnswer(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
