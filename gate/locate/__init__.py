@@ -2,7 +2,7 @@
 
     tape, listeners    listen to every module call of a forward, keep tensors or exchange them
     values, sketch     the values that a forward passes between modules, and a few of their elements
-    sides, runs, bench what is computed: the model and its twin; pieces of the file; the samples
+    sides, runs, bench what is computed: the model, in float64 too; pieces of the file; the samples
     graph              the file, whole with tensors as outputs, or cut at tensors
     names, clues       what names and operators say about where a tensor comes from
     matching, finding  which tensor of the file is which value of the model

@@ -24,7 +24,7 @@ class Bench:
     side: ModelSide
     graph: FileGraph
     batches: Sequence[Batch]
-    """The first one is small: on it values are matched and the twin runs."""
+    """The first one is small: on it values are matched and the float64 reference runs."""
     names: tuple[tuple[str, str], ...]
     """(input of the file, name of the samples)."""
     policy: Policy

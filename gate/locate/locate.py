@@ -34,7 +34,7 @@ from gate.records.localisation import Localisation
 from gate.records.runtime import RuntimeName
 
 _FIRST = 2
-"""Samples on which tensors are matched and the float64 twin runs."""
+"""Samples on which tensors are matched and the float64 reference runs."""
 
 
 def locate(  # noqa: PLR0913
@@ -104,7 +104,7 @@ def locate(  # noqa: PLR0913
     candidate.verify()
     _check_finite(measured)
     findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
-    limits = Limits(runtime, twin=measured.noise_unmeasured is None)
+    limits = Limits(runtime, float64=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
 
 

@@ -17,7 +17,7 @@ class Deviation:
     """One tensor against one value, over all samples.
 
     Differences count every element. Noise counts the elements of the sketches, on the first batch,
-    on which the float64 twin ran.
+    on which the float64 reference ran.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Deviation:
         self.finite = False
         """True if the model has any finite number here."""
         self._scale = 0.0
-        self._scale_with_twin = 0.0
+        self._scale_in_float64 = 0.0
 
     def update(self, value: Array, tensor: Array) -> None:
         """Add a batch."""
@@ -50,12 +50,13 @@ class Deviation:
         self._elements += apart.size
 
     def update_noise(self, value: Array, tensor: Array, truth: Array | None) -> None:
-        """Add the first batch again, with the sketch of what the twin computed. Without a twin the
-        value itself is the truth, and the unit is the rounding of one float32 operation."""
+        """Add the first batch again, with the sketch of what the float64 reference computed.
+        Without one the value itself is the truth, and the unit is the rounding of one float32
+        operation."""
         if value.shape == tensor.shape and value.dtype.kind == "f":
             seen = sketch(value)
             true = seen.astype(np.float64) if truth is None else truth
-            self._scale_with_twin = max(self._scale_with_twin, _magnitude(value))
+            self._scale_in_float64 = max(self._scale_in_float64, _magnitude(value))
             self._noise.update(true, seen, sketch(tensor), samples=len(value) if value.ndim else 1)
 
     @property
@@ -75,9 +76,9 @@ class Deviation:
 
     @property
     def peak(self) -> float:
-        """`noise_diff` over all samples; where values are larger than those that the twin computed,
-        they may be off by more."""
-        grown = self._scale / self._scale_with_twin if self._scale_with_twin else 1.0
+        """`noise_diff` over all samples; where values are larger than those that the float64
+        reference computed, they may be off by more."""
+        grown = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         floor = self._record().floor_peak
         return self._known(self.largest / grown / floor if floor else math.nan)
 

@@ -1,4 +1,4 @@
-"""The model's side of a localisation: its forwards with somebody listening, and its twin's."""
+"""The model's side of a localisation: its forwards with somebody listening, in float64 too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gate.parity.statistics.output import Array
 
 @dataclass(frozen=True)
 class Truths:
-    """What the float64 twin computed, as sketches by the numbers of values."""
+    """What the float64 reference computed, as sketches by the numbers of values."""
 
     through: Mapping[int, Array]
     """In one forward."""
@@ -68,18 +68,18 @@ class ModelSide:
         return frozenset() if given <= same else frozenset(same - given)
 
     def truths(self, batch: Batch, survey: Survey, references: Mapping[int, Array]) -> Truths:
-        """What the float64 twin computes for the values of `references`.
+        """What the float64 reference computes for the values of `references`.
 
         Raises ModelError where the model can't run in float64.
         """
-        twin = double_copy(self.model)
-        runner = TorchRunner(twin, self._binding, device="cpu", dtype=torch.float64)
+        in_float64 = double_copy(self.model)
+        runner = TorchRunner(in_float64, self._binding, device="cpu", dtype=torch.float64)
         through = Keeps(survey, references, whole=False)
         apart = Exchanges(survey, references)
         try:
             with in_double():
                 for hears in (through.hear, apart.hear):
-                    with listening(twin, hears):
+                    with listening(in_float64, hears):
                         runner.run(batch)
         except Exception as error:
             first = (str(error).strip().splitlines() or ["no message"])[0]

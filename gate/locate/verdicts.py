@@ -28,7 +28,7 @@ _OUTPUT = (8.0, 64.0)
 _ON_CUDA = 10.0
 """Other algorithms, with other orders of summation, round more; the policy's bounds for CUDA are as
 much wider."""
-_WITHOUT_TWIN = 64.0
+_WITHOUT_FLOAT64 = 64.0
 """Then the unit is one rounding, not that of all operations of the layer."""
 
 
@@ -37,7 +37,7 @@ class Limits:
     """Up to where a difference is rounding."""
 
     runtime: RuntimeName
-    twin: bool
+    float64: bool
     """False if the model can't run in float64."""
 
     @property
@@ -65,7 +65,7 @@ class Limits:
     @property
     def _wider(self) -> float:
         wider = _ON_CUDA if RUNTIMES[self.runtime].cuda else 1.0
-        return wider if self.twin else wider * _WITHOUT_TWIN
+        return wider if self.float64 else wider * _WITHOUT_FLOAT64
 
 
 def worst(outputs: Mapping[str, Deviation]) -> float:

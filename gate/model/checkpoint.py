@@ -173,9 +173,9 @@ def _fill_tied(state: State, model: nn.Module) -> None:
     wanted = model.state_dict()
     by_memory = {_memory(wanted[key]): key for key in state if key in wanted}
     for key, value in wanted.items():
-        twin = by_memory.get(_memory(value))
-        if key not in state and twin is not None and _memory(value) is not None:
-            state[key] = state[twin]
+        stored = by_memory.get(_memory(value))
+        if key not in state and stored is not None and _memory(value) is not None:
+            state[key] = state[stored]
 
 
 def _memory(value: object) -> tuple[object, ...] | None:

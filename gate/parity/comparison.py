@@ -105,9 +105,9 @@ class OutputComparison:
         *,
         samples: int,
     ) -> None:
-        """Add one checked batch of outputs against those of the float64 twin, floats only.
+        """Add one checked batch of outputs against those of the float64 reference, floats only.
 
-        An output that the twin returns in another shape has no noise floor.
+        An output that it returns in another shape has no noise floor.
         """
         for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
             if r.dtype.kind == "f" and r64.shape == r.shape:

@@ -1,4 +1,4 @@
-"""The test stand: the reference, its float64 twin and the samples, for all instruments to share."""
+"""The test stand: the reference, in float64 too, and the samples, for all instruments to share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from gate.errors import EvidenceError, GateError, ModelError
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
-from gate.parity.float64.reference import DoubleTwin
+from gate.parity.float64.reference import Float64Reference
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner
@@ -70,37 +70,37 @@ class ReferencePass:
 
 
 class Truth:
-    """The float64 twin as far as it goes: `unmeasured` says why it stopped, if it did."""
+    """The float64 reference as far as it goes: `unmeasured` says why it stopped, if it did."""
 
     def __init__(self, model: nn.Module, binding: Binding, *, samples: int) -> None:
-        """`samples`: how many of the first samples `of_first` computes; 0 for no twin at all."""
+        """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
         self._left = samples
-        self._twin: DoubleTwin | None = None
+        self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None
         if not samples:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
         try:
-            self._twin = DoubleTwin(model, binding)
+            self._float64 = Float64Reference(model, binding)
         except ModelError as error:
             self.unmeasured = str(error)
 
     def of(self, batch: Batch) -> list[Array] | None:
         """All outputs in float64, None where the model can't run in float64."""
-        if self._twin is None:
+        if self._float64 is None:
             return None
         try:
-            return self._twin.run(batch)
+            return self._float64.run(batch)
         except ModelError as error:
-            self._twin, self.unmeasured = None, str(error)
+            self._float64, self.unmeasured = None, str(error)
             return None
 
     def aside(self, batch: Batch) -> list[Array] | None:
         """The same for inputs beside the samples: what fails there is no reason for the samples."""
-        if self._twin is None:
+        if self._float64 is None:
             return None
         try:
-            return self._twin.run(batch)
+            return self._float64.run(batch)
         except ModelError:
             return None
 

@@ -41,7 +41,7 @@ class Track:
     ) -> None:
         """Compute the batch and compare it, unless the runtime is absent or has failed.
 
-        `truth`: the outputs of the float64 twin, where it ran on this batch.
+        `truth`: the outputs of the float64 reference, where it ran on this batch.
         """
         if self.runner is None:
             return

@@ -104,7 +104,7 @@ class Instruments(PolicyRecord):
     """
 
     noise_samples: Annotated[int, Field(ge=0)] = 32
-    """Samples on which the float64 twin runs; 0: no noise floor."""
+    """Samples on which the float64 reference runs; 0: no noise floor."""
     stability_samples: Annotated[int, Field(ge=0)] = 8
     """Samples for repeatability and batch invariance; 0: not measured."""
     probes: bool = True
@@ -114,7 +114,7 @@ class Instruments(PolicyRecord):
     probe_noise_ratio: Bound = 32.0
     """Bound for probes: they look for other answers, not for lost bits, and have few elements."""
     probe_relative_diff: Bound = 1e-3
-    """Bound where no float64 twin runs, and where the precision is not exact."""
+    """Bound where no float64 reference runs, and where the precision is not exact."""
     search_inputs: Annotated[int, Field(ge=0)] = 64
     """Inputs on which the traced and the eager module are compared; 0: no search."""
     graph: bool = True

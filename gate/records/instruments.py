@@ -45,7 +45,7 @@ GraphCode = Literal[
 
 
 class NoiseParity(Record):
-    """One output against the float64 twin, over `samples` samples.
+    """One output against the float64 reference, over `samples` samples.
 
     Only finite elements count; where `r64` is finite and `c` is not, the ratios are infinite.
     """
@@ -127,7 +127,7 @@ class ProbeParity(Record):
     kind: ProbeKind
     batch_size: Count
     noise_ratio: Measured | None = None
-    """As in `NoiseParity`, on the probe alone; None without a float64 twin."""
+    """As in `NoiseParity`, on the probe alone; None without a float64 reference."""
     relative_diff: Measured | None = None
     """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
     failure: str | None = None

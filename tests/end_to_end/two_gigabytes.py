@@ -43,7 +43,7 @@ class Words(nn.Module):
 
 
 def policy() -> Policy:
-    """One pass over the samples: the float64 twin would need 4.4 GB more, and it is not what this
+    """One pass over the samples: the float64 reference would need 4.4 GB more, and it is not what this
     is about. External data is allowed."""
     bounds = Bounds(scaled_diff=1e-4, top1_agreement=1.0)
     instruments = Instruments.none().model_copy(update={"graph": True, "graph_forbid": ()})

@@ -102,5 +102,5 @@ def test_what_may_belong_elsewhere_needs_evidence(constant, named):
 
 
 def test_equal_tensors_share_a_constant():
-    twins = {"a": MODEL["bias"], "b": MODEL["bias"]}
-    assert counterparts(twins, float32(constant=BIAS)).same == ["a", "b"]
+    biases = {"a": MODEL["bias"], "b": MODEL["bias"]}
+    assert counterparts(biases, float32(constant=BIAS)).same == ["a", "b"]

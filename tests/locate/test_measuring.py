@@ -1,5 +1,5 @@
 """The unmarked file at both levels, the memory, samples that take another way, models without a
-twin."""
+float64 reference."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestBudget:
         for one, other in zip(small.layers, full.layers, strict=True):
             same = ("module", "call", "kind", "tensor", "verdict", "detail")
             assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
-            # Batches of another size are summed in another order; the float64 twin sees the first.
+            # Batches of another size are summed in another order; the float64 reference sees the first.
             assert one.noise_ratio == pytest.approx(other.noise_ratio, rel=0.1, abs=0.5)
             scale = 1e-5 if other.verdict == "ok" else max(1e-5, 0.01 * other.max_abs_diff)
             assert one.max_abs_diff == pytest.approx(other.max_abs_diff, abs=scale)
@@ -257,7 +257,7 @@ class _Narrow(nn.Module):
         return self.head(self.layer(x) @ self.fixed)
 
 
-def test_without_a_twin_the_units_are_single_roundings(tmp_path):
+def test_without_a_float64_reference_the_units_are_single_roundings(tmp_path):
     model = _Narrow().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     told = found(model, candidate, VECTORS)

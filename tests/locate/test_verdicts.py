@@ -19,8 +19,8 @@ class Fixed:
         self.ratio, self.peak = ratio, peak
 
 
-CPU, CUDA = Limits("ort-cpu", twin=True), Limits("ort-cuda", twin=True)
-BLIND = Limits("ort-cpu", twin=False)
+CPU, CUDA = Limits("ort-cpu", float64=True), Limits("ort-cuda", float64=True)
+BLIND = Limits("ort-cpu", float64=False)
 
 
 def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
@@ -94,4 +94,4 @@ def test_the_worst_output(ratios, most):
     ],
 )
 def test_the_level_of_a_runtime(runtime, level):
-    assert Limits(runtime, twin=True).level == level
+    assert Limits(runtime, float64=True).level == level

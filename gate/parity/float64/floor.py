@@ -21,7 +21,7 @@ def rounding_floor(stand: Stand) -> list[NoiseStatistics | None]:
 
     Of three runs it is the one in the middle, column by column: a rare flip of an argmax or of a
     condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
-    or its twin can't.
+    or the one in float64 can't.
     """
     draws: list[list[NoiseStatistics | None]] = []
     for batch in _with_truth(stand):

@@ -1,4 +1,4 @@
-"""The float64 twin of the reference: the same weights and inputs, computed in double precision."""
+"""The float64 reference: the same weights and inputs, computed in double precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gate.parity.statistics.output import Array
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
-class DoubleTwin:
+class Float64Reference:
     """Computes batches in float64. The model it is made of stays as it is."""
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:

@@ -25,13 +25,13 @@ from gate.records.instruments import UNDERFLOW, ProbeParity
 _SUSPICIOUS_RATIO = 4.0
 """A noise ratio from which on the conditioning of the probe is looked at."""
 _SUSPICIOUS_DIFF = 1e-4
-"""A relative difference from which on it is looked at, where no float64 twin runs."""
+"""A relative difference from which on it is looked at, where no float64 reference runs."""
 _FEW = 0.01
 """Share of an output's integers that may differ by near-ties. Three runs may miss one."""
 _MORE_DRAWS = 32
 """Runs in all, where so few differ."""
 _LEEWAY = 16.0
-"""How many times what rounding moves may a runtime be off, where no float64 twin runs."""
+"""How many times what rounding moves may a runtime be off, where no float64 reference runs."""
 _LEAST_SCALE = 2.0**-96
 """A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
 scale."""
@@ -42,7 +42,7 @@ Compute = Callable[[Batch, Sequence[Array]], list[Array]]
 
 
 class _Numbers(NamedTuple):
-    """The worst over the outputs. `ratio` is None without a float64 twin."""
+    """The worst over the outputs. `ratio` is None without a float64 reference."""
 
     ratio: float | None
     relative: float

@@ -71,7 +71,7 @@ def finding(code: str) -> dict[str, Any]:
 
 
 def unmeasured(**evidence: Any) -> Evidence:
-    """No float64 twin ran."""
+    """No float64 reference ran."""
     return everywhere(noise=None).model_copy(
         update={"noise_unmeasured": "the model can't run in float64", **evidence}
     )

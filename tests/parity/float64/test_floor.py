@@ -82,7 +82,7 @@ def test_only_the_samples_with_a_truth_count():
 @pytest.mark.parametrize(
     ("model", "options"),
     [(Several(), {"noise_samples": 0}), (Exactly(), {})],
-    ids=["no twin", "not computable"],
+    ids=["no float64 reference", "not computable"],
 )
 def test_what_can_not_be_measured_widens_nothing(model, options):
     assert floors(model, **options) == []

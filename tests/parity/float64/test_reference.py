@@ -1,4 +1,4 @@
-"""The float64 twin: really in float64, of the same weights, and honest where it can't be."""
+"""The float64 reference: really in float64, of the same weights, and honest where it can't be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from gate.errors import ModelError
 from gate.parity.arrays.binding import bind
-from gate.parity.float64.reference import DoubleTwin, double_copy
+from gate.parity.float64.reference import Float64Reference, double_copy
 from gate.parity.runners.determinism import deterministic
 from gate.policy.policy import DeterminismPolicy
 from gate.records.evidence import TensorSpec
@@ -42,7 +42,7 @@ def truth(function) -> np.ndarray:
 
 def double(function) -> np.ndarray:
     with deterministic(DeterminismPolicy()):
-        return DoubleTwin(Wrapped(function), BINDING).run({"x": X})[0]
+        return Float64Reference(Wrapped(function), BINDING).run({"x": X})[0]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_default_dtype_and_the_model_are_as_before():
 
 def test_integers_stay_integers():
     with deterministic(DeterminismPolicy()):
-        outputs = DoubleTwin(Wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
+        outputs = Float64Reference(Wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
     assert [o.dtype.name for o in outputs] == ["int64", "float64"]
 
 

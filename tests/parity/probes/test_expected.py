@@ -74,7 +74,7 @@ def test_other_answers_are_far_off(amount):
     assert seen.relative_diff > amount / 10
 
 
-def test_without_a_twin_there_is_the_relative_difference_alone():
+def test_without_a_float64_reference_there_is_the_relative_difference_alone():
     seen = judged(Linear(), off_by(0.1), noise_samples=0)
     assert seen.noise_ratio is None
     assert seen.relative_diff > 0.01
@@ -95,7 +95,7 @@ class NanInDouble(Linear):
 
 
 @pytest.mark.parametrize("model", [NoDouble, NanInDouble])
-def test_a_twin_that_breaks_on_the_probe_is_left_out_of_it(model):
+def test_a_float64_reference_that_breaks_on_the_probe_is_left_out_of_it(model):
     probe = expected(model())
     assert probe.parity(lambda batch, reference: reference).noise_ratio is None
     assert probe._stand.truth.unmeasured is None  # says nothing about the samples
@@ -143,7 +143,7 @@ class Holes(nn.Module):
         return torch.cat([x, x[:, :1] * NAN, x[:, :1] * INF, x[:, :1] * -INF], 1)
 
 
-@pytest.mark.parametrize("twin", [32, 0])
+@pytest.mark.parametrize("float64_samples", [32, 0])
 @pytest.mark.parametrize(
     ("model", "change", "agrees"),
     [
@@ -160,10 +160,10 @@ class Holes(nn.Module):
         (Linear, holding(-INF, 5), False),
     ],
 )
-def test_nan_and_infinity_on_one_side_are_infinitely_far(model, change, agrees, twin):
-    seen = judged(model(), change, noise_samples=twin)
+def test_nan_and_infinity_on_one_side_are_infinitely_far(model, change, agrees, float64_samples):
+    seen = judged(model(), change, noise_samples=float64_samples)
     assert math.isinf(seen.relative_diff) is not agrees
-    if twin:
+    if float64_samples:
         assert math.isinf(seen.noise_ratio) is not agrees
         assert not math.isnan(seen.noise_ratio)
 
@@ -233,13 +233,13 @@ def test_equal_scores_decide_nothing():
     assert judged(Scores(), one_off(0)).noise_ratio == INF
 
 
-@pytest.mark.parametrize("twin", [32, 0])
-def test_rounding_in_an_ill_conditioned_probe_is_no_fault(twin):
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_rounding_in_an_ill_conditioned_probe_is_no_fault(float64_samples):
     ulp = off_by(6e-8)
-    seen = judged(Centred(), ulp, CONSTANT, noise_samples=twin)
+    seen = judged(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
     assert (seen.noise_ratio or 0.0) < 8.0
-    assert (seen.inapplicable is not None) is (twin == 0)
-    fault = judged(Centred(), off_by(0.01), CONSTANT, noise_samples=twin)
+    assert (seen.inapplicable is not None) is (float64_samples == 0)
+    fault = judged(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
     assert fault.inapplicable is None
     assert (fault.noise_ratio or fault.relative_diff) > 1e3
 
@@ -308,14 +308,16 @@ class Explodes(nn.Module):
         return torch.sinh(x)
 
 
-@pytest.mark.parametrize("twin", [32, 0])
-def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(twin):
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(float64_samples):
     arrays = {"x": np.full((2, 4), 15.3, np.float32)}
-    assert judged(Explodes(), same, arrays, noise_samples=twin).inapplicable is None
-    far = judged(Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=twin)
+    assert judged(Explodes(), same, arrays, noise_samples=float64_samples).inapplicable is None
+    far = judged(
+        Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples
+    )
     assert far.inapplicable is None
     assert far.relative_diff == pytest.approx(0.5, rel=1e-3)
-    assert twin == 0 or far.noise_ratio > 1e4
+    assert float64_samples == 0 or far.noise_ratio > 1e4
 
 
 def test_what_random_rounding_moves_as_far_is_waived():
@@ -340,16 +342,16 @@ def in_row(row, factor):
     return change
 
 
-@pytest.mark.parametrize("twin", [32, 0])
-def test_a_small_sample_beside_large_ones_is_judged_in_its_own_scale(twin):
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_a_small_sample_beside_large_ones_is_judged_in_its_own_scale(float64_samples):
     rows = benches.vectors(8) * np.float32([[1], [1e6], [1], [1], [1], [1], [1], [1]])
     fault = in_row(0, 0.9)
-    assert apart(Linear(), same, rows, noise_samples=twin).relative_diff == 0.0
-    together = apart(Linear(), fault, rows, apart=False, noise_samples=twin)
-    alone = apart(Linear(), fault, rows, noise_samples=twin)
+    assert apart(Linear(), same, rows, noise_samples=float64_samples).relative_diff == 0.0
+    together = apart(Linear(), fault, rows, apart=False, noise_samples=float64_samples)
+    alone = apart(Linear(), fault, rows, noise_samples=float64_samples)
     assert together.relative_diff < 1e-6
     assert alone.relative_diff > 0.01
-    if twin:
+    if float64_samples:
         assert alone.noise_ratio > 1e4
 
 

@@ -87,7 +87,7 @@ def test_samples_that_the_model_refuses_together_are_no_reason_to_give_up():
     assert np.array_equal(seen[0], whole[0])
 
 
-def test_without_a_twin_there_is_no_truth():
+def test_without_a_float64_reference_there_is_no_truth():
     stand = benches.stand(Layer(), {"x": X}, noise_samples=0)
     observed = Observed.of(stand)
     probe = Probe("batch_2", "batch", 2, lambda: observed.batch(2), places=(0, 1))
