@@ -37,7 +37,7 @@ class ConfidenceBands(PolicyRecord):
 
 class Bounds(PolicyRecord):
     """Bounds on the metrics of one runtime. None: not asked for. Definitions:
-    `gate.records.evidence`."""
+    docs/metrics.md."""
 
     max_abs_diff: Bound | None = None
     mean_abs_diff: Bound | None = None

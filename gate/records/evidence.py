@@ -1,7 +1,7 @@
 """What was measured, bound to the digests of what it was measured on.
 
-Notation (DESIGN 4): `r` is the output of the PyTorch model in float32 on CPU (the reference),
-`c` the runtime's output, both taken as float64; a sample is one row of axis 0.
+Notation, as in docs/metrics.md: `r` is the output of the PyTorch model in float32 on CPU (the
+reference), `c` the runtime's output, both taken as float64; a sample is one row of axis 0.
 """
 
 from __future__ import annotations

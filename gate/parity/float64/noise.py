@@ -1,4 +1,6 @@
-"""The noise floor: how far float32 rounding alone moves the outputs (DESIGN 4, `noise_ratio`).
+"""The noise floor: how far float32 rounding alone moves the outputs.
+
+Formulas: docs/metrics.md, `noise_ratio`.
 
 The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
 which the runtime's error is told: a correct float32 export scores about 1 whatever the model's

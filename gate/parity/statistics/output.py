@@ -1,6 +1,6 @@
 """Parity of one output between reference and candidate, streaming over batches, in float64.
 
-Formulas: DESIGN 4 and `gate.records.evidence.OutputParity`.
+Formulas: docs/metrics.md and `gate.records.evidence.OutputParity`.
 """
 
 from __future__ import annotations
