@@ -98,8 +98,8 @@ class Workload:
         samples = Samples.open(inputs)
         if labels is None:
             return cls(samples, batch_size=batch_size)
-        known = open_labels(labels, samples=len(samples))
-        return cls(samples, known, Digest.of_file(labels), batch_size)
+        correct_classes = open_labels(labels, samples=len(samples))
+        return cls(samples, correct_classes, Digest.of_file(labels), batch_size)
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def check(
     )
     export = reference.note.record if reference.note else reference.export
     evidence = measurement.evidence(subject, source=source, export=export)
-    seen = _preprocessing(policy, reference, workload, onnx)
-    evidence = evidence.model_copy(update={"preprocessing": seen})
+    preprocessing = _preprocessing(policy, reference, workload, onnx)
+    evidence = evidence.model_copy(update={"preprocessing": preprocessing})
     now = datetime.now(UTC).isoformat(timespec="seconds")
     decision = decide(policy, evidence, decided_at=now)
     case = Case(reference.model, candidate, workload.samples, policy)
@@ -163,11 +163,11 @@ def _preprocessing(
 ) -> PreprocessingParity | None:
     """None where the policy asks for none, and where there is nothing to measure it on: the
     decision takes what is lacking for an ERROR."""
-    asked, spec = policy.preprocessing, reference.spec
-    if asked is None or spec is None or not workload.pictures:
+    section, spec = policy.preprocessing, reference.spec
+    if section is None or spec is None or not workload.pictures:
         return None
     return parity_of_preprocessing(
-        onnx, spec, workload.pictures, policy=asked, dumped=workload.dumped
+        onnx, spec, workload.pictures, policy=section, dumped=workload.dumped
     )
 
 

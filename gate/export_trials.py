@@ -130,13 +130,13 @@ class _Bench:
             return self._with_parities(trial, exported)
 
     def _export(self, trial: Trial, path: Path) -> Exported:
-        told = {
+        choice = {
             "strategy": trial.strategy,
             "opset": trial.opset_asked,
             "do_constant_folding": trial.constant_folding,
             "lint": "off",  # what it costs to export all the same is the question
         }
-        settings = ExportSettings(**{**dict(self._settings), **told})
+        settings = ExportSettings(**{**dict(self._settings), **choice})
         with warnings.catch_warnings():
             # Deprecations of exporters that are tried on purpose.
             warnings.simplefilter("ignore", DeprecationWarning)

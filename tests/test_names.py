@@ -20,3 +20,37 @@ def test_no_public_class_has_the_name_of_another():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(place)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+IDIOMS = {"told", "seen", "known", "said", "asked"}
+"""They name how a value came, not what it is."""
+NOT_YET = ("registry", "service", "deploy")
+PUBLISHED = {("doctor/finding.py", "seen"), ("commands/doctor.py", "seen")}
+"""A field of what `gate doctor --json` prints."""
+
+
+def names(tree: ast.Module) -> Iterator[str]:
+    """What functions, classes, variables, parameters, attributes and imports are called."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Name():
+                yield node.id
+            case ast.arg() | ast.keyword(arg=str()):
+                yield node.arg
+            case ast.Attribute():
+                yield node.attr
+            case ast.alias():
+                yield node.asname or node.name
+
+
+def test_a_name_says_what_the_value_is():
+    found = {
+        (place, name)
+        for place, tree in modules()
+        if not place.startswith(NOT_YET)
+        for name in names(tree)
+        if name.strip("_").lower() in IDIOMS
+    }
+    assert found - PUBLISHED == set()

@@ -213,8 +213,8 @@ def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
         f"file    {printable(str(question['model']))}  {subject.sha256}  opset {subject.opset}"
     )
     stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
-    told = f"policy  {origin}; task {policy.task}, precision {policy.precision}{stated}"
-    console.print(printable(told))
+    policy_line = f"policy  {origin}; task {policy.task}, precision {policy.precision}{stated}"
+    console.print(printable(policy_line))
     print_decision(
         verdicted.decision,
         verdicted.evidence,

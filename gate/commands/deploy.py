@@ -86,7 +86,7 @@ def _deploy(request: _Request) -> Outcome:
     store, name = Store(request["store"], request["keep"]), request["name"]
     file = request["file"]
     if file is None:
-        return _told(store, rollback(store, name))
+        return _outcome(store, rollback(store, name))
     digest = given_digest(request["sha256"])
     source = SlotSource.local(
         file, golden=request["golden"], sha256=digest, preprocessing=request["preprocessing"]
@@ -94,10 +94,10 @@ def _deploy(request: _Request) -> Outcome:
     slots = {EXACT: source}
     if request["twin"] is not None:
         slots[QUANTIZED] = SlotSource.local(request["twin"], golden=request["twin_golden"])
-    return _told(store, deploy(store, name, slots))
+    return _outcome(store, deploy(store, name, slots))
 
 
-def _told(store: Store, deployment: Deployment) -> Outcome:
+def _outcome(store: Store, deployment: Deployment) -> Outcome:
     status = Status.REJECTED if deployment.outcome == "refused" else Status.DONE
     manifest = deployment.manifest
     plain = {
@@ -116,5 +116,5 @@ def _show(deployment: Deployment, console: Console) -> None:
     from gate.report.wording import printable
 
     style = "bold red" if deployment.outcome == "refused" else "green"
-    told = f"{deployment.outcome.replace('_', ' ')}: {printable(deployment.reason)}"
-    console.print(Text(told, style=style))
+    headline = f"{deployment.outcome.replace('_', ' ')}: {printable(deployment.reason)}"
+    console.print(Text(headline, style=style))

@@ -111,12 +111,17 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
     from gate.preprocess.by.onnx_graph import PICTURES, prepend
     from gate.storage.digest import Digest
 
-    asked = _spec(spec)
-    prepend(asked, model, output)
+    preprocess_spec = _spec(spec)
+    prepend(preprocess_spec, model, output)
     sha256 = str(Digest.of_file(output))
     return Outcome(
         Status.DONE,
-        {"output": str(output), "sha256": sha256, "input": PICTURES, "spec": asked.to_plain()},
+        {
+            "output": str(output),
+            "sha256": sha256,
+            "input": PICTURES,
+            "spec": preprocess_spec.to_plain(),
+        },
         lambda console: console.print(f"written: {output} ({sha256}), input '{PICTURES}'"),
     )
 
@@ -138,8 +143,8 @@ def _compared(question: _Question) -> Outcome:
     parity, bound, report = found.parity, question["bound"], question["report"]
     if report is not None:
         _write(report, spec, parity, found.exhibits)
-    asked = (line_up.consumers if question["implementations"] else ()) + tuple(line_up.dumped)
-    status = _status(parity, bound, asked)
+    required = (line_up.consumers if question["implementations"] else ()) + tuple(line_up.dumped)
+    status = _status(parity, bound, required)
     plain = {
         "spec": spec.to_plain(),
         "bound": bound,
@@ -156,12 +161,12 @@ def _model(path: Path | None) -> ModelFile | None:
     return None if path is None else ModelFile(path, read_subject(path).sha256)
 
 
-def _status(parity: PreprocessingParity, bound: float, asked: tuple[str, ...]) -> Status:
+def _status(parity: PreprocessingParity, bound: float, required: tuple[str, ...]) -> Status:
     """REJECTED if one differs; else NOT_JUDGED if one that was asked for, or all, could not run."""
     ran = [consumer for consumer in parity.consumers if consumer.not_measured is None]
     if not all(consumer.within(bound) for consumer in ran):
         return Status.REJECTED
-    missing = [c for c in parity.consumers if c.not_measured is not None and c.consumer in asked]
+    missing = [c for c in parity.consumers if c.not_measured is not None and c.consumer in required]
     return Status.NOT_JUDGED if missing or not ran else Status.DONE
 
 

@@ -62,8 +62,8 @@ def _reconcile(address: str | None, places: dict[str, Any]) -> Outcome:
     preflight(uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     done = {model: reconcile(model, cause=cause) for model in settings.models}
-    told = {model: [asdict(one) for one in taken] for model, taken in done.items()}
-    return Outcome(Status.DONE, {"models": told}, lambda console: _show(done, console))
+    models = {model: [asdict(one) for one in taken] for model, taken in done.items()}
+    return Outcome(Status.DONE, {"models": models}, lambda console: _show(done, console))
 
 
 def _show(done: dict[str, Sequence[Taken]], console: Console) -> None:

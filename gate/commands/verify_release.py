@@ -51,10 +51,10 @@ def _verify(model: Path, golden: Path, expected: tuple[str | None, str | None]) 
 
     wanted = [given_digest(text) for text in expected]
     result = verify_golden(model, golden)
-    seen = (("file", result.model_sha256), ("golden vectors", result.golden_sha256))
+    digests = (("file", result.model_sha256), ("golden vectors", result.golden_sha256))
     others = [
         f"the digest of the {what} is {digest}, expected {want}"
-        for (what, digest), want in zip(seen, wanted, strict=True)
+        for (what, digest), want in zip(digests, wanted, strict=True)
         if want is not None and digest != want
     ]
     if others:

@@ -112,7 +112,7 @@ def _dvc() -> Finding:
 
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    seen = f"{free / 1024**3:.1f} GiB free at {folder}"
+    free_space = f"{free / 1024**3:.1f} GiB free at {folder}"
     if free >= _FREE_BYTES:
-        return Finding("disk", "ok", seen)
-    return Finding("disk", "missing", seen, f"Free at least {_FREE_BYTES / 1024**3:.0f} GiB.")
+        return Finding("disk", "ok", free_space)
+    return Finding("disk", "missing", free_space, f"Free at least {_FREE_BYTES / 1024**3:.0f} GiB.")

@@ -44,8 +44,8 @@ def _cuda_libraries(*, device: bool) -> Finding:
 
     version = getattr(onnxruntime, "cuda_version", "")
     if not version:
-        seen = "this build of ONNX Runtime has no CUDA"
-        return Finding("CUDA libraries", "absent", seen, _INSTALL)
+        observation = "this build of ONNX Runtime has no CUDA"
+        return Finding("CUDA libraries", "absent", observation, _INSTALL)
     quietly(onnxruntime.preload_dlls)
     missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
     if not missing:
@@ -87,15 +87,15 @@ def _cuda_session(*, device: bool) -> Finding:
 
     listed = CUDA_PROVIDER in onnxruntime.get_available_providers()
     if not listed:
-        seen = "this build of ONNX Runtime does not list the CUDA provider"
+        observation = "this build of ONNX Runtime does not list the CUDA provider"
         remedy = f"pip uninstall onnxruntime; {_INSTALL}"
-        return Finding("ort-cuda", "missing" if device else "absent", seen, remedy)
+        return Finding("ort-cuda", "missing" if device else "absent", observation, remedy)
     try:
-        active, said = active_provider(CUDA_PROVIDER)
+        active, printed = active_provider(CUDA_PROVIDER)
     except Exception as error:
-        active, said = "none", f"{type(error).__name__}: {error}"
+        active, printed = "none", f"{type(error).__name__}: {error}"
     if active == CUDA_PROVIDER:
         return Finding("ort-cuda", "ok", f"ran a model on {active}")
-    seen = f"listed, but {active} is what runs: {reason_of(said)}"
+    observation = f"listed, but {active} is what runs: {reason_of(printed)}"
     remedy = "Mend what is named above under CUDA; until then only the CPU can be judged."
-    return Finding("ort-cuda", "missing" if device else "absent", seen, remedy)
+    return Finding("ort-cuda", "missing" if device else "absent", observation, remedy)

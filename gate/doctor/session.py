@@ -38,12 +38,12 @@ def _tiny_model() -> bytes:
 
 def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
     """Call, and catch what C libraries say on stderr meanwhile."""
-    with captured_stderr() as said:
+    with captured_stderr() as lines:
         result = call()
-    return result, "\n".join(said)
+    return result, "\n".join(lines)
 
 
-def reason_of(said: str) -> str:
+def reason_of(printed: str) -> str:
     """What ONNX Runtime says about a library that it can't load, without its decoration."""
-    found = re.search(r"with error: ([^\n\x1b]+)", said)
-    return found[1].strip() if found else " ".join(said.split())[-200:] or "it gives no reason"
+    found = re.search(r"with error: ([^\n\x1b]+)", printed)
+    return found[1].strip() if found else " ".join(printed.split())[-200:] or "it gives no reason"

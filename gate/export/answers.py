@@ -53,10 +53,10 @@ def difference(
     In float64; both are 0 for an empty output. Raises ExportError for another shape, and for
     values that are not finite.
     """
-    seen = file.answers(example)
+    returned = file.answers(example)
     return {
         name: _of_output(name, example, got, want)
-        for name, got, want in zip(file.outputs, seen, expected, strict=True)
+        for name, got, want in zip(file.outputs, returned, expected, strict=True)
     }
 
 
@@ -68,19 +68,19 @@ def sizes(example: Example) -> str:
     return f"{count} sample{'' if count == 1 else 's'} ({shown})"
 
 
-def _of_output(name: str, example: Example, seen: Array, want: Array) -> tuple[float, float]:
-    if seen.shape != want.shape:
+def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[float, float]:
+    if got.shape != want.shape:
         raise ExportError(
-            f"with {sizes(example)} the exported file returns {list(seen.shape)} for {name}, "
+            f"with {sizes(example)} the exported file returns {list(got.shape)} for {name}, "
             f"the model {list(want.shape)}. {_BAKED}"
         )
-    if not (np.isfinite(seen).all() and np.isfinite(want).all()):
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
         side = "the model" if not np.isfinite(want).all() else "the exported file"
         raise ExportError(
             f"with {sizes(example)} {side} returns NaN or infinity for {name}, expected finite "
             "values. Check the checkpoint and the example."
         )
-    off = np.abs(seen.astype(np.float64) - want.astype(np.float64))
+    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
     return float(off.max(initial=0.0)), float(np.abs(want.astype(np.float64)).max(initial=0.0))
 
 

@@ -75,7 +75,7 @@ def others(batch: Example, places: list[tuple[str, int]], *, samples: Example) -
             yield Example(source).resized(sizes)
 
 
-def told(axes: Mapping[str, Mapping[int, str]]) -> str:
+def axes_text(axes: Mapping[str, Mapping[int, str]]) -> str:
     """`input:0=batch;input:2=height`, for records."""
     return ";".join(
         f"{name}:{axis}={label}" for name, labels in axes.items() for axis, label in labels.items()

@@ -33,7 +33,7 @@ def captured() -> Iterator[Capture]:
     hold it for the call that needs it only.
     """
     capture = Capture()
-    with tempfile.TemporaryFile() as sink, warnings.catch_warnings(record=True) as seen:
+    with tempfile.TemporaryFile() as sink, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with _descriptors_into(sink), _python_streams_into(sink):
@@ -41,7 +41,7 @@ def captured() -> Iterator[Capture]:
         finally:
             sink.seek(0)
             capture.text = sink.read().decode(errors="replace")
-            capture.warnings = list(seen)
+            capture.warnings = list(caught)
 
 
 def place(warning: warnings.WarningMessage) -> str:

@@ -57,10 +57,10 @@ class Symbolics:
         """Write the operator `torch.ops.namespace.name.default` by the onnxscript function
         `function(*inputs)` in the strategy dynamo. Raises ExportError for another target."""
         if not isinstance(target, Target):
-            said = f"an operator, expected one overload of it: {target}.default"
+            description = f"an operator, expected one overload of it: {target}.default"
             other = f"{target!r}, expected an operator such as torch.ops.mine.hard_swish.default"
             packet = isinstance(target, torch._ops.OpOverloadPacket)
-            raise ExportError(f"dynamo() was given {said if packet else other}.")
+            raise ExportError(f"dynamo() was given {description if packet else other}.")
         _demand_callable(function, str(target))
         self.translations[target] = function
 
@@ -118,10 +118,10 @@ def _function(spec: str) -> Function:
         raise ExportError(str(error)) from error
     function = getattr(module, name, None)
     if not callable(function):
-        seen = "is not callable" if hasattr(module, name) else "is not there"
+        problem = "is not callable" if hasattr(module, name) else "is not there"
         raise ExportError(
-            f"export.custom_symbolics: {spec}: {name} {seen}, expected a function in {module_name} "
-            f"that takes the registry: def {name}(symbolics)."
+            f"export.custom_symbolics: {spec}: {name} {problem}, expected a function in "
+            f"{module_name} that takes the registry: def {name}(symbolics)."
         )
     registering: Function = function
     return registering

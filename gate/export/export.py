@@ -93,10 +93,10 @@ def staged(
             try:
                 carried = ladder.climb()
             except NoRung as failed:
-                raise _told(failed, log_path, ladder.log) from failed.__cause__
-        asked = settings.opset
+                raise _with_log(failed, log_path, ladder.log) from failed.__cause__
+        wanted_opset = settings.opset
         metadata = described(
-            strategy=carried.strategy, opset_asked=asked, rungs=ladder.rungs, source=source
+            strategy=carried.strategy, opset_asked=wanted_opset, rungs=ladder.rungs, source=source
         )
         stamp_file(carried.path, metadata)
         subject = _read(carried.path)
@@ -139,15 +139,15 @@ def _record(request: Request, carried: Carried, rungs: tuple[str, ...]) -> Expor
             "batch_size": settings.batch_size,
             "custom_symbolics": settings.custom_symbolics,
             "lint": settings.lint,
-            **carried.told,
+            **carried.options,
         },
-        tracer_warnings=tracer_warnings(carried.said.warnings),
-        hazards=(*request.hazards, *doubts, *hazards(carried.said.warnings)),
+        tracer_warnings=tracer_warnings(carried.output.warnings),
+        hazards=(*request.hazards, *doubts, *hazards(carried.output.warnings)),
         rungs=rungs,
     )
 
 
-def _told(failed: NoRung, path: Path, text: str) -> ExportError:
+def _with_log(failed: NoRung, path: Path, text: str) -> ExportError:
     """Write the log beside the output; a full disk must not hide the error that is told."""
     log: Path | None = None
     if text.strip():

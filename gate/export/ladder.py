@@ -21,13 +21,13 @@ from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.sanity import Sanity
 from gate.export.strategies import direct, dynamo, scripted, traced
-from gate.export.strategies.exporter import RungFailed, Strategy, Told
+from gate.export.strategies.exporter import ExporterOptions, RungFailed, Strategy
 from gate.export.verify import verified
 from gate.onnxfile.gathered import gather, is_large
 from gate.onnxfile.metadata import impersonal
-from gate.records import strategy as known
+from gate.records import strategy as strategies
 
-STRATEGIES: dict[known.Strategy, Strategy] = {
+STRATEGIES: dict[strategies.Strategy, Strategy] = {
     "traced": traced.write_traced,
     "direct": direct.write_direct,
     "scripted": scripted.write_scripted,
@@ -43,10 +43,10 @@ class Carried:
     """A file that was written: how, and what speaks against it."""
 
     path: Path
-    strategy: known.Strategy
+    strategy: strategies.Strategy
     opset: int
-    told: Told
-    said: Capture
+    options: ExporterOptions
+    output: Capture
     """While it was written."""
     doubt: str | None = None
 
@@ -122,7 +122,7 @@ class Ladder:
         tried = self._request.settings.rungs
         return NoRung(refusal.of_all(tried, cause=cause), self.rungs)
 
-    def _lowest(self, strategy: known.Strategy) -> Carried:
+    def _lowest(self, strategy: strategies.Strategy) -> Carried:
         """By the opset that was asked for, or the lowest that works."""
         wanted = self._opsets(strategy)
         while True:
@@ -135,14 +135,14 @@ class Ladder:
                 if not wanted:
                     raise
 
-    def _opsets(self, strategy: known.Strategy) -> list[int]:
-        asked = self._request.settings.opset
-        if asked != "auto":
-            return [asked]
-        lowest = _LOWEST.get(strategy, known.LOWEST_AUTO)
-        return list(range(lowest, known.HIGHEST_OPSET[strategy] + 1))
+    def _opsets(self, strategy: strategies.Strategy) -> list[int]:
+        wanted = self._request.settings.opset
+        if wanted != "auto":
+            return [wanted]
+        lowest = _LOWEST.get(strategy, strategies.LOWEST_AUTO)
+        return list(range(lowest, strategies.HIGHEST_OPSET[strategy] + 1))
 
-    def _attempt(self, strategy: known.Strategy, opset: int) -> Carried:
+    def _attempt(self, strategy: strategies.Strategy, opset: int) -> Carried:
         folder = self._room / f"{strategy}-{opset}"
         folder.mkdir()
         try:
@@ -154,19 +154,19 @@ class Ladder:
         except RungFailed as failed:
             shutil.rmtree(folder, ignore_errors=True)  # it may be some gigabytes
             if failed.explain is not None:
-                asked = self._request.settings.custom_symbolics
-                failed.explain = partial(_explained, failed.explain, asked, opset)
+                symbolics_spec = self._request.settings.custom_symbolics
+                failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
             raise
 
-    def _written(self, strategy: known.Strategy, opset: int, path: Path) -> Carried:
+    def _written(self, strategy: strategies.Strategy, opset: int, path: Path) -> Carried:
         """The file, if it is valid and the one that was asked for."""
-        asked = self._request.settings.custom_symbolics
-        with self._listening() as said, registered(asked, opset=opset) as symbolics:
-            told = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        symbolics_spec = self._request.settings.custom_symbolics
+        with self._listening() as output, registered(symbolics_spec, opset=opset) as symbolics:
+            options = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
         if path.is_file() and is_large(path):
             gather(path, name=self._name)
         verified(path, self._request, opset=opset)
-        return Carried(path, strategy, opset, told, said)
+        return Carried(path, strategy, opset, options, output)
 
     def _sane(self, carried: Carried) -> Carried:
         """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
@@ -182,17 +182,17 @@ class Ladder:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[Capture]:
-        said = Capture()
+        output = Capture()
         try:
-            with captured() as said:
-                yield said
+            with captured() as output:
+                yield output
         finally:
-            self.log += said.text
+            self.log += output.text
 
 
 def _explained(
-    explain: Callable[[], ExportRefusal], asked: str | None, opset: int
+    explain: Callable[[], ExportRefusal], symbolics_spec: str | None, opset: int
 ) -> ExportRefusal:
     """With the custom symbolic functions, so that what they write does not count as missing."""
-    with registered(asked, opset=opset):
+    with registered(symbolics_spec, opset=opset):
         return explain()

@@ -59,9 +59,9 @@ def quantize(
                 _prepare(exact, prepared)
                 _quantize(prepared, used, made, settings)
         except Exception as error:
-            said = str(error).strip().splitlines() or ["no message"]
+            lines = str(error).strip().splitlines() or ["no message"]
             raise ExportError(
-                f"{exact} can't be quantized: {type(error).__name__}: {said[0]}. Check that the "
+                f"{exact} can't be quantized: {type(error).__name__}: {lines[0]}. Check that the "
                 "calibration samples fit the file's inputs and are finite."
             ) from error
         proto = onnx.load(str(made))
@@ -75,14 +75,14 @@ def quantize(
         made.write_bytes(data)
         twin = read_subject(made)  # valid, before it takes the place of an older one
         atomic.write_bytes(output, data)
-    told = {
+    recorded = {
         **settings.to_plain(),
         "format": "QDQ",
         "calibration_samples": used.count,
         "calibration_sha256": str(used.digest()),
         "of_sha256": str(subject.sha256),
     }
-    return Quantized(output, twin, ExportRecord(strategy="quantized", settings=told))
+    return Quantized(output, twin, ExportRecord(strategy="quantized", settings=recorded))
 
 
 class _Used:
@@ -92,7 +92,7 @@ class _Used:
         self._batches = batches
         self._limit = settings.samples
         self._names = tuple(spec.name for spec in subject.inputs)
-        self._seen: list[str] = []
+        self._used: list[str] = []
         self.count = 0
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
@@ -106,7 +106,7 @@ class _Used:
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"a calibration sample of {name} has NaN or infinite values")
-            self._seen.append(
+            self._used.append(
                 f"{name} {array.dtype} {array.shape} {Digest.of_bytes(array.tobytes())}"
             )
         self.count += len(next(iter(arrays.values())))
@@ -114,7 +114,7 @@ class _Used:
 
     def digest(self) -> Digest:
         """Of all that was used."""
-        return Digest.of_json({"batches": self._seen})
+        return Digest.of_json({"batches": self._used})
 
 
 def _prepare(exact: Path, prepared: Path) -> None:

@@ -50,7 +50,7 @@ class Sanity:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._known: dict[str, list[Array]] = {}
+        self._expected: dict[str, list[Array]] = {}
 
     def objection(self, path: Path) -> Objection | None:
         """The first one against the file `path`."""
@@ -66,7 +66,7 @@ class Sanity:
             try:
                 cause = self._compare(file, title, batch, exact_integers=False)
             except ExportError as error:  # what the model itself can't compute proves nothing
-                cause = f"can't be right: {error}" if title in self._known else None
+                cause = f"can't be right: {error}" if title in self._expected else None
             if cause and self._repeatable(title, batch):
                 return Objection(f"{cause}, where the inputs are {title}", "doubt")
         return None
@@ -89,12 +89,12 @@ class Sanity:
         self, file: File, title: str, batch: Example, *, exact_integers: bool
     ) -> str | None:
         """How far the file is off, if it is too far."""
-        if title not in self._known:
+        if title not in self._expected:
             expected = self._request.answers(batch)
             if not exact_integers and not all(np.isfinite(one).all() for one in expected):
                 return None
-            self._known[title] = expected
-        expected = self._known[title]
+            self._expected[title] = expected
+        expected = self._expected[title]
         floats = {
             name: want.dtype.kind == "f" or exact_integers
             for name, want in zip(file.outputs, expected, strict=True)
@@ -107,5 +107,5 @@ class Sanity:
     def _repeatable(self, title: str, batch: Example) -> bool:
         """False for a model that gives another answer each time: nothing can be compared."""
         again = self._request.answers(batch)
-        known = self._known.get(title, again)
-        return all(np.array_equal(one, other) for one, other in zip(known, again, strict=True))
+        expected = self._expected.get(title, again)
+        return all(np.array_equal(one, other) for one, other in zip(expected, again, strict=True))

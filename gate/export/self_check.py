@@ -40,9 +40,9 @@ def self_check(
     names = tuple(spec.name for spec in exported.subject.inputs)
     outputs = tuple(spec.name for spec in exported.subject.outputs)
     copied = private_copy(model)
-    asked = settings.model_copy(update={"input_names": names, "output_names": outputs})
+    named = settings.model_copy(update={"input_names": names, "output_names": outputs})
     with neutral(copied):
-        request = Request.of(copied, Example.bind(example, names), asked)
+        request = Request.of(copied, Example.bind(example, names), named)
         batches = {"export_batch": request.batch}
         batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}
         return {

@@ -19,24 +19,24 @@ _HARMLESS = (
 )
 
 
-def tracer_warnings(seen: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
+def tracer_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
     """`place: message` of each TracerWarning, once, in order; torch's own library code left out.
 
     torch tells its tracer the same about itself: its modules are written to be traced.
     """
     return _unique(
         f"{place(warning)}: {_one_line(warning)}"
-        for warning in seen
+        for warning in caught
         if issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
         and not _in_torch_library(place(warning))
     )
 
 
-def hazards(seen: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
+def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
     """What the exporter itself warns of: operators left in training mode, batch-bound LSTMs."""
     return _unique(
         _one_line(warning)
-        for warning in seen
+        for warning in caught
         if issubclass(warning.category, UserWarning)
         and _IN_EXPORTER in warning.filename.replace("\\", "/")
         and not str(warning.message).startswith(_HARMLESS)

@@ -188,20 +188,20 @@ def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
 def _plain_file(path: Path, *, limit: int) -> bytes:
     """The bytes of a file that is no link, device or longer than `limit`."""
     try:
-        seen = path.lstat()
-        if not stat.S_ISREG(seen.st_mode):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise EvidenceError(
                 f"{path} is no plain file. Golden vectors hold no links: fetch them again."
             )
-        if seen.st_size > limit:
+        if status.st_size > limit:
             raise DigestMismatch(
-                f"{path} has {seen.st_size} bytes, at most {limit} are expected. "
+                f"{path} has {status.st_size} bytes, at most {limit} are expected. "
                 "It is another file: fetch the golden vectors again."
             )
         # Not a link that took its place in between.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
             # As much as there is, not what a record says: a forged one could ask for all memory.
-            return stream.read(min(limit, seen.st_size) + 1)
+            return stream.read(min(limit, status.st_size) + 1)
     except OSError as error:
         raise EvidenceError(
             f"cannot read {path}: {error.strerror or error}. Name the folder that holds "

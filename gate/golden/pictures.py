@@ -43,10 +43,12 @@ def add_pictures(
     if len(golden.inputs) != 1:
         raise EvidenceError(f"{len(golden.inputs)} inputs: a picture becomes exactly one.")
     ((name, samples),) = golden.inputs.items()
-    known = {preprocess(pixels, spec).tobytes(): pixels for pixels in map(read_picture, pictures)}
+    by_sample = {
+        preprocess(pixels, spec).tobytes(): pixels for pixels in map(read_picture, pictures)
+    }
     described = []
     for place, sample in enumerate(samples):
-        pixels = known.get(np.ascontiguousarray(sample).tobytes())
+        pixels = by_sample.get(np.ascontiguousarray(sample).tobytes())
         if pixels is None:
             raise EvidenceError(
                 f"no picture becomes the golden sample {place} by this spec. Give the pictures "
@@ -68,20 +70,22 @@ def add_pictures(
 
 def wrong_pictures(vectors: Vectors) -> str | None:
     """Which picture does not become its golden input by Pillow, and why; None: all do."""
-    told = vectors.golden.pictures
-    if told is None:
+    recorded = vectors.golden.pictures
+    if recorded is None:
         return None
     for picture, data, sample in zip(
-        told.files, vectors.pictures, vectors.inputs[told.input], strict=True
+        recorded.files, vectors.pictures, vectors.inputs[recorded.input], strict=True
     ):
         try:
-            off = _off(preprocess(decoded(data, name=picture.file), told.spec), sample, told.spec)
+            off = _off(
+                preprocess(decoded(data, name=picture.file), recorded.spec), sample, recorded.spec
+            )
         except DataError as error:
             return str(error)
-        if not off <= told.max_diff:
+        if not off <= recorded.max_diff:
             return (
                 f"{picture.file} becomes a tensor that is {off:.4g}/255 off its golden input, "
-                f"allowed {told.max_diff:.4g}"
+                f"allowed {recorded.max_diff:.4g}"
             )
     return None
 

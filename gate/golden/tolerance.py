@@ -50,9 +50,9 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     """
     runtime = _served(evidence)
     bounds = policy.runtimes[runtime.runtime].bounds if runtime else _bounds(policy)
-    seen = {output.name: output for output in runtime.outputs} if runtime else {}
+    measured = {output.name: output for output in runtime.outputs} if runtime else {}
     return {
-        spec.name: _tolerance(policy, bounds, seen.get(spec.name))
+        spec.name: _tolerance(policy, bounds, measured.get(spec.name))
         for spec in evidence.subject.outputs
     }
 
@@ -80,12 +80,12 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     )
     if old.pictures is None:
         return golden
-    asked = policy.preprocessing
+    section = policy.preprocessing
     return add_pictures(
         target,
         old.pictures.spec,
         [source / picture.file for picture in old.pictures.files],
-        max_diff=asked.max_diff if asked is not None else old.pictures.max_diff,
+        max_diff=section.max_diff if section is not None else old.pictures.max_diff,
     )
 
 
@@ -96,19 +96,19 @@ def _served(evidence: Evidence) -> RuntimeEvidence | None:
 
 def _bounds(policy: Policy) -> Bounds:
     """Of what would have been served, had it been measured."""
-    asked = [
+    required = [
         policy.runtimes[name].bounds
         for name in (*_SERVED, *policy.runtimes)
         if name in policy.runtimes
         and policy.runtimes[name].required != "never"
         and RUNTIMES[name].engine == "onnxruntime"
     ]
-    return asked[0]
+    return required[0]
 
 
 def _tolerance(policy: Policy, bounds: Bounds, output: OutputParity | None) -> Tolerance:
     agreement = bounds.top1_agreement if output and classes_of(policy, output) else None
-    return Tolerance(_known(_max_abs_diff(bounds, output)), agreement, policy.nonfinite)
+    return Tolerance(_finite(_max_abs_diff(bounds, output)), agreement, policy.nonfinite)
 
 
 def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
@@ -118,12 +118,12 @@ def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
         return 0.0
     if not output.dtype.startswith("float"):
         return bounds.scaled_diff or 0.0
-    rounding = _known(EPSILON * output.reference_abs_max)
+    rounding = _finite(EPSILON * output.reference_abs_max)
     if bounds.noise_diff is not None and output.noise is not None:
-        return bounds.noise_diff * (_known(_floor(output)) or rounding)
+        return bounds.noise_diff * (_finite(_floor(output)) or rounding)
     if bounds.scaled_diff is not None:
-        return bounds.scaled_diff * _known(output.reference_std)
-    return max(_OWN_NOISE * _known(output.max_abs_diff), rounding)
+        return bounds.scaled_diff * _finite(output.reference_std)
+    return max(_OWN_NOISE * _finite(output.max_abs_diff), rounding)
 
 
 def _floor(output: OutputParity) -> float:
@@ -136,6 +136,6 @@ def _floor(output: OutputParity) -> float:
     return noise.floor_rms
 
 
-def _known(number: float) -> float:
+def _finite(number: float) -> float:
     """The number; 0, which allows nothing, where it was not measured or is none that could be."""
     return number if math.isfinite(number) and number >= 0.0 else 0.0

@@ -31,31 +31,31 @@ def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
     vectors = read_golden(folder)
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
-    seen = _Seen(vectors, digest_text=str(digest))
+    attempt = _Attempt(vectors, digest_text=str(digest))
     problem = wrong_pictures(vectors)
     if problem is not None:
-        return seen.refused(problem)
+        return attempt.refused(problem)
     if digest != expected:
-        return seen.refused(
+        return attempt.refused(
             f"{model_path} has digest {digest}, the golden vectors are for {expected}: "
             "it is another file, or was changed"
         )
     try:
         session = open_on_cpu(model)
-        seen.providers = tuple(session.get_providers())
+        attempt.providers = tuple(session.get_providers())
         problem = _other_names(session, vectors)
         if problem is not None:
-            return seen.refused(problem)
+            return attempt.refused(problem)
         names = [output.name for output in vectors.golden.outputs]
         computed = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
     except Exception as error:
-        told = str(error).strip().splitlines() or [""]
-        return seen.refused(f"ONNX Runtime can't compute it: {type(error).__name__}: {told[0]}")
+        lines = str(error).strip().splitlines() or [""]
+        return attempt.refused(f"ONNX Runtime can't compute it: {type(error).__name__}: {lines[0]}")
     if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us
         again, _ = read_model(model_path, like=vectors.golden.model)
         if again != expected:
-            return seen.refused(f"{model_path} changed while it was loaded: {again}")
-    return seen.compared(compare(vectors, computed))
+            return attempt.refused(f"{model_path} changed while it was loaded: {again}")
+    return attempt.compared(compare(vectors, computed))
 
 
 def compare(vectors: Vectors, computed: Mapping[str, Any]) -> tuple[OutputResult, ...]:
@@ -66,7 +66,7 @@ def compare(vectors: Vectors, computed: Mapping[str, Any]) -> tuple[OutputResult
     )
 
 
-class _Seen:
+class _Attempt:
     """What is known so far, and the result that it makes."""
 
     def __init__(self, vectors: Vectors, *, digest_text: str) -> None:
@@ -106,9 +106,9 @@ def _other_names(session: Any, vectors: Vectors) -> str | None:
         ("inputs", session.get_inputs(), golden.inputs),
         ("outputs", session.get_outputs(), golden.outputs),
     ):
-        seen, expected = _sorted(got), _sorted(want)
-        if seen != expected:
-            return f"the file has the {side} {seen}, the golden vectors {expected}"
+        actual, expected = _sorted(got), _sorted(want)
+        if actual != expected:
+            return f"the file has the {side} {actual}, the golden vectors {expected}"
     return None
 
 

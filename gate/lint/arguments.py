@@ -101,11 +101,11 @@ def _generic(node: ast.Subscript) -> StaticValue | None:
 
 def _either(parts: list[StaticValue | None]) -> StaticValue | None:
     """Of several types; a tensor or None is a tensor that may be missing: nothing is known."""
-    known = [part for part in parts if part is not None and part.known is not None]
-    if not known:
+    present = [part for part in parts if part is not None and part.object is not None]
+    if not present:
         return None
-    found = join(known)
-    optional = any(part is not None and part.known is None for part in parts)
+    found = join(present)
+    optional = any(part is not None and part.object is None for part in parts)
     return unknown() if optional and not found.tensor else found
 
 

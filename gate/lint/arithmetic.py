@@ -49,15 +49,15 @@ def combine(operation: ast.operator, left: StaticValue, right: StaticValue) -> S
     if Kind.TENSORS in kinds:
         return StaticValue(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
     if kinds == {Kind.PYTHON}:
-        return StaticValue(Kind.PYTHON, known=_computed(operation, left, right),
+        return StaticValue(Kind.PYTHON, object=_computed(operation, left, right),
                      read=left.read or right.read)  # fmt: skip
     return unknown()
 
 
 def _of_tensors(operation: ast.operator, left: StaticValue, right: StaticValue) -> StaticValue:
-    known = _computed(operation, left, right)
-    if known is not NOTHING:
-        return of_object(known)
+    result = _computed(operation, left, right)
+    if result is not NOTHING:
+        return of_object(result)
     tensors = [value for value in (left, right) if value.tensor]
     minus = isinstance(operation, ast.Sub)
     others = all(value.tensor or value.kind is Kind.PYTHON for value in (left, right))
@@ -73,14 +73,14 @@ def _of_tensors(operation: ast.operator, left: StaticValue, right: StaticValue) 
 def _computed(operation: ast.AST, left: StaticValue, right: StaticValue) -> Any:
     """The result, where both sides are known and small."""
     compute = _NUMBERS.get(type(operation))
-    small = [isinstance(v.known, int | float) or _few(v) for v in (left, right)]
+    small = [isinstance(v.object, int | float) or _few(v) for v in (left, right)]
     texts = isinstance(operation, ast.cmpop) and all(
-        isinstance(v.known, (*_SIMPLE, tuple)) for v in (left, right)
+        isinstance(v.object, (*_SIMPLE, tuple)) for v in (left, right)
     )
     if compute is None or not (all(small) or texts):
         return NOTHING
     try:
-        return compute(left.known, right.known)
+        return compute(left.object, right.object)
     except Exception:
         return NOTHING
 
@@ -88,8 +88,8 @@ def _computed(operation: ast.AST, left: StaticValue, right: StaticValue) -> Any:
 def compared(operation: ast.cmpop, left: StaticValue, right: StaticValue) -> StaticValue:
     """The value of a comparison."""
     if isinstance(operation, ast.Is | ast.IsNot | ast.In | ast.NotIn):
-        asked = _is if isinstance(operation, ast.Is | ast.IsNot) else _in
-        truth = asked(left, right)
+        relation = _is if isinstance(operation, ast.Is | ast.IsNot) else _in
+        truth = relation(left, right)
         positive = isinstance(operation, ast.Is | ast.In)
         return python() if truth is None else of_object(truth is positive)
     if left.tensor or right.tensor:
@@ -100,7 +100,7 @@ def compared(operation: ast.cmpop, left: StaticValue, right: StaticValue) -> Sta
     if kinds != {Kind.PYTHON}:
         return unknown()
     return StaticValue(
-        Kind.PYTHON, known=_computed(operation, left, right), read=left.read or right.read
+        Kind.PYTHON, object=_computed(operation, left, right), read=left.read or right.read
     )
 
 
@@ -109,16 +109,16 @@ def _few(value: StaticValue) -> bool:
 
 
 def _in(left: StaticValue, right: StaticValue) -> bool | None:
-    if isinstance(left.known, _SIMPLE) and isinstance(right.known, list | tuple | dict | str):
+    if isinstance(left.object, _SIMPLE) and isinstance(right.object, list | tuple | dict | str):
         with contextlib.suppress(TypeError):
-            return left.known in right.known
+            return left.object in right.object
     return None
 
 
 def _is(left: StaticValue, right: StaticValue) -> bool | None:
-    if left.known is not NOTHING and right.known is not NOTHING:
-        return left.known is right.known
+    if left.object is not NOTHING and right.object is not NOTHING:
+        return left.object is right.object
     for one, other in ((left, right), (right, left)):
-        if one.known is None and other.kind not in (Kind.PYTHON, Kind.UNKNOWN):
+        if one.object is None and other.kind not in (Kind.PYTHON, Kind.UNKNOWN):
             return False
     return None

@@ -32,28 +32,28 @@ def of_tensor(value: StaticValue, name: str) -> StaticValue:
         return python()
     if name in _TENSORS:
         return tensor()
-    return StaticValue(Kind.PYTHON, known=TensorMethod(value, name))
+    return StaticValue(Kind.PYTHON, object=TensorMethod(value, name))
 
 
 def shape_of(value: StaticValue) -> StaticValue:
     """The shape of a tensor: numbers that are known for weights, sizes of the input else."""
     if value.constant:
-        known = isinstance(value.known, torch.Tensor)
-        return of_object(tuple(value.known.shape)) if known else python()
+        stored = isinstance(value.object, torch.Tensor)
+        return of_object(tuple(value.object.shape)) if stored else python()
     return StaticValue(Kind.SHAPE, axis=0)
 
 
 def of_other(value: StaticValue, name: str, scope: FunctionScope) -> StaticValue:
     """An attribute of anything but a tensor."""
     if value.kind in (Kind.SHAPE, Kind.SIZE):
-        return StaticValue(Kind.PYTHON, known=ShapeMethod(value, name))
-    if value.known is NOTHING:
+        return StaticValue(Kind.PYTHON, object=ShapeMethod(value, name))
+    if value.object is NOTHING:
         return unknown()
-    if isinstance(value.known, Super):
-        return _of_super(value.known, name)
-    if isinstance(value.known, nn.Module):
-        return _of_module(value.known, name, scope)
-    return _of_object(value.known, name)
+    if isinstance(value.object, Super):
+        return _of_super(value.object, name)
+    if isinstance(value.object, nn.Module):
+        return _of_module(value.object, name, scope)
+    return _of_object(value.object, name)
 
 
 def _of_module(module: nn.Module, name: str, scope: FunctionScope) -> StaticValue:

@@ -30,7 +30,7 @@ _Call = Callable[[ast.Call, Arguments, FunctionScope], StaticValue]
 
 def _number(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
     value = arguments.positional[0] if arguments.positional else python()
-    if isinstance(value.known, int | float):
+    if isinstance(value.object, int | float):
         return python()
     return numbers_from(node, arguments, scope, by=_name(node))
 
@@ -48,19 +48,19 @@ def _len(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticVa
     if value.tensor and not value.constant:
         scope.tell("TRC005", node)
         return python()
-    if isinstance(value.known, list | tuple | dict | str | torch.nn.Module):
-        return of_object(len(value.known))  # type: ignore[arg-type]
+    if isinstance(value.object, list | tuple | dict | str | torch.nn.Module):
+        return of_object(len(value.object))  # type: ignore[arg-type]
     return python()
 
 
 def _range(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
-    known = [value.known for value in arguments.positional]
+    bounds = [value.object for value in arguments.positional]
     if any(value.tensor for value in arguments.positional):
         scope.tell("TRC008", node, message="the loop has as many turns in the file as the "
                    "example's number asked for")  # fmt: skip
         return StaticValue(Kind.PYTHON, read=True)
-    if known and all(isinstance(one, int) for one in known):
-        return of_object(range(*known))
+    if bounds and all(isinstance(one, int) for one in bounds):
+        return of_object(range(*bounds))
     return StaticValue(Kind.PYTHON, loop=any(v.kind is Kind.SIZE for v in arguments.positional))
 
 
@@ -76,10 +76,10 @@ def _iterates(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> Sta
 
 
 def _list(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticValue:
-    value = arguments.positional[0] if arguments.positional else StaticValue(Kind.PYTHON, known=[])
+    value = arguments.positional[0] if arguments.positional else StaticValue(Kind.PYTHON, object=[])
     if value.tensor:
         return _iterates(node, arguments, scope)
-    return StaticValue(value.kind, known=value.known, axis=value.axis, items=value.items,
+    return StaticValue(value.kind, object=value.object, axis=value.axis, items=value.items,
                  loop=value.loop)  # fmt: skip
 
 
@@ -95,9 +95,9 @@ def _extreme(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> Stat
         scope.tell("TRC008", node, message=f"{_name(node)} of tensors is decided by the example",
                    rewrite="use torch.minimum or torch.maximum")  # fmt: skip
         return tensor()
-    known = [v.known for v in arguments.positional]
-    if several and all(isinstance(one, int | float) for one in known):
-        return of_object(min(known) if _name(node) == "min" else max(known))
+    numbers = [v.object for v in arguments.positional]
+    if several and all(isinstance(one, int | float) for one in numbers):
+        return of_object(min(numbers) if _name(node) == "min" else max(numbers))
     return _iterates(node, arguments, scope)
 
 
@@ -125,32 +125,32 @@ def _zip(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> StaticVa
 def _first_of(value: StaticValue) -> StaticValue:
     if value.kind in (Kind.TENSOR, Kind.TENSORS):
         return tensor()
-    if isinstance(value.known, list | tuple) and value.known:
-        return of_object(value.known[0])
-    if isinstance(value.known, torch.nn.Module):
-        return next(iter(map(of_object, value.known.children())), unknown())
+    if isinstance(value.object, list | tuple) and value.object:
+        return of_object(value.object[0])
+    if isinstance(value.object, torch.nn.Module):
+        return next(iter(map(of_object, value.object.children())), unknown())
     return python() if value.kind is Kind.PYTHON and not value.items else unknown()
 
 
 def _isinstance(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     if len(arguments.positional) != 2:
         return python()
-    value, asked = arguments.positional
-    classes = asked.known if isinstance(asked.known, tuple) else (asked.known,)
+    value, against = arguments.positional
+    classes = against.object if isinstance(against.object, tuple) else (against.object,)
     if not all(isinstance(cls, type) for cls in classes):
         return python()
     if value.tensor:
         return of_object(any(issubclass(torch.Tensor, cls) for cls in classes))
-    if value.kind is Kind.PYTHON and value.known is not NOTHING:
-        return of_object(isinstance(value.known, classes))
+    if value.kind is Kind.PYTHON and value.object is not NOTHING:
+        return of_object(isinstance(value.object, classes))
     return python()
 
 
 def _hasattr(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> StaticValue:
     if len(arguments.positional) == 2:
         value, name = arguments.positional
-        if isinstance(value.known, torch.nn.Module) and isinstance(name.known, str):
-            return of_object(hasattr(value.known, name.known))
+        if isinstance(value.object, torch.nn.Module) and isinstance(name.object, str):
+            return of_object(hasattr(value.object, name.object))
     return python()
 
 
@@ -163,7 +163,7 @@ def _same(_node: ast.Call, arguments: Arguments, _scope: FunctionScope) -> Stati
 
 
 def _nothing(_node: ast.Call, _arguments: Arguments, _scope: FunctionScope) -> StaticValue:
-    return StaticValue(Kind.PYTHON, known=None)
+    return StaticValue(Kind.PYTHON, object=None)
 
 
 def _name(node: ast.Call) -> str:

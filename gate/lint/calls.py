@@ -32,56 +32,58 @@ def call(
     node: ast.Call, function: StaticValue, arguments: Arguments, scope: FunctionScope
 ) -> StaticValue:
     """What the call returns."""
-    known = function.known
-    if known is NOTHING:
+    callee = function.object
+    if callee is NOTHING:
         return unknown()
-    if isinstance(known, _PLAIN) and known in BUILTINS:
-        return BUILTINS[known](node, arguments, scope)
-    answer = next((answer for kind, answer in _BY_TYPE if isinstance(known, kind)), _function)
-    return answer(node, known, arguments, scope)
+    if isinstance(callee, _PLAIN) and callee in BUILTINS:
+        return BUILTINS[callee](node, arguments, scope)
+    answer = next((answer for kind, answer in _BY_TYPE if isinstance(callee, kind)), _function)
+    return answer(node, callee, arguments, scope)
 
 
 def _function(
-    node: ast.Call, known: Any, arguments: Arguments, scope: FunctionScope
+    node: ast.Call, callee: Any, arguments: Arguments, scope: FunctionScope
 ) -> StaticValue:
-    package = _home(python_function(known) or known).partition(".")[0]
-    name = str(getattr(known, "__name__", ""))
+    package = _home(python_function(callee) or callee).partition(".")[0]
+    name = str(getattr(callee, "__name__", ""))
     if name in FLAGS and package in ("torch", "torchvision"):
         return flag(name, scope)
     if package == "torch":
-        return of_torch(node, known, arguments, scope)
-    if package in _NUMERIC and known is not math.prod:
+        return of_torch(node, callee, arguments, scope)
+    if package in _NUMERIC and callee is not math.prod:
         return numbers_from(node, arguments, scope, by=f"{package}.{name}")
     if package in sys.stdlib_module_names:
         return unknown()
-    if python_function(known) is None:
-        called = python_function(vars(type(known)).get("__call__"))
+    if python_function(callee) is None:
+        called = python_function(vars(type(callee)).get("__call__"))
         if called is None:
-            scope.walk.unread(known, "it is compiled code, without Python source")
+            scope.walk.unread(callee, "it is compiled code, without Python source")
             return unknown()
-        known = types.MethodType(called, known)
-    return scope.walk.follow(known, arguments, scope)
+        callee = types.MethodType(called, callee)
+    return scope.walk.follow(callee, arguments, scope)
 
 
 def _local(
-    _node: ast.Call, known: Local, arguments: Arguments, scope: FunctionScope
+    _node: ast.Call, callee: Local, arguments: Arguments, scope: FunctionScope
 ) -> StaticValue:
-    return scope.walk.call_local(known, arguments)
+    return scope.walk.call_local(callee, arguments)
 
 
 def _module(
-    _node: ast.Call, known: nn.Module, arguments: Arguments, scope: FunctionScope
+    _node: ast.Call, callee: nn.Module, arguments: Arguments, scope: FunctionScope
 ) -> StaticValue:
-    return scope.walk.call_module(known, arguments, scope)
+    return scope.walk.call_module(callee, arguments, scope)
 
 
-def _class(_node: ast.Call, known: type, arguments: Arguments, scope: FunctionScope) -> StaticValue:
-    return _super(arguments, scope) if known is super else _made(known, arguments)
+def _class(
+    _node: ast.Call, callee: type, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
+    return _super(arguments, scope) if callee is super else _made(callee, arguments)
 
 
 def _super(arguments: Arguments, scope: FunctionScope) -> StaticValue:
     if arguments.positional:
-        after = arguments.positional[0].known
+        after = arguments.positional[0].object
         return of_object(Super(scope.owner, after)) if isinstance(after, type) else unknown()
     function = scope.code.function
     for cls in type(scope.owner).__mro__:

@@ -17,15 +17,15 @@ _CHANGES = (ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, as
 
 def decided(value: StaticValue) -> bool | None:
     """The truth of a value that is the same for every input; None: it is not known."""
-    known = value.known
-    if known is NOTHING or value.flag:
+    thing = value.object
+    if thing is NOTHING or value.flag:
         return None
-    if isinstance(known, torch.Tensor):
+    if isinstance(thing, torch.Tensor):
         elements = value.elements
         return bool(elements) if elements is not None and elements.numel() == 1 else None
-    if isinstance(known, _PLAIN):
-        return bool(known)
-    return True if callable(known) else None
+    if isinstance(thing, _PLAIN):
+        return bool(thing)
+    return True if callable(thing) else None
 
 
 def condition(
@@ -62,15 +62,15 @@ def condition(
 def chosen(node: ast.BoolOp, parts: Sequence[StaticValue], scope: FunctionScope) -> None:
     """Tell of `and`, `or` that choose a value by a tensor. Where all are truths, nothing is chosen:
     the condition that they stand in later tells of them."""
-    asked = any(part.tensor and not part.constant for part in parts[:-1])
-    if asked and any(map(_no_truth, parts)):
+    on_tensor = any(part.tensor and not part.constant for part in parts[:-1])
+    if on_tensor and any(map(_no_truth, parts)):
         scope.tell("TRC008", node)
 
 
 def _no_truth(value: StaticValue) -> bool:
     if value.tensor:
         return not value.mask and value.rank not in (None, Rank(0, 0))
-    number = isinstance(value.known, int | float | str) and not isinstance(value.known, bool)
+    number = isinstance(value.object, int | float | str) and not isinstance(value.object, bool)
     return number or value.kind is Kind.TENSORS
 
 

@@ -29,19 +29,19 @@ from gate.lint.value import (
 
 def evaluate(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """The value of an expression. Never raises for valid syntax."""
-    known = _BY_TYPE.get(type(node))
-    if known is not None:
-        return known(node, scope)
+    handler = _BY_TYPE.get(type(node))
+    if handler is not None:
+        return handler(node, scope)
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             evaluate(child, scope)
     return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
 
 
-def asked(node: ast.expr, scope: FunctionScope) -> StaticValue:
+def evaluate_test(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """The value of an expression of which only the truth is asked: whoever asks tells of it."""
     if isinstance(node, ast.BoolOp):
-        return _all_or_any(node, _parts(node, scope, asked))
+        return _all_or_any(node, _parts(node, scope, evaluate_test))
     return evaluate(node, scope)
 
 
@@ -63,7 +63,7 @@ def assign(target: ast.expr, value: StaticValue, scope: FunctionScope) -> None:
         owner = evaluate(target.value, scope)
         if target.attr == "data" and owner.tensor:
             scope.tell("TRC006", target)
-        elif isinstance(owner.known, nn.Module):
+        elif isinstance(owner.object, nn.Module):
             scope.names[ast.unparse(target)] = value  # `self.last` is no other name
 
 
@@ -72,12 +72,12 @@ def _name(node: ast.Name, scope: FunctionScope) -> StaticValue:
 
 
 def _constant(node: ast.Constant, _scope: FunctionScope) -> StaticValue:
-    return StaticValue(Kind.PYTHON, known=node.value)
+    return StaticValue(Kind.PYTHON, object=node.value)
 
 
 def _attribute(node: ast.Attribute, scope: FunctionScope) -> StaticValue:
     owner = evaluate(node.value, scope)
-    if isinstance(owner.known, nn.Module) and ast.unparse(node) in scope.names:
+    if isinstance(owner.object, nn.Module) and ast.unparse(node) in scope.names:
         return scope.names[ast.unparse(node)]
     if not owner.tensor:
         return attributes.of_other(owner, node.attr, scope)
@@ -98,23 +98,23 @@ def _subscript(node: ast.Subscript, scope: FunctionScope) -> StaticValue:
     if isinstance(node.slice, ast.Slice):
         return _sliced(owner, node.slice, scope)
     key = evaluate(node.slice, scope)
-    listed = isinstance(owner.known, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
+    listed = isinstance(owner.object, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
     if key.tensor and not key.constant and (listed or owner.items or owner.kind is Kind.TENSORS):
         scope.tell("TRC001", node.slice, message="Python takes the item that the example asks for",
                    rewrite="stack the items and index the tensor, or use torch.where")  # fmt: skip
-    if isinstance(owner.known, dict | nn.ModuleDict) and isinstance(key.known, str):
-        return of_object(owner.known[key.known]) if key.known in owner.known else unknown()
-    return item(owner, key.known if isinstance(key.known, int) else None)
+    if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
+        return of_object(owner.object[key.object]) if key.object in owner.object else unknown()
+    return item(owner, key.object if isinstance(key.object, int) else None)
 
 
 def _sliced(owner: StaticValue, part: ast.Slice, scope: FunctionScope) -> StaticValue:
-    bounds = [evaluate(b, scope).known if b else None for b in (part.lower, part.upper, part.step)]
+    bounds = [evaluate(b, scope).object if b else None for b in (part.lower, part.upper, part.step)]
     if owner.kind is Kind.SHAPE:
         start = bounds[0] if isinstance(bounds[0], int) else 0
         return StaticValue(Kind.SHAPE, axis=start)
     plain = all(bound is None or isinstance(bound, int) for bound in bounds)
-    if plain and isinstance(owner.known, list | tuple | str):
-        return of_object(owner.known[slice(*bounds)])
+    if plain and isinstance(owner.object, list | tuple | str):
+        return of_object(owner.object[slice(*bounds)])
     return StaticValue(owner.kind)
 
 
@@ -126,11 +126,11 @@ def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: FunctionScope) -> Sta
     items = dict(enumerate(values))
     if values and all(value.tensor for value in values):
         return StaticValue(Kind.TENSORS, items=items)
-    known: Any = NOTHING
-    if all(value.known is not NOTHING for value in values):
-        known = [value.known for value in values]
-        known = tuple(known) if isinstance(node, ast.Tuple) else known
-    return StaticValue(Kind.PYTHON, known=known, items=items)
+    objects: Any = NOTHING
+    if all(value.object is not NOTHING for value in values):
+        objects = [value.object for value in values]
+        objects = tuple(objects) if isinstance(node, ast.Tuple) else objects
+    return StaticValue(Kind.PYTHON, object=objects, items=items)
 
 
 def _dict(node: ast.Dict, scope: FunctionScope) -> StaticValue:
@@ -203,14 +203,14 @@ def _all_of(values: list[StaticValue]) -> StaticValue:
 
 def _unary(node: ast.UnaryOp, scope: FunctionScope) -> StaticValue:
     if isinstance(node.op, ast.Not):
-        value = asked(node.operand, scope)
+        value = evaluate_test(node.operand, scope)
         truth = decided(value)
         if truth is not None:
             return of_object(not truth)
         return tensor(mask=True, truth=not value.constant) if value.tensor else value
     value = evaluate(node.operand, scope)
-    if isinstance(node.op, ast.USub) and isinstance(value.known, int | float):
-        return of_object(-value.known)
+    if isinstance(node.op, ast.USub) and isinstance(value.object, int | float):
+        return of_object(-value.object)
     minus = isinstance(node.op, ast.USub)
     if value.elements is not None and minus:
         return of_object(-value.elements)
@@ -221,7 +221,7 @@ def _unary(node: ast.UnaryOp, scope: FunctionScope) -> StaticValue:
 
 
 def _choice(node: ast.IfExp, scope: FunctionScope) -> StaticValue:
-    test = asked(node.test, scope)
+    test = evaluate_test(node.test, scope)
     truth = decided(test)
     if truth is not None:
         return evaluate(node.body if truth else node.orelse, scope)
@@ -240,7 +240,7 @@ def _call(node: ast.Call, scope: FunctionScope) -> StaticValue:
         given = evaluate(part.value if isinstance(part, ast.Starred) else part, scope)
         if isinstance(part, ast.Starred):
             count = len(given.items) or (
-                len(given.known) if isinstance(given.known, list | tuple) else 0
+                len(given.object) if isinstance(given.object, list | tuple) else 0
             )
             if count and not spread:
                 positional += [item(given, i) for i in range(count)]
@@ -265,7 +265,7 @@ def _comprehension(
     for part in node.generators:
         assign(part.target, iterate(part.iter, inner), inner)
         for test in part.ifs:
-            condition(asked(test, inner), test, inner)
+            condition(evaluate_test(test, inner), test, inner)
     if isinstance(node, ast.DictComp):
         evaluate(node.key, inner)
         evaluate(node.value, inner)
@@ -289,7 +289,7 @@ def iterate(node: ast.expr, scope: FunctionScope) -> StaticValue:
 
 
 def _lambda(node: ast.Lambda, scope: FunctionScope) -> StaticValue:
-    return StaticValue(Kind.PYTHON, known=Local(node, scope))
+    return StaticValue(Kind.PYTHON, object=Local(node, scope))
 
 
 def _named(node: ast.NamedExpr, scope: FunctionScope) -> StaticValue:

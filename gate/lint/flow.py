@@ -10,7 +10,7 @@ from typing import Any
 
 from gate.lint.arithmetic import combine
 from gate.lint.conditions import condition, decided, only_guards
-from gate.lint.expressions import asked, assign, evaluate, iterate
+from gate.lint.expressions import assign, evaluate, evaluate_test, iterate
 from gate.lint.rewritten import floor_division
 from gate.lint.scope import FunctionScope, Local
 from gate.lint.value import Kind, StaticValue, join, of_object, ranks_differ, unknown
@@ -21,8 +21,8 @@ Names = dict[str, StaticValue]
 def run(body: Sequence[ast.stmt], scope: FunctionScope) -> bool:
     """Go through statements. True if the end is never reached (return, raise, continue, break)."""
     for statement in body:
-        known = _BY_TYPE.get(type(statement))
-        if known is not None and known(statement, scope):
+        handler = _BY_TYPE.get(type(statement))
+        if handler is not None and handler(statement, scope):
             return True
     return False
 
@@ -67,7 +67,7 @@ def _shared(size: StaticValue, target: ast.expr, scope: FunctionScope) -> bool:
 
 
 def _if(node: ast.If, scope: FunctionScope) -> bool:
-    test = asked(node.test, scope)
+    test = evaluate_test(node.test, scope)
     truth = decided(test)
     if truth is not None:
         return run(node.body if truth else node.orelse, scope)
@@ -119,7 +119,7 @@ def _for(node: ast.For, scope: FunctionScope) -> bool:
 
 def _while(node: ast.While, scope: FunctionScope) -> bool:
     def test() -> None:
-        value = asked(node.test, scope)
+        value = evaluate_test(node.test, scope)
         if decided(value) is None:
             condition(value, node.test, scope)
 
@@ -184,7 +184,7 @@ def _outputs(node: ast.Return, value: StaticValue, scope: FunctionScope) -> None
         scope.tell("TRC012", node, message="the model returns a dict: the file has its tensors in "
                    "the order in which the keys were set", rewrite="name the outputs in that order,"
                    " or return a tuple")  # fmt: skip
-    texts = [one for one in (value, *value.items.values()) if isinstance(one.known, str)]
+    texts = [one for one in (value, *value.items.values()) if isinstance(one.object, str)]
     if texts:
         scope.tell("TRC012", node, level="error", message="the model returns text: it is not in "
                    "the file", rewrite="return tensors alone; keep texts beside it")  # fmt: skip
@@ -198,13 +198,13 @@ def _ends(node: ast.stmt, scope: FunctionScope) -> bool:
 
 
 def _assert(node: ast.Assert, scope: FunctionScope) -> bool:
-    value = asked(node.test, scope)
+    value = evaluate_test(node.test, scope)
     condition(value, node.test, scope, guard=True)
     return False
 
 
 def _function(node: ast.FunctionDef, scope: FunctionScope) -> bool:
-    scope.names[node.name] = StaticValue(Kind.PYTHON, known=Local(node, scope))
+    scope.names[node.name] = StaticValue(Kind.PYTHON, object=Local(node, scope))
     return False
 
 
@@ -224,8 +224,8 @@ def _import_from(node: ast.ImportFrom, scope: FunctionScope) -> bool:
         name = ""
     module = sys.modules.get(name)
     for alias in node.names:
-        known = hasattr(module, alias.name)
-        value = of_object(getattr(module, alias.name)) if known else unknown()
+        exists = hasattr(module, alias.name)
+        value = of_object(getattr(module, alias.name)) if exists else unknown()
         scope.names[alias.asname or alias.name] = value
     return False
 

@@ -48,11 +48,11 @@ class IndexExpression:
             if part == _NEW:
                 change += 1
             elif isinstance(part, StaticValue) and _is_tensor(part):
-                known = _rank(part)
-                if known is None:
+                rank = _rank(part)
+                if rank is None:
                     return None
-                change -= known if _is_mask(part) else 1
-                ranks.append(1 if _is_mask(part) else known)
+                change -= rank if _is_mask(part) else 1
+                ranks.append(1 if _is_mask(part) else rank)
             elif isinstance(part, StaticValue):
                 if part.kind not in (Kind.PYTHON, Kind.SIZE):
                     return None
@@ -127,11 +127,11 @@ def _part(node: ast.expr, evaluate: Callable[[ast.expr], StaticValue]) -> Static
     if isinstance(node, ast.Constant) and node.value is Ellipsis:
         return _ELLIPSIS
     value = evaluate(node)
-    return _NEW if value.kind is Kind.PYTHON and value.known is None else value
+    return _NEW if value.kind is Kind.PYTHON and value.object is None else value
 
 
 def _length_one(bounds: Sequence[StaticValue | None]) -> bool:
-    lower, upper = (0 if bound is None and at == 0 else bound.known if bound else None
+    lower, upper = (0 if bound is None and at == 0 else bound.object if bound else None
                     for at, bound in enumerate(bounds))  # fmt: skip
     if not isinstance(lower, int):
         return False
@@ -143,30 +143,30 @@ def _length_one(bounds: Sequence[StaticValue | None]) -> bool:
 def _is_tensor(value: StaticValue) -> bool:
     if value.tensor or value.kind is Kind.TENSORS:
         return True
-    return isinstance(value.known, list)
+    return isinstance(value.object, list)
 
 
 def _is_mask(value: StaticValue) -> bool:
-    known = value.known
-    return value.mask or (isinstance(known, torch.Tensor) and known.dtype is torch.bool)
+    thing = value.object
+    return value.mask or (isinstance(thing, torch.Tensor) and thing.dtype is torch.bool)
 
 
 def _rank(value: StaticValue) -> int | None:
     if value.tensor:
         absolute = value.rank is not None and value.rank.base == 0
         return value.rank.offset if absolute and value.rank else None
-    return torch.tensor(value.known).dim() if isinstance(value.known, list) else None
+    return torch.tensor(value.object).dim() if isinstance(value.object, list) else None
 
 
 def _is_row(value: StaticValue) -> bool:
     """True for an index of shape (1, ..., 1, n), which broadcasts as one of rank 1 does."""
-    known = value.known
-    return isinstance(known, torch.Tensor) and all(size == 1 for size in known.shape[:-1])
+    thing = value.object
+    return isinstance(thing, torch.Tensor) and all(size == 1 for size in thing.shape[:-1])
 
 
 def _negative(value: StaticValue) -> bool:
-    known = torch.tensor(value.known) if isinstance(value.known, list) else value.elements
-    return known is not None and known.numel() > 0 and bool((known < 0).any())
+    elements = torch.tensor(value.object) if isinstance(value.object, list) else value.elements
+    return elements is not None and elements.numel() > 0 and bool((elements < 0).any())
 
 
 def _adjacent(index: IndexExpression) -> bool:

@@ -29,8 +29,8 @@ def item(value: StaticValue, position: int | None) -> StaticValue:
         return value.items[position]
     if position is None and value.items:
         return join(value.items.values())
-    if value.known is not NOTHING and not value.tensor:
-        return _item_of_known(value.known, position)
+    if value.object is not NOTHING and not value.tensor:
+        return _item_of_object(value.object, position)
     if value.kind in (Kind.TENSOR, Kind.TENSORS):
         return tensor(fixed=value.constant)
     return unknown()
@@ -46,12 +46,12 @@ def _size(shape: StaticValue, position: int | None) -> StaticValue:
     return shape.items[position]
 
 
-def _item_of_known(known: Any, position: int | None) -> StaticValue:
-    if isinstance(known, nn.Module):
-        known = list(known.children())
+def _item_of_object(container: Any, position: int | None) -> StaticValue:
+    if isinstance(container, nn.Module):
+        container = list(container.children())
         position = position or 0  # each child is read by itself, too
-    if isinstance(known, list | tuple) and known:
-        if position is not None and -len(known) <= position < len(known):
-            return of_object(known[position])
-        return join([of_object(one) for one in known[:_FEW]])
-    return unknown() if isinstance(known, list | tuple) else python()
+    if isinstance(container, list | tuple) and container:
+        if position is not None and -len(container) <= position < len(container):
+            return of_object(container[position])
+        return join([of_object(one) for one in container[:_FEW]])
+    return unknown() if isinstance(container, list | tuple) else python()

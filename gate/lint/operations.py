@@ -91,9 +91,9 @@ def _of_tensor(name: str, first: StaticValue, arguments: Arguments) -> StaticVal
         found = first.with_rank(first.rank.plus(-1) if first.rank else None, unit=False)
     elif name == "flatten":
         start, end = rest.get(0, "start_dim"), rest.get(1, "end_dim")
-        known = start.known if start else 0
-        absolute = isinstance(known, int) and known >= 0 and end is None
-        found = tensor(Rank(0, known + 1) if absolute else None)
+        first_axis = start.object if start else 0
+        absolute = isinstance(first_axis, int) and first_axis >= 0 and end is None
+        found = tensor(Rank(0, first_axis + 1) if absolute else None)
     elif name in ("reshape", "view", "expand", "repeat", "new_zeros", "new_ones", "new_full",
                   "new_empty"):  # fmt: skip
         sizes = rest.positional[:1] if name == "new_full" else rest.positional
@@ -114,21 +114,21 @@ def _made(name: str, arguments: Arguments) -> StaticValue | None:
     maker = _MAKERS.get(name)
     if maker is None and not (name in _PURE and values and values[0].constant):
         return StaticValue(Kind.TENSOR, rank=Rank(0, 1)) if name == "arange" else None
-    if arguments.spread or any(value.known is NOTHING for value in values):
+    if arguments.spread or any(value.object is NOTHING for value in values):
         return tensor(Rank(0, 1) if name == "arange" else None)
-    known = [value.known for value in values]
-    if any(isinstance(one, torch.Tensor) and one.numel() > FEW for one in known):
+    operands = [value.object for value in values]
+    if any(isinstance(one, torch.Tensor) and one.numel() > FEW for one in operands):
         return None
     with contextlib.suppress(Exception):
-        result = _compute(name, maker, known)
+        result = _compute(name, maker, operands)
         if isinstance(result, list) or result.numel() <= FEW:
             return of_object(result)
     return tensor()
 
 
-def _compute(name: str, maker: Callable[..., torch.Tensor] | None, known: list[Any]) -> Any:
+def _compute(name: str, maker: Callable[..., torch.Tensor] | None, operands: list[Any]) -> Any:
     with torch.no_grad():
-        return maker(*known) if maker else getattr(known[0], name)(*known[1:])
+        return maker(*operands) if maker else getattr(operands[0], name)(*operands[1:])
 
 
 def _reduced(name: str, first: StaticValue, rest: Arguments) -> StaticValue:
@@ -138,7 +138,7 @@ def _reduced(name: str, first: StaticValue, rest: Arguments) -> StaticValue:
         return tensor(Rank(0, 0))
     if given.tensor:  # torch.max(x, y)
         return tensor(first.rank)
-    kept = keep is not None and keep.known is True
+    kept = keep is not None and keep.object is True
     count = _count(given)
     if kept:
         rank = first.rank
@@ -151,20 +151,22 @@ def _reduced(name: str, first: StaticValue, rest: Arguments) -> StaticValue:
 
 
 def _count(given: StaticValue) -> int | None:
-    if isinstance(given.known, int):
+    if isinstance(given.object, int):
         return 1
-    if isinstance(given.known, tuple | list):
-        return len(given.known)
+    if isinstance(given.object, tuple | list):
+        return len(given.object)
     return len(given.items) or None
 
 
 def _sized(sizes: tuple[StaticValue, ...]) -> StaticValue:
     if len(sizes) == 1:
         (only,) = sizes
-        if only.kind is Kind.SHAPE or (not only.items and not isinstance(only.known, tuple | list)):
-            is_number = only.kind is Kind.SIZE or isinstance(only.known, int)
+        if only.kind is Kind.SHAPE or (
+            not only.items and not isinstance(only.object, tuple | list)
+        ):
+            is_number = only.kind is Kind.SIZE or isinstance(only.object, int)
             return tensor(Rank(0, 1) if is_number else None)
-        sizes = tuple(only.items.values()) or tuple(map(of_object, only.known))
+        sizes = tuple(only.items.values()) or tuple(map(of_object, only.object))
     return tensor(Rank(0, len(sizes)))
 
 

@@ -115,8 +115,8 @@ def _spread(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
 
 def _batch_norm(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     training, mean = arguments.get(5, "training"), arguments.get(1, "running_mean")
-    always = training is not None and training.known is True
-    if always and mean is not None and mean.known is not None:
+    always = training is not None and training.object is True
+    if always and mean is not None and mean.object is not None:
         scope.tell(
             "TRC017", node, message="training=True is dropped: the file normalizes by the running "
             "statistics, torch by those of the batch", rewrite="give None for running_mean and "
@@ -126,7 +126,7 @@ def _batch_norm(node: _Node, arguments: Arguments, scope: FunctionScope) -> None
 
 def _scatter_reduce(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     how = arguments.get(4, "reduce")
-    if how is not None and how.known == "mean":
+    if how is not None and how.object == "mean":
         scope.tell(
             "TRC017", node, message="reduce='mean' is dropped: of several values for one place the "
             "file has one", rewrite="scatter_add of the values, divided by scatter_add of ones",
@@ -135,7 +135,7 @@ def _scatter_reduce(node: _Node, arguments: Arguments, scope: FunctionScope) -> 
 
 def _index_put(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
     adds = arguments.get(3, "accumulate")
-    if adds is not None and adds.known is True:
+    if adds is not None and adds.object is True:
         scope.tell(
             "TRC018", node, message="where indices repeat the file adds one of the values, torch "
             "all of them", rewrite="scatter_add, or index_add with one axis",
@@ -143,7 +143,7 @@ def _index_put(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
 
 
 def _mean(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
-    if "dtype" in arguments.keywords and arguments.keywords["dtype"].known is not None:
+    if "dtype" in arguments.keywords and arguments.keywords["dtype"].object is not None:
         scope.tell(
             "TRC018", node, message="the mean is taken in the input's own dtype and cast "
             "afterwards: wrong for integers", rewrite="x.to(dtype).mean(...)",
@@ -174,8 +174,8 @@ def _log_sigmoid(node: _Node, _arguments: Arguments, scope: FunctionScope) -> No
 def _number(arguments: Arguments, position: int, name: str) -> float | None:
     """An argument that is given, as a number that is known."""
     value = arguments.keywords.get(name) if position < 0 else arguments.get(position, name)
-    known: Any = None if value is None else value.known
-    return float(known) if isinstance(known, int | float) else None
+    thing: Any = None if value is None else value.object
+    return float(thing) if isinstance(thing, int | float) else None
 
 
 def _even(power: float) -> bool:

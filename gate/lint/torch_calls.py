@@ -54,14 +54,16 @@ _COMPUTES = (
 _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
-def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: FunctionScope) -> StaticValue:
+def of_torch(
+    node: ast.Call, callee: Any, arguments: Arguments, scope: FunctionScope
+) -> StaticValue:
     """What a function of torch returns."""
-    name = known.__name__
-    owner = getattr(known, "__self__", None)
+    name = callee.__name__
+    owner = getattr(callee, "__self__", None)
     if isinstance(owner, nn.Module):
         return _of_module(owner, name)
-    if known in _DROPOUTS:
-        _dropout(node, known, arguments, scope)
+    if callee in _DROPOUTS:
+        _dropout(node, callee, arguments, scope)
     tell_rewritten(name, node, arguments, scope)
     if name == "tensor":
         first = arguments.get(0, "data")
@@ -76,7 +78,7 @@ def of_torch(node: ast.Call, known: Any, arguments: Arguments, scope: FunctionSc
         return tensor(mask=True)
     if name.startswith(_ASKS):
         return python()
-    home = str(getattr(known, "__module__", None) or "torch")
+    home = str(getattr(callee, "__module__", None) or "torch")
     computes = home == "torch" or home.startswith(_COMPUTES)
     return operations.operation(name, arguments) if computes else unknown()
 
@@ -117,15 +119,15 @@ def _size(name: str, arguments: Arguments) -> StaticValue:
     axis = arguments.get(0, "dim")
     if axis is None:
         return StaticValue(Kind.SHAPE if name == "size" else Kind.SIZE, axis=0)
-    known = axis.known if axis is not None else None
-    return StaticValue(Kind.SIZE, axis=known if isinstance(known, int) else None)
+    number = axis.object if axis is not None else None
+    return StaticValue(Kind.SIZE, axis=number if isinstance(number, int) else None)
 
 
 def _index_put(node: ast.Call, arguments: Arguments, scope: FunctionScope) -> None:
     indices = arguments.get(0, "indices")
     items = list(indices.items.values()) if indices is not None else []
     ranks = [item.rank.offset for item in items if item.rank and item.rank.base == 0]
-    if items and items[0].known is None and any(rank > 1 for rank in ranks):
+    if items and items[0].object is None and any(rank > 1 for rank in ranks):
         scope.tell("TRC010", node)
 
 
@@ -140,19 +142,19 @@ def shape_method(
 
 
 def _dropout(
-    node: ast.Call, known: Callable[..., Any], arguments: Arguments, scope: FunctionScope
+    node: ast.Call, callee: Callable[..., Any], arguments: Arguments, scope: FunctionScope
 ) -> None:
     if arguments.spread:
         return
-    given = arguments.get(_DROPOUTS[known], "train" if known is torch.dropout else "training")
-    if given is None and known in _OFF_BY_DEFAULT:
+    given = arguments.get(_DROPOUTS[callee], "train" if callee is torch.dropout else "training")
+    if given is None and callee in _OFF_BY_DEFAULT:
         return
     share = arguments.get(1, "p")
-    if share is not None and share.known in (0, 0.0):
+    if share is not None and share.object in (0, 0.0):
         return
     if given is None:
         scope.tell("TRC013", node)
-    elif given.kind is Kind.PYTHON and given.known is True:
+    elif given.kind is Kind.PYTHON and given.object is True:
         scope.tell("TRC013", node, message="this drops in eval mode too")
 
 

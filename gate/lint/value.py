@@ -60,7 +60,7 @@ class StaticValue:
     """Compared by identity: two names of one size are one value."""
 
     kind: Kind
-    known: Any = NOTHING
+    object: Any = NOTHING
     """The object itself, where the model's own attributes and globals tell it."""
     fixed: bool = False
     """A tensor that is computed from weights alone."""
@@ -95,20 +95,20 @@ class StaticValue:
     @property
     def elements(self) -> torch.Tensor | None:
         """The elements, where they can be read: not of a tensor on the meta device."""
-        known = self.known
-        readable = isinstance(known, torch.Tensor) and not (is_lazy(known) or known.is_meta)
-        return known if readable else None
+        thing = self.object
+        readable = isinstance(thing, torch.Tensor) and not (is_lazy(thing) or thing.is_meta)
+        return thing if readable else None
 
     @property
     def constant(self) -> bool:
         """True for a tensor that is the same for every input: a literal, a weight, what is
         computed from these."""
-        return self.fixed or isinstance(self.known, torch.Tensor)
+        return self.fixed or isinstance(self.object, torch.Tensor)
 
     def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> StaticValue:
         """The same tensor in another rank."""
         unit = self.unit if unit is None else unit
-        return replace(self, known=NOTHING, rank=rank, unit=unit, items={})
+        return replace(self, object=NOTHING, rank=rank, unit=unit, items={})
 
 
 def tensor(rank: Rank | None = None, **facts: Any) -> StaticValue:
@@ -129,16 +129,16 @@ def unknown() -> StaticValue:
 def of_object(thing: Any) -> StaticValue:
     """The value of an attribute, a global, a default."""
     if isinstance(thing, torch.Tensor) and is_lazy(thing):
-        return StaticValue(Kind.TENSOR, known=thing)
+        return StaticValue(Kind.TENSOR, object=thing)
     if isinstance(thing, torch.Tensor):
         return StaticValue(
-            Kind.TENSOR, known=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape
+            Kind.TENSOR, object=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape
         )
     if isinstance(thing, torch.Size):
-        return StaticValue(Kind.PYTHON, known=tuple(thing))
+        return StaticValue(Kind.PYTHON, object=tuple(thing))
     if isinstance(thing, list | tuple) and thing and all(map(torch.is_tensor, thing)):
-        return StaticValue(Kind.TENSORS, known=thing)
-    return StaticValue(Kind.PYTHON, known=thing)
+        return StaticValue(Kind.TENSORS, object=thing)
+    return StaticValue(Kind.PYTHON, object=thing)
 
 
 def common_axis(sizes: Iterable[StaticValue]) -> int | None:
@@ -174,15 +174,15 @@ def _join(one: StaticValue, other: StaticValue) -> StaticValue:
                       lowered=one.lowered or other.lowered,
                       fixed=one.constant and other.constant)  # fmt: skip
     if len(kinds) == 1:
-        same = one.known is other.known
+        same = one.object is other.object
         if one.kind is Kind.PYTHON:
-            return one if same and one.known is not NOTHING else StaticValue(
+            return one if same and one.object is not NOTHING else StaticValue(
                 Kind.PYTHON, read=one.read or other.read
             )  # fmt: skip
         return StaticValue(one.kind, axis=one.axis if one.axis == other.axis else None)
     plain = one if one.kind is Kind.PYTHON else other if other.kind is Kind.PYTHON else None
-    if plain is not None and (plain.known is None or isinstance(plain.known, int | float)):
+    if plain is not None and (plain.object is None or isinstance(plain.object, int | float)):
         # `mask = None` or `total = 0` before it becomes a tensor.
         rest = other if plain is one else one
-        return replace(rest, known=NOTHING, rank=None)
+        return replace(rest, object=NOTHING, rank=None)
     return unknown()

@@ -39,7 +39,7 @@ class ModelWalk:
         self.read: set[Any] = set()
         self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
-        self._known: dict[Any, StaticValue] = {}
+        self._results: dict[Any, StaticValue] = {}
         self._open: set[Any] = set()
         self._walked: set[int] = set()
 
@@ -137,8 +137,8 @@ class ModelWalk:
         owner, caller = place
         depth = caller.depth + 1 if caller else 0
         key = (function, id(owner), _signature(arguments))
-        if key in self._known:
-            return self._known[key]
+        if key in self._results:
+            return self._results[key]
         if key in self._open or depth > _DEEP:
             return unknown()
         try:
@@ -155,13 +155,13 @@ class ModelWalk:
             _inputs(scope)
         self._open.add(key)
         try:
-            self._known[key] = _result(code.definition, scope)
+            self._results[key] = _result(code.definition, scope)
         except Exception as error:  # a model may hold anything; what stays unread is told
             self.unread(function, f"the rules can't follow it: {type(error).__name__}: {error}")
             return unknown()
         finally:
             self._open.discard(key)
-        return self._known[key]
+        return self._results[key]
 
     def _names(self, code: Code, arguments: Arguments | None, owner: Any) -> dict[str, StaticValue]:
         if arguments is not None:
@@ -249,9 +249,9 @@ def _signature(arguments: Arguments | None) -> tuple[Any, ...] | None:
 def _facts(value: StaticValue) -> Iterator[Any]:
     yield value.kind
     with contextlib.suppress(Exception):
-        known = value.known
-        plain = isinstance(known, bool | int | float | str | type(None))
-        yield known if plain else id(known)
+        thing = value.object
+        plain = isinstance(thing, bool | int | float | str | type(None))
+        yield thing if plain else id(thing)
     yield value.rank
     yield tuple(item.kind for item in value.items.values())
 

@@ -155,17 +155,21 @@ class Detective:
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is None:
-            told = [*self._comparison(suspect, places).differences]
-            told += weights.affine_differences(module, value.path, found)
+            differences = [*self._comparison(suspect, places).differences]
+            differences += weights.affine_differences(module, value.path, found)
             turned = weights.transposed(module, value.path, nodes, found)
-            told += [] if turned is None else [turned]
-            told.sort(key=lambda one: one.module != value.path)  # its own ones first
+            differences += [] if turned is None else [turned]
+            differences.sort(key=lambda one: one.module != value.path)  # its own ones first
         else:
             pair = (self._model.get_submodule(layer.path), module)
-            told = weights.folded_differences(pair, (layer.path, value.path), found)
-        if not told:
+            differences = weights.folded_differences(pair, (layer.path, value.path), found)
+        if not differences:
             return None
-        return Cause(told[0].module, told[0].text, _ROUNDED if told[0].rounded_to else WEIGHTS)
+        return Cause(
+            differences[0].module,
+            differences[0].text,
+            _ROUNDED if differences[0].rounded_to else WEIGHTS,
+        )
 
     def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:
@@ -182,11 +186,11 @@ class Detective:
             gates = any(self._graph.nodes[at].op_type in _RECURRENT for at in places)
             return compare(reordered=gates)
         loose = {**self._loose(), **tensors_around(self._model, value.path)}
-        told = compare(loose={name: loose[name] for name in loose if name in self._names})
-        if told.differences:
-            return told
+        comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
+        if comparison.differences:
+            return comparison
         # What a module returned may have been turned before it was stored.
-        return replace(told, differences=compare(loose=loose, reordered=True).differences)
+        return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
 
     def _compared(
         self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
@@ -194,19 +198,19 @@ class Detective:
         """What of the module is as in the file, and what could not be compared."""
         if suspect.folded is not None:
             return [], []
-        told = self._comparison(suspect, places)
+        comparison = self._comparison(suspect, places)
         cut = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
-        same = [f"`{name[cut:]}`" for name in told.same] + settings.compared(module, nodes)
-        return same, [f"`{name[cut:]}`" for name in told.unfound]
+        same = [f"`{name[cut:]}`" for name in comparison.same] + settings.compared(module, nodes)
+        return same, [f"`{name[cut:]}`" for name in comparison.unfound]
 
     def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
-            told = list(settings.differing(self._model.get_submodule(path), nodes))
-            if told:
-                return Cause(path, "; ".join(told), _OTHER_MODEL)
+            differences = list(settings.differing(self._model.get_submodule(path), nodes))
+            if differences:
+                return Cause(path, "; ".join(differences), _OTHER_MODEL)
         return None
 
     def _shape(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:

@@ -56,9 +56,9 @@ class Clues:
         """What the name of the node at `place` says about the value."""
         if scope is None:
             return UNKNOWN
-        said = self._name(value, place, scope)
+        score = self._name(value, place, scope)
         inner = self._unfolded.get(value.number)
-        return said if inner is None else max(said, self._name(inner, place, scope))
+        return score if inner is None else max(score, self._name(inner, place, scope))
 
     def kind(self, value: ComputedValue, op: str) -> float:
         """What the operator says: 2 for a module's own, -3 for one of other modules."""

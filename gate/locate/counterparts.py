@@ -69,20 +69,20 @@ def counterparts(
         for name, array in found.items()
         if array.dtype.kind == "f" and array.size and name not in others
     }
-    told = Counterparts()
-    left = _equal(tensors, constants, told, loose)
+    result = Counterparts()
+    left = _equal(tensors, constants, result, loose)
     if reordered:
-        left = _by_values(left, constants, told, reordered=True)
-    left = _alike(left, constants, told, loose)
-    left = _by_values(left, constants, told, reordered=reordered)
-    told.unfound.extend(left)
-    return told
+        left = _by_values(left, constants, result, reordered=True)
+    left = _alike(left, constants, result, loose)
+    left = _by_values(left, constants, result, reordered=reordered)
+    result.unfound.extend(left)
+    return result
 
 
 def _equal(
     tensors: Mapping[str, Floats],
     constants: dict[str, Floats],
-    told: Counterparts,
+    result: Counterparts,
     loose: Container[str],
 ) -> dict[str, Floats]:
     """Take what equals a constant; of equal tensors all. What may belong elsewhere may have been
@@ -94,7 +94,7 @@ def _equal(
         if not same or (name in constants and name not in same):
             left[name] = want
             continue
-        told.same.append(name)
+        result.same.append(name)
         used.update(same)
     for key in used:
         del constants[key]
@@ -111,7 +111,7 @@ def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
 def _alike(
     tensors: Mapping[str, Floats],
     constants: dict[str, Floats],
-    told: Counterparts,
+    result: Counterparts,
     loose: Container[str],
 ) -> dict[str, Floats]:
     """Take pairs of one shape, those with the same name first, then the nearest ones."""
@@ -130,7 +130,7 @@ def _alike(
         evident = wrong <= _MOST * got.size or (apart <= _NEAR and _is_telling(got))
         if name in loose and foreign and not evident:
             continue
-        told.differing.append(Pair(name, left.pop(name), got, wrong, got.size))
+        result.differing.append(Pair(name, left.pop(name), got, wrong, got.size))
         del constants[key]
     return left
 
@@ -138,7 +138,7 @@ def _alike(
 def _by_values(
     tensors: Mapping[str, Floats],
     constants: Mapping[str, Floats],
-    told: Counterparts,
+    result: Counterparts,
     *,
     reordered: bool,
 ) -> dict[str, Floats]:
@@ -150,9 +150,9 @@ def _by_values(
         if best is None or best[0] > _MOST * best[1]:
             left[name] = want
         elif best[0] == 0:
-            told.same.append(name)
+            result.same.append(name)
         else:
-            told.differing.append(Pair(name, want, best[2].ravel(), best[0], best[1]))
+            result.differing.append(Pair(name, want, best[2].ravel(), best[0], best[1]))
     return left
 
 

@@ -137,10 +137,10 @@ class Finder:
 
     def _stand_in(self, layout: Layout, value: ComputedValue) -> str | None:
         """The tensor that readers of the value would read if no node computed it."""
-        known = layout.names
-        for number in self._matcher.before(value, known) or ():
+        names = layout.names
+        for number in self._matcher.before(value, names) or ():
             if self._survey.values[number].shape == value.shape:
-                return known[number]
+                return names[number]
         return None
 
 

@@ -90,15 +90,15 @@ class FileGraph:
                 found.update(_constant(node))
         return found
 
-    def sources(self, name: str, known: Container[str], *, steps: int) -> set[str]:
-        """Which of the tensors `known` it is computed from, at most so many nodes further up and
+    def sources(self, name: str, among: Container[str], *, steps: int) -> set[str]:
+        """Which of the tensors `among` it is computed from, at most so many nodes further up and
         not through another one of them."""
         found: set[str] = set()
         ahead = {name}
         for _ in range(steps):
             producers = {self.producer[need] for need in ahead if need in self.producer}
             needs = {need for at in producers for need in self._needs[at]}
-            found |= {need for need in needs if need in known}
+            found |= {need for need in needs if need in among}
             ahead = needs - found
         return found
 

@@ -149,13 +149,13 @@ class ValueMatcher:
                 free.take(number, self._likely(value, free))
         return Matching(dict(sorted(free.taken.items())), equal)
 
-    def before(self, value: ComputedValue, known: Container[int]) -> list[int] | None:
+    def before(self, value: ComputedValue, paired: Container[int]) -> list[int] | None:
         """The values that it was computed from, as far as others only hand them on or were
         folded into it; None if one of them is not known."""
         found = []
         for got in value.inputs:
             number: int | None = got
-            while number is not None and number not in known:
+            while number is not None and number not in paired:
                 number = self._handed_on(self._values[number])
             if number is None:
                 return None
@@ -229,8 +229,8 @@ class ValueMatcher:
         """The free tensor for which most speaks, if anything does."""
         best, most = None, 0.0
         after, until = free.neighbours(value)
-        known = self.before(value, free.taken)
-        got = {free.taken[number].name for number in known or ()}
+        predecessors = self.before(value, free.taken)
+        got = {free.taken[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
         resized = not constant and not self._is_one_of_many(value)
         for tensor in free.like(value, any_size=resized):

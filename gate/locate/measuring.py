@@ -63,8 +63,8 @@ class Measuring:
         self._survey = survey
         self._layout = layout
         self._traits = RUNTIMES[runtime]
-        known = bench.graph.producer
-        self._names = {n: name for n, name in layout.names.items() if name in known}
+        producer = bench.graph.producer
+        self._names = {n: name for n, name in layout.names.items() if name in producer}
         self._returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
 
     def run(self) -> Measured:
@@ -129,12 +129,12 @@ class Measuring:
     def _look(
         self,
         view: _View,
-        seen: tuple[Batch, Mapping[int, Array]],
+        computed: tuple[Batch, Mapping[int, Array]],
         truths: Truths | None,
         *,
         first: bool,
     ) -> None:
-        batch, values = seen
+        batch, values = computed
         cuts = self._layout.references(view.run.cuts, values)
         only = list(dict.fromkeys(name for _, name, _ in view.pairs))
         arrays = view.run(self._bench.feed(batch), cuts, only=only)

@@ -61,8 +61,8 @@ class Paths:
             return None
         if not isinstance(listed, list):
             return None
-        known = [path for path in listed if path in self._canonical]
-        return ModuleScope(self._canonical[known[-1]], None) if known else None
+        modules = [path for path in listed if path in self._canonical]
+        return ModuleScope(self._canonical[modules[-1]], None) if modules else None
 
     def _walk(self, parts: Sequence[str]) -> ModuleScope:
         """Follow the segments down the tree as far as they lead."""

@@ -54,10 +54,12 @@ class Deviation:
         Without one the value itself is the truth, and the unit is the rounding of one float32
         operation."""
         if value.shape == tensor.shape and value.dtype.kind == "f":
-            seen = sketch(value)
-            true = seen.astype(np.float64) if truth is None else truth
+            sketched = sketch(value)
+            true = sketched.astype(np.float64) if truth is None else truth
             self._scale_in_float64 = max(self._scale_in_float64, _magnitude(value))
-            self._noise.update(true, seen, sketch(tensor), samples=len(value) if value.ndim else 1)
+            self._noise.update(
+                true, sketched, sketch(tensor), samples=len(value) if value.ndim else 1
+            )
 
     @property
     def equal(self) -> bool:
@@ -72,7 +74,7 @@ class Deviation:
     @property
     def ratio(self) -> float:
         """`noise_ratio`; of integers and bools 0 or infinite."""
-        return self._known(self._record().ratio)
+        return self._measured(self._record().ratio)
 
     @property
     def peak(self) -> float:
@@ -80,7 +82,7 @@ class Deviation:
         reference computed, they may be off by more."""
         grown = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         floor = self._record().floor_peak
-        return self._known(self.largest / grown / floor if floor else math.nan)
+        return self._measured(self.largest / grown / floor if floor else math.nan)
 
     @property
     def relative(self) -> float:
@@ -91,7 +93,7 @@ class Deviation:
     def _record(self) -> NoiseParity:
         return self._noise.result()
 
-    def _known(self, number: float) -> float:
+    def _measured(self, number: float) -> float:
         if self.mismatch is not None or math.isinf(self.largest):
             return math.inf
         if self._exact:

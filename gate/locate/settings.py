@@ -51,9 +51,9 @@ def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[st
         for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
             if not hasattr(module, attribute) or (name == "pads" and padded):
                 continue
-            seen, want = given.get(name, default), getattr(module, attribute)
-            if seen is not None and not _equal(seen, want, name):
-                text = seen.decode() if isinstance(seen, bytes) else seen
+            stated, want = given.get(name, default), getattr(module, attribute)
+            if stated is not None and not _equal(stated, want, name):
+                text = stated.decode() if isinstance(stated, bytes) else stated
                 yield f"{name} is {_short(text)} in the file, {attribute} is {want} in the model"
 
 
@@ -80,25 +80,25 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[st
         return
     pads = [node for node in nodes if node.op_type == "Pad"]
     modes = [a.s.decode() for node in pads for a in node.attribute if a.name == "mode"]
-    seen = set(modes or ["constant"])
-    if _PADDING_MODES[want] not in seen:
-        yield f"padding mode is {', '.join(seen)} in the file, padding_mode is {want} in the model"
+    found = set(modes or ["constant"])
+    if _PADDING_MODES[want] not in found:
+        yield f"padding mode is {', '.join(found)} in the file, padding_mode is {want} in the model"
 
 
-def _equal(seen: Any, want: Any, name: str) -> bool:
-    if isinstance(seen, bytes):
-        return bool(seen.decode() == want)
-    if isinstance(seen, float):
-        return isinstance(want, float | int) and math.isclose(seen, want, rel_tol=1e-6)
+def _equal(stated: Any, want: Any, name: str) -> bool:
+    if isinstance(stated, bytes):
+        return bool(stated.decode() == want)
+    if isinstance(stated, float):
+        return isinstance(want, float | int) and math.isclose(stated, want, rel_tol=1e-6)
     if isinstance(want, str):  # padding='same'
         return True
-    seen_all = [seen] if isinstance(seen, int) else list(seen)
+    stated_all = [stated] if isinstance(stated, int) else list(stated)
     want_all = [int(want)] if isinstance(want, bool | int) else [int(one) for one in want]
     if name == "pads" and len(want_all) > 1:
         want_all = want_all * 2
-    if 1 in (len(seen_all), len(want_all)):
-        return len({*seen_all, *want_all}) == 1
-    return seen_all == want_all
+    if 1 in (len(stated_all), len(want_all)):
+        return len({*stated_all, *want_all}) == 1
+    return stated_all == want_all
 
 
 def _short(value: Any) -> str:

@@ -82,10 +82,10 @@ class Findings:
         """The first value without a tensor that this one is computed from, if there is any: a
         node would equal it, as right as its inputs are, if the file computed it."""
         value = self.survey.values[number]
-        known = self.layout.names
-        matched = {(v.path, v.call) for v in self.survey.values if v.number in known}
+        names = self.layout.names
+        matched = {(v.path, v.call) for v in self.survey.values if v.number in names}
         for before in self.survey.values[:number]:
-            unknown = before.number not in known and (before.path, before.call) not in matched
+            unknown = before.number not in names and (before.path, before.call) not in matched
             parent = before.path.rpartition(".")[0]
             read = parent == value.path if value.functional else before.number in value.inputs
             if unknown and read and self.is_comparable(before) and not self._is_constant(before):
@@ -119,11 +119,11 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
             )
     causes = dict(sorted(causes.items()))
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
-    told = list(causes.values()) or list(exchanged.values())
+    divergences = list(causes.values()) or list(exchanged.values())
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
-    text, remedy = _sources(told) if told else _whole(measured, limits, rows)
-    if told and _is_optimiser(measured, limits):
+    text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
+    if divergences and _is_optimiser(measured, limits):
         text, remedy = f"{text} With optimisations off the file agrees.", _FUSION
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
@@ -132,7 +132,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         runtime=limits.runtime,
         samples=measured.samples,
         layers=tuple(rows),
-        first_divergence=told[0].module if told else None,
+        first_divergence=divergences[0].module if divergences else None,
         whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
         remedy=remedy,

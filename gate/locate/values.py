@@ -60,21 +60,21 @@ class Survey:
         """What the model got, in the order of its arguments."""
         self.outputs: tuple[int, ...] = ()
         """What the model returned, flattened."""
-        self._known: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
 
     def hear(self, moment: Moment, tensor: torch.Tensor) -> None:
         """Take note of a tensor."""
         key = (id(tensor), tensor._version)
-        known, number = self._known.get(key, (None, -1))
-        same = known is not None and known() is tensor  # ids are used again
+        previous, number = self._by_identity.get(key, (None, -1))
+        same = previous is not None and previous() is tensor  # ids are used again
         # What a module of its own hands on as it is may be another value in the file.
         handed_on = moment.side == "out" and not moment.composite
         if not same or handed_on:
             number = len(self.values)
             self.values.append(self._value(moment, tensor))
-            self._known[key] = (weakref.ref(tensor), number)
+            self._by_identity[key] = (weakref.ref(tensor), number)
         self.at.append(number)
         self.paths.append(moment.path)
         call = (moment.path, moment.call)
@@ -95,9 +95,9 @@ class Survey:
         entering = moment.side == "in"
         functional = (entering or moment.composite) and not (entering and moment.path == "")
         got = () if functional else self._got.get((moment.path, moment.call), ())
-        seen = sketch_of(tensor)
+        sketched = sketch_of(tensor)
         shape, number = tuple(tensor.shape), len(self.values)
-        first = self._first.setdefault((shape, seen.dtype.str, seen.tobytes()), number)
+        first = self._first.setdefault((shape, sketched.dtype.str, sketched.tobytes()), number)
         return ComputedValue(
             number=number,
             path=moment.caller if entering else moment.path,
@@ -106,7 +106,7 @@ class Survey:
             before=moment.path if functional else None,
             inputs=got,
             shape=shape,
-            sketch=seen,
+            sketch=sketched,
             repeats=None if first == number else first,
         )
 

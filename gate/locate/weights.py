@@ -66,7 +66,7 @@ def comparison(
         tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
     )
     return WeightComparison(
-        tuple(_told_of(pair) for pair in pairs.differing),
+        tuple(_difference_of(pair) for pair in pairs.differing),
         tuple(name for name in pairs.same if name in own),
         tuple(name for name in pairs.unfound if name in own),
     )
@@ -107,11 +107,13 @@ def folded_differences(
     """
     layer, norm = modules
     weight, bias = (_numbers(getattr(layer, name, None)) for name in ("weight", "bias"))
-    seen = [] if weight is None else [_like(a, weight) for a in found.values() if _fits(a, weight)]
-    if weight is None or not seen or getattr(layer, "transposed", False):
+    fitting = (
+        [] if weight is None else [_like(a, weight) for a in found.values() if _fits(a, weight)]
+    )
+    if weight is None or not fitting or getattr(layer, "transposed", False):
         return []
     scale, shift = _affine(norm)
-    rows, channels = seen[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
+    rows, channels = fitting[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
     factor = _factor(rows, channels, scale)
     largest = np.abs(rows).max(1, where=np.isfinite(rows), initial=0.0)
     wrong = ~(np.abs(rows - factor[:, None] * channels) <= _FOLDING * largest[:, None])
@@ -131,7 +133,7 @@ def folded_differences(
         return [WeightDifference(paths[0], text, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
-        return [_told(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
+        return [_difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
     if not same_offset:
         text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
         return [WeightDifference(paths[1], text)]
@@ -212,9 +214,9 @@ def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
     return scale, (0.0 if beta is None else beta) - mean * scale
 
 
-def _told_of(pair: Pair) -> WeightDifference:
+def _difference_of(pair: Pair) -> WeightDifference:
     if pair.got.shape == pair.want.shape:
-        return _told(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
+        return _difference(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
     module = pair.name.rpartition(".")[0]
     for name, rounded in _FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
@@ -224,16 +226,16 @@ def _told_of(pair: Pair) -> WeightDifference:
     return WeightDifference(module, f"`{pair.name}` of the file is another: {share}")
 
 
-def _told(
-    name: str, parameter: Floats, seen: Floats, wrong: NDArray[np.bool_], *, tolerance: float
+def _difference(
+    name: str, parameter: Floats, got: Floats, wrong: NDArray[np.bool_], *, tolerance: float
 ) -> WeightDifference:
     module = name.rpartition(".")[0]
-    rounded = _rounded_to(parameter, seen, tolerance=tolerance)
+    rounded = _rounded_to(parameter, got, tolerance=tolerance)
     if rounded is not None:
         text = f"`{name}` of the file is the model's, rounded to {rounded}"
         return WeightDifference(module, text, rounded)
     share = f"{int(wrong.sum())} of {wrong.size} elements"
-    largest = float(np.abs(seen - parameter).max())
+    largest = float(np.abs(got - parameter).max())
     return WeightDifference(
         module, f"`{name}` of the file is another: {share} differ, by {largest:.3g} at most"
     )
@@ -255,13 +257,10 @@ def _like(array: Array, parameter: Floats) -> Floats:
     return numbers if straight <= turned else numbers.T
 
 
-def _rounded_to(parameter: Floats, seen: Floats, *, tolerance: float) -> str | None:
+def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | None:
     for name, rounded in _FORMATS.items():
         want = rounded(parameter)
-        if (
-            np.abs(seen - want).max() <= tolerance * np.abs(want).max()
-            and (want != parameter).any()
-        ):
+        if np.abs(got - want).max() <= tolerance * np.abs(want).max() and (want != parameter).any():
             return name
     return None
 

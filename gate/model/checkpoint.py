@@ -130,12 +130,12 @@ def _read_torch(data: bytes, path: Path) -> object:
 def _broken(path: Path, error: Exception) -> CheckpointError:
     # torch's own text advises to switch the protection off: only its detail is passed on.
     detail = _DETAIL.search(str(error))
-    said = detail.group(1).strip() if detail else ""
+    reason = detail.group(1).strip() if detail else ""
     if not isinstance(error, pickle.UnpicklingError):
-        said = _first_line(error)
+        reason = _first_line(error)
     return CheckpointError(
         f"{path} is not a whole PyTorch checkpoint ({type(error).__name__}"
-        f"{': ' if said else ''}{said}). Copy or download it again."
+        f"{': ' if reason else ''}{reason}). Copy or download it again."
     )
 
 
@@ -146,9 +146,9 @@ def _state_dict(loaded: object, path: Path) -> State:
                 loaded = loaded[name]
                 break
     if not isinstance(loaded, Mapping) or not loaded:
-        seen = "an empty dict" if isinstance(loaded, Mapping) else type(loaded).__name__
+        found = "an empty dict" if isinstance(loaded, Mapping) else type(loaded).__name__
         raise CheckpointError(
-            f"{path} holds {seen}, expected a state dict of tensors. Save model.state_dict()."
+            f"{path} holds {found}, expected a state dict of tensors. Save model.state_dict()."
         )
     for key, value in loaded.items():
         tensor = isinstance(value, torch.Tensor) or str(key).endswith(_EXTRA_STATE)

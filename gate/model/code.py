@@ -50,26 +50,26 @@ def _homes(model: nn.Module) -> Iterator[str]:
             yield from _of_functions(value, set())
 
 
-def _of_functions(value: Any, seen: set[int]) -> Iterator[str]:
+def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
     """Of a function, or a dict of such, and of the functions that it closes over."""
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, functools.partial):
-        yield from _of_functions(value.func, seen)
+        yield from _of_functions(value.func, visited)
     elif inspect.ismethod(value):
-        yield from _of_functions(value.__func__, seen)
+        yield from _of_functions(value.__func__, visited)
     elif isinstance(value, FunctionType):
         yield value.__module__ or "__main__"
         for cell in value.__closure__ or ():
             try:
-                yield from _of_functions(cell.cell_contents, seen)
+                yield from _of_functions(cell.cell_contents, visited)
             except ValueError:  # not filled yet
                 continue
     elif isinstance(value, dict):
         for item in value.values():
             if isinstance(item, FunctionType | functools.partial) or inspect.ismethod(item):
-                yield from _of_functions(item, seen)
+                yield from _of_functions(item, visited)
 
 
 def _generated(module: nn.Module) -> str | None:

@@ -76,13 +76,13 @@ def _called(name: str, **arguments: Any) -> nn.Module:
 def _weights_entry(name: str, weights: str) -> Any:
     import torchvision.models as zoo
 
-    known = zoo.get_model_weights(name)
-    short = weights.removeprefix(f"{known.__name__}.")
-    if short not in known.__members__:
+    entries = zoo.get_model_weights(name)
+    short = weights.removeprefix(f"{entries.__name__}.")
+    if short not in entries.__members__:
         raise ModelError(
-            f"{name} has no weights {weights!r}, it has: {', '.join(known.__members__)}."
+            f"{name} has no weights {weights!r}, it has: {', '.join(entries.__members__)}."
         )
-    return known[short]
+    return entries[short]
 
 
 def _fetch_safely(entry: Any) -> None:
@@ -117,10 +117,10 @@ def _check_hash(cached: Path, remedy: str) -> None:
     if expected is None:
         return
     with cached.open("rb") as stream:
-        seen = hashlib.file_digest(stream, "sha256").hexdigest()
-    if not seen.startswith(expected.group(1)):
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if not actual.startswith(expected.group(1)):
         raise CheckpointError(
-            f"{cached} has SHA-256 {seen[:12]}…, its name promises {expected.group(1)}…: "
+            f"{cached} has SHA-256 {actual[:12]}…, its name promises {expected.group(1)}…: "
             f"it is not whole or was changed. Delete it. {remedy}"
         )
 
@@ -142,8 +142,8 @@ def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
         model.set_submodule(owner, fresh.get_submodule(owner))
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=3)
+def _closest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=3)
     return f" Did you mean {' or '.join(near)}?" if near else " See torchvision.models.list_models."
 
 

@@ -50,15 +50,15 @@ class Candidate:
             read = {name: (self.path.parent / name).read_bytes() for name in names}
         except (OSError, MemoryError) as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
-        seen = Digest.of_json({name: Digest.of_bytes(data).hex for name, data in read.items()})
-        self.subject.sha256.verify(seen, what=self.path.name)
+        actual = Digest.of_json({name: Digest.of_bytes(data).hex for name, data in read.items()})
+        self.subject.sha256.verify(actual, what=self.path.name)
         return WithData(read[self.path.name], {name: read[name] for name in files})
 
     def verify(self) -> None:
         """Hash the file (with external data: all its files) again. Raises DigestMismatch."""
         if self.subject.external_data:
             files = [self.path.name, *self.subject.external_data]
-            seen = Digest.of_manifest(self.path.parent, files)
+            actual = Digest.of_manifest(self.path.parent, files)
         else:
-            seen = Digest.of_file(self.path)
-        self.subject.sha256.verify(seen, what=self.path.name)
+            actual = Digest.of_file(self.path)
+        self.subject.sha256.verify(actual, what=self.path.name)

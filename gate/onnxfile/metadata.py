@@ -20,7 +20,7 @@ def described(
     *, strategy: str, opset_asked: int | str, rungs: Iterable[str], source: Source | None
 ) -> dict[str, str]:
     """The metadata of a file. What is not known is left out."""
-    known = {
+    facts = {
         "strategy": strategy,
         "opset_asked": str(opset_asked),
         "rungs": "\n".join(rungs),
@@ -28,7 +28,7 @@ def described(
         "checkpoint_sha256": source.checkpoint_sha256 if source else None,
         "preprocess_sha256": source.preprocess_sha256 if source else None,
     }
-    return {PREFIX + key: str(value) for key, value in known.items() if value}
+    return {PREFIX + key: str(value) for key, value in facts.items() if value}
 
 
 def impersonal(text: str) -> str:
@@ -45,9 +45,9 @@ def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
     for nodes in _nodes(model):
         for node in nodes:
             node.ClearField("doc_string")
-            told = [(p.key, p.value) for p in node.metadata_props if p.key != _STACK_TRACE]
+            entries = [(p.key, p.value) for p in node.metadata_props if p.key != _STACK_TRACE]
             del node.metadata_props[:]
-            for key, value in told:
+            for key, value in entries:
                 node.metadata_props.add(key=key, value=value)
 
 

@@ -57,10 +57,10 @@ def verify_file(path: Path, *, opset: int) -> None:
     Raises OnnxFileError if anything is wrong, or the file's opset is not `opset`.
     """
     model = _parse(_read(path), path)
-    seen = _opset(model, path)
-    if seen != opset:
+    written = _opset(model, path)
+    if written != opset:
         raise OnnxFileError(
-            f"{path} is written in opset {seen}, expected opset {opset}. The exporter took "
+            f"{path} is written in opset {written}, expected opset {opset}. The exporter took "
             "another one in silence: set export.opset to what it can write."
         )
     needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
@@ -82,8 +82,10 @@ def verify_file(path: Path, *, opset: int) -> None:
 def _read(path: Path) -> bytes:
     try:
         if not path.is_file():
-            seen = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
-            raise OnnxFileError(f"{path} is {seen}, expected an ONNX file. Export the model first.")
+            found = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
+            raise OnnxFileError(
+                f"{path} is {found}, expected an ONNX file. Export the model first."
+            )
         data = path.read_bytes()
     except OSError as error:
         raise OnnxFileError(f"cannot read {path}: {error.strerror}. Check permissions.") from error

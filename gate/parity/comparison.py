@@ -200,12 +200,12 @@ class OutputComparison:
 
     def suspicious(self) -> bool:
         """True if the runtime is farther off than PyTorch itself, in any output."""
-        seen = [statistics.result() for statistics in self._noise.values()]
+        noises = [statistics.result() for statistics in self._noise.values()]
         return any(
             one.ratio > _SUSPICIOUS_RATIO
             or one.peak > _SUSPICIOUS_PEAK
             or one.diff * (one.scatter or 1.0) > _SUSPICIOUS_PEAK
-            for one in seen
+            for one in noises
             if math.isfinite(one.ratio)
         )
 
@@ -224,10 +224,10 @@ class OutputComparison:
         if noise is None:
             return parity
         late = self._late.get(statistics.name)
-        seen = noise.result(
+        noise_parity = noise.result(
             diff=late.worst if late else None, rounding=self._rounding.get(statistics.name)
         )
-        return parity.model_copy(update={"noise": seen})
+        return parity.model_copy(update={"noise": noise_parity})
 
     def _check_output(self, name: str, r: Array, c: Array) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:

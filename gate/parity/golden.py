@@ -28,7 +28,7 @@ SAMPLES = 8
 """As many are kept, or one batch of a file with a fixed batch axis."""
 _CHOICE = 4
 """Of so many times as many samples the clearest are taken."""
-_TOLD = ("torch", "torchvision", "onnxruntime", "numpy")
+_RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
 
 
 def write_golden_of(
@@ -91,7 +91,7 @@ def write_golden_of(
         outputs=expected,
         origin=Origin(
             policy_sha256=policy.digest(),
-            versions={name: versions[name] for name in _TOLD if name in versions},
+            versions={name: versions[name] for name in _RECORDED if name in versions},
             code_sha256=None if code is None else code.digest(),
         ),
     )

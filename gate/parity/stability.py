@@ -88,17 +88,17 @@ class Stability:
                 if place is None:
                     continue
                 sizes[index].add(part.size)
-                known = part.expected[index]
+                reference = part.expected[index]
                 moved[index] = worse_columns(
-                    moved[index], by_column(output, first[0][index][place], known)
+                    moved[index], by_column(output, first[0][index][place], reference)
                 )
         again = [_outputs(compute, base) for base in self._bases]
         records = []
         for index, own in enumerate(self._units):
             repeated = np.zeros(1)
             for one, other, base in zip(first, again, self._bases, strict=True):
-                known = base.expected[index]
-                repeated = worse_columns(repeated, by_column(one[index], other[index], known))
+                reference = base.expected[index]
+                repeated = worse_columns(repeated, by_column(one[index], other[index], reference))
             doubtful = worst_ratio(moved[index], own) > _SUSPICIOUS
             unit = worse_columns(own, self._rounding[index]) if doubtful else own
             records.append(
@@ -117,11 +117,11 @@ class Stability:
     def _place(self, index: int, part: _Part) -> tuple[slice, ...] | None:
         """Where the part lies in the baseline's output, by the reference's shapes, or None."""
         base = self._bases[0]
-        whole, seen = base.expected[index].shape, part.expected[index].shape
-        if len(whole) != len(seen):
+        whole, shape = base.expected[index].shape, part.expected[index].shape
+        if len(whole) != len(shape):
             return None
         place = []
-        for long, short in zip(whole, seen, strict=True):
+        for long, short in zip(whole, shape, strict=True):
             if long == short:
                 place.append(slice(None))
             elif long * part.size == short * base.size:
@@ -144,9 +144,9 @@ class Stability:
                 inside = self._bases[0].expected[index][place]
                 unit = worse_columns(unit, by_column(part.expected[index], inside, inside))
         for base, truth in zip(self._bases, self._truth, strict=True):
-            known = base.expected[index]
-            if known.dtype.kind == "f":
-                unit = worse_columns(unit, _rounding(known, truth[index] if truth else None))
+            reference = base.expected[index]
+            if reference.dtype.kind == "f":
+                unit = worse_columns(unit, _rounding(reference, truth[index] if truth else None))
         return np.where(np.isfinite(unit), unit, math.nan)
 
     @cached_property
@@ -167,10 +167,10 @@ class Stability:
         for run in runs:
             moved = np.zeros(1)
             for outputs, base in zip(run, self._bases, strict=True):
-                known = base.expected[index]
-                if known.dtype.kind != "f" or outputs[index].shape != known.shape:
+                reference = base.expected[index]
+                if reference.dtype.kind != "f" or outputs[index].shape != reference.shape:
                     return np.zeros(1)
-                moved = worse_columns(moved, by_column(outputs[index], known, known))
+                moved = worse_columns(moved, by_column(outputs[index], reference, reference))
             draws.append(moved)
         return np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
 
@@ -206,11 +206,11 @@ def _company(stand: Stand, base: _Part) -> Iterator[_Part]:
 
 
 def _count(stand: Stand) -> int:
-    asked, there = stand.policy.instruments.stability_samples, len(stand.samples)
+    wanted, there = stand.policy.instruments.stability_samples, len(stand.samples)
     if stand.binding.fixed:
         size = stand.binding.batch_size
-        return min(math.ceil(asked / size) * size, there)
-    return min(asked, there)
+        return min(math.ceil(wanted / size) * size, there)
+    return min(wanted, there)
 
 
 def _sizes(stand: Stand) -> list[int]:
@@ -232,12 +232,12 @@ def _outputs(compute: Compute, part: _Part) -> list[Array]:
         ) from error
 
 
-def _rounding(known: Array, truth: Array | None) -> Floats:
+def _rounding(reference: Array, truth: Array | None) -> Floats:
     """The larger of max|r32 - r64| and 2^-24 max|r32| by column, over finite elements."""
-    r32 = known.astype(np.float64)
+    r32 = reference.astype(np.float64)
     finite = np.isfinite(r32)
     errors = EPSILON * np.abs(np.where(finite, r32, 0.0))
-    if truth is not None and truth.shape == known.shape:
+    if truth is not None and truth.shape == reference.shape:
         r64 = truth.astype(np.float64)
         both = finite & np.isfinite(r64)
         errors = np.maximum(errors, np.abs(np.where(both, r32, 0.0) - np.where(both, r64, 0.0)))

@@ -123,19 +123,19 @@ class Policy(PolicyRecord):
 
     @model_validator(mode="after")
     def _can_refuse(self) -> Self:
-        asked = {n: r for n, r in self.runtimes.items() if r.required != "never"}
-        if not asked:
+        active = {n: r for n, r in self.runtimes.items() if r.required != "never"}
+        if not active:
             raise ValueError(
                 "every runtime is 'never'; at least one must be always or when_present"
             )
-        if not any(r.required == "always" for r in asked.values()):
+        if not any(r.required == "always" for r in active.values()):
             raise ValueError("no runtime is required 'always', so a machine without devices passes")
-        if all(r.required != "always" or RUNTIMES[n].engine == "torch" for n, r in asked.items()):
+        if all(r.required != "always" or RUNTIMES[n].engine == "torch" for n, r in active.items()):
             raise ValueError(
                 "only torch-cuda is required 'always', and it never runs the file; "
                 "require a runtime of ONNX Runtime too, such as ort-cpu"
             )
-        for name, runtime in asked.items():
+        for name, runtime in active.items():
             self._check_bounds(name, runtime.bounds)
         return self
 
@@ -166,18 +166,18 @@ class Policy(PolicyRecord):
         self._check_classes(name, bounds)
 
     def _check_classes(self, name: str, bounds: Bounds) -> None:
-        asked = [field for field in _CLASSES if getattr(bounds, field) is not None]
+        bounded = [field for field in _CLASSES if getattr(bounds, field) is not None]
         stated = self.logits or {"logits", "probabilities"} & set(self.outputs.values())
-        if "top1_agreement" not in asked and (
+        if "top1_agreement" not in bounded and (
             self.task == "classification" or (self.task == "auto" and stated)
         ):
             why = "task 'classification'" if self.task == "classification" else "the role of logits"
             raise ValueError(f"{name}: {why} needs a bound top1_agreement")
-        if self.task == "tensors" and asked:
+        if self.task == "tensors" and bounded:
             raise ValueError(
-                f"{name}: {', '.join(sorted(asked))} need logits; set task: classification"
+                f"{name}: {', '.join(sorted(bounded))} need logits; set task: classification"
             )
-        beyond = sorted(set(asked) - {"top1_agreement"})
+        beyond = sorted(set(bounded) - {"top1_agreement"})
         if self.task == "auto" and beyond and not stated:
             raise ValueError(
                 f"{name}: {', '.join(beyond)} need logits, and a guess is not enough for them; "

@@ -15,12 +15,12 @@ from gate.records.evidence import ClassParity, OutputParity
 
 def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:
     """The class metrics by which the output is judged; None: it is judged by numbers alone."""
-    seen = output.classification
-    if seen is None or not policy.counts_classes(output.name):
+    classes = output.classification
+    if classes is None or not policy.counts_classes(output.name):
         return None
     if policy.role_of(output.name) is None and output.reference_constant:
         return None
-    return None if guessed(policy, output) and _why_unprovable(seen, output) else seen
+    return None if guessed(policy, output) and _why_unprovable(classes, output) else classes
 
 
 def guessed(policy: Policy, output: OutputParity) -> bool:
@@ -30,10 +30,10 @@ def guessed(policy: Policy, output: OutputParity) -> bool:
 
 def unclaimed(policy: Policy, output: OutputParity) -> str | None:
     """Where the shape is that of logits, why the samples can prove no agreement; else None."""
-    seen = output.classification
-    if not guessed(policy, output) or seen is None or output.reference_constant:
+    classes = output.classification
+    if not guessed(policy, output) or classes is None or output.reference_constant:
         return None
-    return _why_unprovable(seen, output) if policy.counts_classes(output.name) else None
+    return _why_unprovable(classes, output) if policy.counts_classes(output.name) else None
 
 
 def most_ties(total: int) -> int:
@@ -41,19 +41,19 @@ def most_ties(total: int) -> int:
     return max(1, math.ceil(0.01 * total))
 
 
-def is_unsure(seen: ClassParity) -> bool:
+def is_unsure(classes: ClassParity) -> bool:
     """True if PyTorch's own rounding changes a tenth of the answers or more: disagreement then says
     nothing."""
-    return seen.unsure >= max(2.0, 0.1 * (seen.unsure + seen.sure))
+    return classes.unsure >= max(2.0, 0.1 * (classes.unsure + classes.sure))
 
 
-def _why_unprovable(seen: ClassParity, output: OutputParity) -> str | None:
-    if seen.predicted_classes < 2:
+def _why_unprovable(classes: ClassParity, output: OutputParity) -> str | None:
+    if classes.predicted_classes < 2:
         return "every sample has the same largest column"
-    if seen.top1_ties > most_ties(output.samples):
-        return f"rounding decides which column is the largest in {seen.top1_ties} samples"
-    if seen.top1_disagreements and is_unsure(seen):
-        return f"PyTorch's own rounding changes the largest column in {seen.unsure} samples"
+    if classes.top1_ties > most_ties(output.samples):
+        return f"rounding decides which column is the largest in {classes.top1_ties} samples"
+    if classes.top1_disagreements and is_unsure(classes):
+        return f"PyTorch's own rounding changes the largest column in {classes.unsure} samples"
     return None
 
 

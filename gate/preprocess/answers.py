@@ -77,10 +77,10 @@ class Answers:
         self._moved: list[float] = []
         self._flipped: list[str] = []
 
-    def update(self, name: str, seen: Probabilities, wanted: Probabilities) -> None:
+    def update(self, name: str, got: Probabilities, wanted: Probabilities) -> None:
         """Take in one picture."""
-        self._moved.append(abs(float(seen.max()) - float(wanted.max())))
-        if int(seen.argmax()) != int(wanted.argmax()):
+        self._moved.append(abs(float(got.max()) - float(wanted.max())))
+        if int(got.argmax()) != int(wanted.argmax()):
             self._flipped.append(name)
 
     def compute(self) -> Decisions | None:

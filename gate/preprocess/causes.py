@@ -64,27 +64,27 @@ def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str 
     known; None: they are the same."""
     if tensor.shape == reference.shape and tensor.dtype == reference.dtype:
         return None
-    seen = f"{tensor.dtype} {list(tensor.shape)}, the spec says {reference.dtype} "
-    seen += f"{list(reference.shape)}"
+    misfit = f"{tensor.dtype} {list(tensor.shape)}, the spec says {reference.dtype} "
+    misfit += f"{list(reference.shape)}"
     if tensor.shape == reference.shape:
-        return seen
+        return misfit
     moved = (1, 2, 0) if spec.layout == "nchw" else (2, 0, 1)
     if tensor.shape == tuple(reference.shape[axis] for axis in moved):
         other = "nhwc" if spec.layout == "nchw" else "nchw"
-        return f"{seen}: layout {other} instead of {spec.layout}"
+        return f"{misfit}: layout {other} instead of {spec.layout}"
     if tensor.shape == (1, *reference.shape):
-        return f"{seen}: one batch axis too many"
-    return seen
+        return f"{misfit}: one batch axis too many"
+    return misfit
 
 
-def _test(tensor: Tensor, known: Iterable[Hypothesis], spec: PreprocessSpec) -> list[_Tested]:
+def _test(tensor: Tensor, hypotheses: Iterable[Hypothesis], spec: PreprocessSpec) -> list[_Tested]:
     values = np.asarray(tensor, dtype=np.float64)
     if spec.layout == "nchw":
         values = values.transpose(1, 2, 0)
     finite = np.isfinite(values)
     steps = np.array(spec.steps)
     tested = []
-    for candidate in known:
+    for candidate in hypotheses:
         off = np.where(finite, np.abs(values - candidate.values), 0.0) * steps
         mean, largest = float(off.mean()), float(off.max())
         tested.append(_Tested(candidate.causes, mean, round(largest, DIGITS)))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gate.errors import DataError, EvidenceError
 from gate.preprocess.answers import Classifier, ModelFile
-from gate.preprocess.consumer import Consumer, Exhibit, Seen
+from gate.preprocess.consumer import Consumer, Exhibit, PictureCase
 from gate.preprocess.difference import Range
 from gate.preprocess.implementations import WHERE, implementation
 from gate.preprocess.pictures import Picture
@@ -39,8 +39,8 @@ class LineUp:
     """Name of an implementation; None: Pillow, or torchvision where Pillow can't do the spec."""
 
     def __post_init__(self) -> None:
-        asked = (*self.consumers, *((self.reference,) if self.reference else ()))
-        unknown = [n for n in asked if n not in WHERE and n not in self.dumped]
+        names = (*self.consumers, *((self.reference,) if self.reference else ()))
+        unknown = [n for n in names if n not in WHERE and n not in self.dumped]
         if unknown:
             raise DataError(
                 f"there is no implementation {', '.join(unknown)}. Known are {', '.join(WHERE)}; "
@@ -92,9 +92,9 @@ def compare(
             tensor = make(pixels)
             values.update(tensor)
             wanted = classifier(tensor) if classifier is not None else None
-            seen = Seen(picture.name, place, pixels, tensor, wanted)
+            case = PictureCase(picture.name, place, pixels, tensor, wanted)
             for consumer in consumers:
-                consumer.update(seen, classifier)
+                consumer.update(case, classifier)
             if advance is not None:
                 advance(place + 1, len(pictures))
     parity = PreprocessingParity(

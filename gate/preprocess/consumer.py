@@ -22,7 +22,7 @@ _SHOWN = 100
 
 
 @dataclass(frozen=True)
-class Seen:
+class PictureCase:
     """One picture with the reference's tensor and answer (None: no model)."""
 
     name: str
@@ -54,7 +54,7 @@ class Consumer:
         self.version: str | None = None
         self.exhibit: Exhibit | None = None
         self._spec = spec
-        self._make: Callable[[Seen], Tensor] | None = None
+        self._make: Callable[[PictureCase], Tensor] | None = None
         self._unavailable: str | None = None
         self._incapable: str | None = None
         self._failure: str | None = None
@@ -66,7 +66,7 @@ class Consumer:
 
     def take(self, tensors: NDArray[Any]) -> None:
         """Be the consumer that made these tensors, axis 0: the pictures."""
-        self._make = lambda seen: tensors[seen.place]
+        self._make = lambda case: tensors[case.place]
 
     def open(self, implementation: Implementation, stack: ExitStack) -> None:
         """Be this implementation until `stack` closes, or say why not."""
@@ -80,22 +80,22 @@ class Consumer:
             preprocess = stack.enter_context(implementation.opened(self._spec))
             self.version = implementation.version()
         except Exception as error:
-            self._failure = _told(error)
+            self._failure = _brief(error)
             return
-        self._make = lambda seen: preprocess(seen.pixels)
+        self._make = lambda case: preprocess(case.pixels)
 
-    def update(self, seen: Seen, classifier: Classifier | None) -> None:
+    def update(self, case: PictureCase, classifier: Classifier | None) -> None:
         """Compare its tensor of one picture with the reference's."""
         if self._make is None or self._failure is not None:
             return
         try:
-            self._compare(np.asarray(self._make(seen)), seen, classifier)
+            self._compare(np.asarray(self._make(case)), case, classifier)
         except Exception as error:
-            self._failure = f"{seen.name}: {_told(error)}"
+            self._failure = f"{case.name}: {_brief(error)}"
 
     def compute(self) -> ConsumerParity:
         """The record of all pictures so far."""
-        known = ConsumerParity(
+        record = ConsumerParity(
             consumer=self.name,
             images=self._images,
             mismatched=tuple(self._mismatched[:_SHOWN]),
@@ -106,12 +106,12 @@ class Consumer:
         )
         difference, exhibit = self._difference, self.exhibit
         if not self._images or exhibit is None:
-            return known
+            return record
         diagnosis = diagnose(
             exhibit.pixels, exhibit.tensor, self._spec, reference=exhibit.reference
         )
         largest, mean = difference.output
-        return known.model_copy(
+        return record.model_copy(
             update={
                 "nonfinite": difference.nonfinite,
                 "values": self._range.compute(),
@@ -128,22 +128,22 @@ class Consumer:
             }
         )
 
-    def _compare(self, tensor: Tensor, seen: Seen, classifier: Classifier | None) -> None:
+    def _compare(self, tensor: Tensor, case: PictureCase, classifier: Classifier | None) -> None:
         self._shape = self._shape or tensor.shape
-        problem = wrong_shape(tensor, self._spec, seen.reference)
+        problem = wrong_shape(tensor, self._spec, case.reference)
         if problem is not None:
-            self._mismatched.append(f"{seen.name}: {problem}")
+            self._mismatched.append(f"{case.name}: {problem}")
             return
-        off = self._difference.update(tensor, seen.reference)
+        off = self._difference.update(tensor, case.reference)
         self._range.update(tensor)
         self._images += 1
         if off > self._worst:
             self._worst = off
-            self.exhibit = Exhibit(seen.name, seen.pixels, seen.reference, tensor)
-        if classifier is not None and seen.wanted is not None:
-            self._answers.update(seen.name, classifier(tensor), seen.wanted)
+            self.exhibit = Exhibit(case.name, case.pixels, case.reference, tensor)
+        if classifier is not None and case.wanted is not None:
+            self._answers.update(case.name, classifier(tensor), case.wanted)
 
 
-def _told(error: Exception) -> str:
+def _brief(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {text.splitlines()[0]}"

@@ -42,5 +42,5 @@ def measure_preprocessing(
             f"{', '.join(policy.consumers)}. Name it in preprocessing.consumers, or leave them out."
         )
     line_up = LineUp(policy.consumers, dumped or {}, policy.training_side)
-    asked = model if policy.max_flips is not None else None
-    return compare(spec, pictures, line_up=line_up, model=asked).parity
+    compared_model = model if policy.max_flips is not None else None
+    return compare(spec, pictures, line_up=line_up, model=compared_model).parity

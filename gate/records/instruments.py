@@ -1,7 +1,7 @@
 """What the instruments saw beside the plain differences: noise floor, stability, probes, graph.
 
-Notation (DESIGN 4): `r32` is the PyTorch model in float32 on CPU (the reference), `r64` the same
-weights and inputs in float64, `c` the runtime.
+Notation, as in docs/metrics.md: `r32` is the PyTorch model in float32 on CPU (the reference),
+`r64` the same weights and inputs in float64, `c` the runtime.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ _ABOVE = range(41, 49)
 """Beyond what is usually written into a condition; no farther, because each sample costs."""
 
 
-def drawn_batch_sizes(sha256: Digest, asked: Collection[int]) -> tuple[int, int]:
+def drawn_batch_sizes(sha256: Digest, listed: Collection[int]) -> tuple[int, int]:
     """Two further batch sizes for the file of this digest: one of 2 to 16 that is not
-    `asked`, one of 41 to 48. They follow from its bytes, so no file is made for them."""
+    `listed`, one of 41 to 48. They follow from its bytes, so no file is made for them."""
     number = int(sha256.hex, 16)
-    between = [size for size in _BETWEEN if size not in asked] or list(_BETWEEN)
+    between = [size for size in _BETWEEN if size not in listed] or list(_BETWEEN)
     return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
 
 
@@ -196,17 +196,17 @@ class WeightsReport(Record):
         the file."""
         ways = ", ".join(f"{count} {way}" for way, count in self.matched.items())
         same = sum(self.matched.values())
-        told = f"{same} of {self.constants} weights of the file are the model's"
-        told += f" ({ways})" if ways else ""
+        text = f"{same} of {self.constants} weights of the file are the model's"
+        text += f" ({ways})" if ways else ""
         differ = self.constants - same - self.unmatched
         if differ > 0:
-            told += f"; {differ} differ"
+            text += f"; {differ} differ"
         if self.unmatched:
-            told += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
+            text += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
         if self.absent:
-            told += f". {self.absent} tensors of the model are not in the file as such: "
-            told += _listed(self.absent_names)
-        return f"{told}."
+            text += f". {self.absent} tensors of the model are not in the file as such: "
+            text += _listed(self.absent_names)
+        return f"{text}."
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -23,12 +23,12 @@ class ModelCode(Record):
 
     def changes_since(self, earlier: ModelCode) -> tuple[str, ...]:
         """What is another, new or gone: `mypackage.models`, `torch 2.9.0 -> 2.10.0`."""
-        told = [f"{name}{how}" for name, how in _differing(earlier.files, self.files)]
+        changes = [f"{name}{how}" for name, how in _differing(earlier.files, self.files)]
         for name, _ in _differing(earlier.packages, self.packages):
             before, now = earlier.packages.get(name, "none"), self.packages.get(name, "none")
-            told.append(f"{name} {before} -> {now}")
-        told += [f"{name}{how}" for name, how in _differing(earlier.unread, self.unread)]
-        return tuple(told)
+            changes.append(f"{name} {before} -> {now}")
+        changes += [f"{name}{how}" for name, how in _differing(earlier.unread, self.unread)]
+        return tuple(changes)
 
 
 def _differing(

@@ -51,17 +51,17 @@ class PictureTensor(Record):
             dtype == self.dtype
             and len(shape) == len(axes)
             and all(
-                want is None or not isinstance(seen, int) or seen == want
-                for seen, want in zip(shape, axes, strict=True)
+                want is None or not isinstance(size, int) or size == want
+                for size, want in zip(shape, axes, strict=True)
             )
         )
 
     def misfit(self, inputs: Iterable[tuple[str, Sequence[int | str]]]) -> str | None:
         """Why none of a file's inputs, each of dtype and shape, takes it; None: one does."""
-        seen = tuple(inputs)
-        if any(self.fits(dtype, shape) for dtype, shape in seen):
+        offered = tuple(inputs)
+        if any(self.fits(dtype, shape) for dtype, shape in offered):
             return None
-        taken = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in seen) or "nothing"
+        taken = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in offered) or "nothing"
         made = _axes(("batch", *("any" if axis is None else axis for axis in self.shape)))
         return f"the spec makes {self.dtype} {made}, the file takes {taken}"
 
@@ -142,8 +142,8 @@ class ConsumerParity(Record):
     def within(self, bound: float) -> bool:
         """True only if every picture was compared and no value is more than `bound` steps off."""
         whole = self.images > 0 and not (self.mismatched or self.nonfinite or self.failure)
-        known = self.max_diff is not None and math.isfinite(self.max_diff)
-        return whole and known and 0.0 <= (self.max_diff or 0.0) <= bound
+        finite = self.max_diff is not None and math.isfinite(self.max_diff)
+        return whole and finite and 0.0 <= (self.max_diff or 0.0) <= bound
 
 
 class PreprocessingParity(Record):

@@ -68,13 +68,13 @@ def _draw(checks: list[CheckResult], title: str, unit: str) -> Figure | None:
 
 
 def _difference(axes: Axes, place: int, check: CheckResult, beyond: float) -> None:
-    known = isinstance(check.observed, float) and math.isfinite(check.observed)
-    seen = max(finite(check.observed), _FLOOR) if known else beyond
+    is_number = isinstance(check.observed, float) and math.isfinite(check.observed)
+    shown = max(finite(check.observed), _FLOOR) if is_number else beyond
     bound = _bound(check)
     failed = check.verdict is not Verdict.PASS
-    axes.plot([seen, bound], [place, place], color=RED if failed else GREY, linewidth=0.8)
+    axes.plot([shown, bound], [place, place], color=RED if failed else GREY, linewidth=0.8)
     axes.plot(bound, place, color="black", marker="|", markersize=12)
-    axes.plot(seen, place, color=RED if failed else BLUE, marker="X" if failed else "o")
+    axes.plot(shown, place, color=RED if failed else BLUE, marker="X" if failed else "o")
 
 
 def _bound(check: CheckResult) -> float:

@@ -57,10 +57,10 @@ def print_layers(found: Localisation, console: Console) -> None:
 
 def as_html(explanation: Explanation) -> Iterator[str]:
     """A section of the page; nothing where no explanation was needed."""
-    told = [html.escape(sentence) for sentence in sentences(explanation)]
-    if not told:
+    lines = [html.escape(sentence) for sentence in sentences(explanation)]
+    if not lines:
         return
-    yield f"<h2>Where it diverges</h2><p>{'<br>'.join(told)}</p>"
+    yield f"<h2>Where it diverges</h2><p>{'<br>'.join(lines)}</p>"
     found = explanation.localisation
     if found is None or not found.layers:
         return
@@ -116,9 +116,9 @@ def chart(found: Localisation) -> bytes:
 def _cells(row: LayerRow) -> tuple[str, ...]:
     numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
                row.amplification)  # fmt: skip
-    told = row.verdict if row.detail is None else f"{row.verdict}: {printable(row.detail)}"
+    verdict = row.verdict if row.detail is None else f"{row.verdict}: {printable(row.detail)}"
     shown = ("" if value is None else number(value) for value in numbers)
-    return (printable(row.title), printable(row.kind), *shown, told)
+    return (printable(row.title), printable(row.kind), *shown, verdict)
 
 
 def _height(value: float | None) -> float:

@@ -32,8 +32,8 @@ def describe(
     (label to address)."""
     lines = [_plain(wording.verdict_sentence(decision, evidence)), ""]
     lines += _problems(decision)
-    told = [f"- {_escape(text)}" for text in localisation.sentences(explanation or Explanation())]
-    lines += [*told, ""] if told else []
+    items = [f"- {_escape(text)}" for text in localisation.sentences(explanation or Explanation())]
+    lines += [*items, ""] if items else []
     lines += [*_HEADER, *_rows(decision), ""]
     lines += [
         f"- {_escape(text)}"

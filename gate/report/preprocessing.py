@@ -65,14 +65,14 @@ def sentences(parity: PreprocessingParity) -> Iterator[str]:
     for consumer in parity.consumers:
         if consumer.causes:
             share = f"{100 * (consumer.explained or 0.0):.3g} %"
-            told = f"{'; '.join(consumer.causes)} (explains {share} of {consumer.worst})"
+            reason = f"{'; '.join(consumer.causes)} (explains {share} of {consumer.worst})"
         elif consumer.mismatched:
-            told = f"{len(consumer.mismatched)} of another shape: {consumer.mismatched[0]}"
+            reason = f"{len(consumer.mismatched)} of another shape: {consumer.mismatched[0]}"
         elif consumer.max_diff is not None and consumer.max_diff > 1.0:
-            told = f"no known cause explains the difference on {consumer.worst}"
+            reason = f"no known cause explains the difference on {consumer.worst}"
         else:
             continue
-        yield printable(f"{consumer.consumer}: {told}")
+        yield printable(f"{consumer.consumer}: {reason}")
 
 
 def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes:
@@ -89,14 +89,14 @@ def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes
 
 
 def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) -> None:
-    reference, seen = to_pixels(exhibit.reference, spec), to_pixels(exhibit.tensor, spec)
-    off = np.nan_to_num(np.abs(seen - reference), nan=255.0, posinf=255.0)
+    reference, got = to_pixels(exhibit.reference, spec), to_pixels(exhibit.tensor, spec)
+    off = np.nan_to_num(np.abs(got - reference), nan=255.0, posinf=255.0)
     enlarged = 255.0 / max(float(np.quantile(off, 0.999)), 1.0)
     row, column = np.unravel_index(int(off.max(axis=2).argmax()), off.shape[:2])
     window = _window(int(row), off.shape[0]), _window(int(column), off.shape[1])
     titles = ("reference", name, f"difference x {enlarged:.3g}", "reference, zoomed",
               f"{name}, zoomed")  # fmt: skip
-    pictures = (reference, seen, off * enlarged, reference[window], seen[window])
+    pictures = (reference, got, off * enlarged, reference[window], got[window])
     for place, title, picture in zip(axes, titles, pictures, strict=True):
         clipped = np.clip(np.nan_to_num(picture), 0.0, 255.0)
         place.imshow(np.rint(clipped).astype(np.uint8), interpolation="nearest")

@@ -42,12 +42,12 @@ def print_decision(
         _say(console, sentence, _STYLES[Verdict.WAIVED])
     for reason, titles in wording.waivers(decision).items():
         _say(console, f"waived  {', '.join(titles)}: {reason}", _STYLES[Verdict.WAIVED])
-    told: set[str | None] = {None}
+    remedies: set[str | None] = {None}
     for check in decision.problems:
-        _say(console, f"{check.verdict}  {_told(check)}", _STYLES[check.verdict])
-        if check.remedy not in told:
+        _say(console, f"{check.verdict}  {_text(check)}", _STYLES[check.verdict])
+        if check.remedy not in remedies:
             _say(console, f"    try: {wording.printable(str(check.remedy))}")
-            told.add(check.remedy)
+            remedies.add(check.remedy)
     for sentence in localisation.sentences(explanation or Explanation()):
         _say(console, sentence, "bold")
     _say(console, wording.verdict_sentence(decision, evidence), _STYLES[decision.verdict])
@@ -88,7 +88,7 @@ def _check_name(check: CheckResult) -> str:
     return wording.printable(f"{check.output} / {check.name}" if check.output else check.name)
 
 
-def _told(check: CheckResult) -> str:
+def _text(check: CheckResult) -> str:
     return f"{wording.printable(check.title)}: {wording.printable(check.explanation)}"
 
 

@@ -54,12 +54,12 @@ def sentences(found: Trials) -> Iterator[str]:
         f"{found.samples} samples (noise_ratio at most {found.bound:g}, widened for few elements)."
     )
     for trial in bad:
-        told = [
+        failed = [
             f"{parity.runtime} {parity.failure or 'noise_ratio ' + _number(parity.noise_ratio)}"
             for parity in trial.parities
             if parity.verdict != "PASS"
         ]
-        yield printable(f"{trial.verdict}: {trial.title}: {'; '.join(told)}")
+        yield printable(f"{trial.verdict}: {trial.title}: {'; '.join(failed)}")
     for trial in found.trials:
         if trial.failure is not None:
             yield printable(f"not exported: {trial.title}: {trial.failure}")
@@ -89,8 +89,8 @@ def chart(found: Trials) -> bytes:
         axes.barh(rows, [_height(v) for v in values], height, color=_COLORS[runtime], label=runtime)
     axes.set_xscale("log")
     # Not from the smallest value on, which would make a tenth look like a multiple.
-    seen = [_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
-    axes.set_xlim(min([_FROM, *seen]), 2.0 * max([found.bound, *seen]))
+    heights = [_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
+    axes.set_xlim(min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
     axes.axvline(found.bound, color="black", linewidth=0.8, linestyle=":", label="bound")
     axes.set_xlabel("error / rounding error of PyTorch (noise_ratio)")
     axes.set_title(f"Exports of {printable(found.factory)}, n = {found.samples}")

@@ -69,10 +69,10 @@ def folded_groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, 
         shown = []
         for family, run in itertools.groupby(checks, key=_family):
             together = list(run)
-            for told, kind in _KINDS if family is not None else ():
+            for summary, kind in _KINDS if family is not None else ():
                 members = [check for check in together if kind(check)]
                 if len(members) > 1:
-                    shown.append(_folded(f"{family}: {len(members)} {told}", members))
+                    shown.append(_folded(f"{family}: {len(members)} {summary}", members))
                     together = [check for check in together if not kind(check)]
             shown += together
         yield runtime, tuple(shown)
@@ -83,17 +83,17 @@ def _family(check: CheckResult) -> str | None:
     return next((name for name in ("probe", "graph") if check.name.startswith(f"{name}_")), None)
 
 
-def _folded(told: str, checks: list[CheckResult]) -> CheckResult:
+def _folded(summary: str, checks: list[CheckResult]) -> CheckResult:
     """One line for these checks: the one that is closest to its bound, or farthest beyond it."""
     worst = max(checks, key=_strain)
-    name = f"{told}, the worst {worst.name.partition('_')[2]}"
+    name = f"{summary}, the worst {worst.name.partition('_')[2]}"
     return worst.model_copy(update={"name": name, "samples": None})
 
 
 def _strain(check: CheckResult) -> float:
     """How much of its bound a check has used; infinite where it fails without a number."""
-    known = isinstance(check.observed, float) and not math.isnan(check.observed)
-    if check.verdict is Verdict.FAIL and not known:
+    is_number = isinstance(check.observed, float) and not math.isnan(check.observed)
+    if check.verdict is Verdict.FAIL and not is_number:
         return math.inf
     if not (isinstance(check.observed, float) and isinstance(check.bound, float) and check.bound):
         return 0.0

@@ -72,11 +72,11 @@ class Digest:
         """Digest of `canonical_json(value)`."""
         return cls.of_bytes(canonical_json(value))
 
-    def verify(self, seen: Digest, *, what: str) -> None:
-        """Raise DigestMismatch unless `seen` is this digest."""
-        if seen != self:
+    def verify(self, actual: Digest, *, what: str) -> None:
+        """Raise DigestMismatch unless `actual` is this digest."""
+        if actual != self:
             raise DigestMismatch(
-                f"{what} has digest {seen}, expected {self}. "
+                f"{what} has digest {actual}, expected {self}. "
                 "The bytes changed since they were measured: measure and decide again."
             )
 

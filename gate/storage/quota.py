@@ -57,10 +57,10 @@ class _Watch:
         files, total = [], 0
         for path in self._folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # renamed by the writer
-                seen = path.lstat()
-                if stat.S_ISREG(seen.st_mode):  # a link could lead to somebody else's file
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):  # a link could lead to somebody else's file
                     files.append(path)
-                    total += seen.st_size
+                    total += status.st_size
         self.exceeded = self.exceeded or total > self._limit
         if self.exceeded:
             for path in files:

@@ -95,8 +95,8 @@ def _plain(value: Any) -> Any:
 def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) -> str:
     place = (*prefix, *problem["loc"])
     line = _line_of(document, place)
-    seen = problem["input"]
-    shown = "" if isinstance(seen, dict | list) else f" (seen: {seen!r})"
+    given = problem["input"]
+    shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{path}:{line}: {'.'.join(map(str, place))}: {message}{shown}"
 

@@ -30,7 +30,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield statements.measured_once(evidence)
     yield from statements.repeats(evidence)
     yield from statements.inputs(evidence)
-    yield from export.told(policy, evidence)
+    yield from export.export_checks(policy, evidence)
     yield from roles.named(policy, evidence)
     yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)

@@ -145,11 +145,11 @@ def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputPar
     """The check of one comparison: ERROR if it was not measured, FAIL if it does not hold."""
     name, observed, relation, bound, _ = comparison
     if observed is None:
-        verdict, seen = Verdict.ERROR, "was not measured"
+        verdict, outcome = Verdict.ERROR, "was not measured"
     else:
         passed = comparison.holds() and output.samples > 0
         verdict = Verdict.PASS if passed else Verdict.FAIL
-        seen = f"is {observed:.6g}"
+        outcome = f"is {observed:.6g}"
     return CheckResult(
         name=name,
         runtime=runtime.runtime,
@@ -159,7 +159,7 @@ def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputPar
         relation=relation,
         samples=output.samples,
         verdict=verdict,
-        explanation=f"{name} {seen}, allowed {relation} {bound:.6g} (n = {output.samples}).",
+        explanation=f"{name} {outcome}, allowed {relation} {bound:.6g} (n = {output.samples}).",
         remedy=REMEDIES[name],
     )
 

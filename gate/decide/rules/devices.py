@@ -44,16 +44,16 @@ def device(
         if side is not None and not _on_cuda(side)
     ]
     large = _large(bounds, runtime)
-    told = f"{_torch_side(evidence)}; {_runtime_side(runtime)}."
+    explanation = f"{_torch_side(evidence)}; {_runtime_side(runtime)}."
     if misplaced:
-        told += f" {'; '.join(misplaced)}."
+        explanation += f" {'; '.join(misplaced)}."
     if large:
-        told += f" {_explained(policy, bounds, evidence, runtime)}"
+        explanation += f" {_explained(policy, bounds, evidence, runtime)}"
     return CheckResult(
         name="device",
         runtime=runtime.runtime,
         verdict=Verdict.FAIL if misplaced or large else Verdict.PASS,
-        explanation=told,
+        explanation=explanation,
         remedy=REMEDIES["device"],
     )
 
@@ -118,8 +118,8 @@ def _torch_side(evidence: Evidence) -> str:
     torch = _measured(evidence, "torch-cuda")
     if torch is None:
         record = evidence.runtime("torch-cuda")
-        known = (record.failure or record.absent_reason) if record else None
-        why = (known or "torch-cuda was not asked for").rstrip(".")
+        reason = (record.failure or record.absent_reason) if record else None
+        why = (reason or "torch-cuda was not asked for").rstrip(".")
         return f"PyTorch computed on the CPU only ({why})"
     active = ", ".join(torch.providers_active) or "no provider"
     return f"PyTorch computed on {active} (device {torch.session_options.get('device', 'unknown')})"

@@ -21,18 +21,18 @@ _REFUSED: dict[str, tuple[LintLevel, ...]] = {
 }
 
 
-def told(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def export_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check for each kind of finding that is there."""
-    asked, record = policy.export_findings, evidence.export
+    section, record = policy.export_findings, evidence.export
     if record is None:
-        if asked.record == "required":
-            told = "the evidence does not say how the file was exported."
-            yield _check("record", verdict=Verdict.ERROR, explanation=told)
+        if section.record == "required":
+            explanation = "the evidence does not say how the file was exported."
+            yield _check("record", verdict=Verdict.ERROR, explanation=explanation)
         return
-    yield from _lint(_REFUSED[asked.lint], record)
-    if asked.tracer_warnings == "refuse" and record.tracer_warnings:
+    yield from _lint(_REFUSED[section.lint], record)
+    if section.tracer_warnings == "refuse" and record.tracer_warnings:
         yield _refused("tracer_warnings", record.tracer_warnings)
-    if asked.hazards == "refuse" and record.hazards:
+    if section.hazards == "refuse" and record.hazards:
         yield _refused("hazards", record.hazards)
 
 

@@ -36,14 +36,16 @@ def noises(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """The metrics in units of rounding; none for integers and bools, which have no rounding."""
     if not output.dtype.startswith("float"):
         return []
-    seen = output.noise
+    measured = output.noise
     allowed = bounds.noise_ratio
-    if seen is not None and seen.scatter is None:
-        allowed = _widened(bounds.noise_ratio, seen.elements)
+    if measured is not None and measured.scatter is None:
+        allowed = _widened(bounds.noise_ratio, measured.elements)
     return [
-        BoundedMetric("noise_ratio", _noise_ratio(seen) if seen else None, "<=", allowed),
-        BoundedMetric("noise_peak", _noise_peak(output) if seen else None, "<=", bounds.noise_peak),
-        BoundedMetric("noise_diff", seen.diff if seen else None, "<=", bounds.noise_diff),
+        BoundedMetric("noise_ratio", _noise_ratio(measured) if measured else None, "<=", allowed),
+        BoundedMetric(
+            "noise_peak", _noise_peak(output) if measured else None, "<=", bounds.noise_peak
+        ),
+        BoundedMetric("noise_diff", measured.diff if measured else None, "<=", bounds.noise_diff),
     ]
 
 
@@ -52,27 +54,27 @@ def noise(
 ) -> Iterator[CheckResult]:
     """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
     runtime, output = place
-    seen = output.noise
-    lacking = _lacking(policy, evidence, seen)
+    measured = output.noise
+    lacking = _lacking(policy, evidence, measured)
     for one in noises(bounds, output):
         if one.bound is None:
             continue
         result = check(one, runtime, output)
-        verdict, told = result.verdict, result.explanation
+        verdict, explanation = result.verdict, result.explanation
         # What was seen of a bad one is enough to refuse it, waived or not.
-        if lacking is not None and (not _compared(seen) or one.holds()):
+        if lacking is not None and (not _compared(measured) or one.holds()):
             verdict = Verdict.WAIVED if one.name in policy.waive else Verdict.ERROR
-            told = f"{one.name} was not measured: {lacking}"
-        elif seen is not None:
-            told = (
+            explanation = f"{one.name} was not measured: {lacking}"
+        elif measured is not None:
+            explanation = (
                 f"{one.name} is {one.observed:.6g}, allowed <= {one.bound:.6g} "
-                f"(n = {seen.samples}){_place(one.name, seen)}. {_CLOSER[seen.closer]}"
+                f"(n = {measured.samples}){_place(one.name, measured)}. {_CLOSER[measured.closer]}"
             )
         yield result.model_copy(
             update={
-                "samples": seen.samples if seen else 0,
+                "samples": measured.samples if measured else 0,
                 "verdict": verdict,
-                "explanation": told,
+                "explanation": explanation,
             }
         )
 
@@ -81,7 +83,7 @@ def stability(
     bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """Repeatability and batch invariance of an output, where the policy bounds them."""
-    seen = output.stability
+    measured = output.stability
     for name, bound in (
         ("repeatability", bounds.repeatability),
         ("repeatability_ratio", bounds.repeatability_ratio),
@@ -89,11 +91,11 @@ def stability(
         ("batch_invariance_ratio", bounds.batch_invariance_ratio),
     ):
         if bound is not None:
-            observed = getattr(seen, name) if seen else None
+            observed = getattr(measured, name) if measured else None
             result = check(BoundedMetric(name, observed, "<=", bound), runtime, output)
-            if seen is not None and seen.samples == 0:
+            if measured is not None and measured.samples == 0:
                 result = result.model_copy(update={"verdict": Verdict.ERROR})
-            yield result.model_copy(update={"samples": seen.samples if seen else 0})
+            yield result.model_copy(update={"samples": measured.samples if measured else 0})
 
 
 def probes(
@@ -177,50 +179,50 @@ def _widened(bound: float | None, elements: int) -> float | None:
     return bound if bound is None or not elements else bound * (1.0 + 2.0 / math.sqrt(elements))
 
 
-def _noise_ratio(seen: NoiseParity) -> float:
+def _noise_ratio(measured: NoiseParity) -> float:
     """The recorded ratio, or that of the recorded errors where it is larger: numbers that
     contradict each other must not pass by the better of them."""
-    if not (math.isfinite(seen.ratio) and seen.ratio >= 0.0):
-        return seen.ratio
-    floor = seen.floor_rms
-    if not (math.isfinite(floor) and math.isfinite(seen.candidate_rms)):
+    if not (math.isfinite(measured.ratio) and measured.ratio >= 0.0):
+        return measured.ratio
+    floor = measured.floor_rms
+    if not (math.isfinite(floor) and math.isfinite(measured.candidate_rms)):
         return math.nan
-    scatter = 1.0 if seen.scatter is None else seen.scatter
+    scatter = 1.0 if measured.scatter is None else measured.scatter
     if not (math.isfinite(scatter) and scatter >= 1.0):
         return math.nan
-    return max(seen.ratio, seen.candidate_rms / floor / scatter * (1.0 - _ROUNDING))
+    return max(measured.ratio, measured.candidate_rms / floor / scatter * (1.0 - _ROUNDING))
 
 
 def _noise_peak(output: OutputParity) -> float:
     """The recorded peak; of a constant twice its error in units of the floor: that is no largest of
     many but one error, however often it is repeated, and no scatter excuses it."""
-    seen = output.noise
-    assert seen is not None
-    if not output.reference_constant or not seen.floor_peak or math.isnan(seen.peak):
-        return seen.peak
-    return max(2.0 * output.max_abs_diff / seen.floor_peak, seen.peak)
+    measured = output.noise
+    assert measured is not None
+    if not output.reference_constant or not measured.floor_peak or math.isnan(measured.peak):
+        return measured.peak
+    return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
 
 
-def _place(name: str, seen: NoiseParity) -> str:
+def _place(name: str, measured: NoiseParity) -> str:
     """Where the ratio is largest, if that is not the whole output."""
-    return f" in {seen.group}" if seen.group and name == "noise_ratio" else ""
+    return f" in {measured.group}" if measured.group and name == "noise_ratio" else ""
 
 
-def _lacking(policy: Policy, evidence: Evidence, seen: NoiseParity | None) -> str | None:
+def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> str | None:
     """Why the noise floor is not measured, or not on all samples that the policy asks for."""
     why = evidence.noise_unmeasured or "no reason is recorded"
-    asked = min(policy.instruments.noise_samples, evidence.dataset.samples)
-    if seen is None:
+    required = min(policy.instruments.noise_samples, evidence.dataset.samples)
+    if measured is None:
         return why
-    if not _compared(seen):
+    if not _compared(measured):
         return "no element could be compared with the float64 truth"
-    if seen.samples < asked:
-        return f"only {seen.samples} of {asked} samples were computed in float64: {why}"
+    if measured.samples < required:
+        return f"only {measured.samples} of {required} samples were computed in float64: {why}"
     return None
 
 
-def _compared(seen: NoiseParity | None) -> bool:
-    return seen is not None and seen.samples > 0 and seen.elements > 0
+def _compared(measured: NoiseParity | None) -> bool:
+    return measured is not None and measured.samples > 0 and measured.elements > 0
 
 
 def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[str]:
@@ -230,9 +232,9 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
     first_axes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
     if not any(isinstance(axis, int) for axis in first_axes):
         sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
-        asked = instruments.probe_batch_sizes
-        drawn, _ = drawn_batch_sizes(evidence.subject.sha256, asked)
-        lacking = sorted({*asked, drawn} - sizes)
+        batch_sizes = instruments.probe_batch_sizes
+        drawn, _ = drawn_batch_sizes(evidence.subject.sha256, batch_sizes)
+        lacking = sorted({*batch_sizes, drawn} - sizes)
         if lacking:
             yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
     if instruments.search_inputs and evidence.trace_search is None:
@@ -248,22 +250,27 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
     if probe.failure is not None:
-        verdict, told = Verdict.FAIL, probe.failure
+        verdict, explanation = Verdict.FAIL, probe.failure
     elif told_twice:
-        verdict, told = Verdict.ERROR, "the probe has numbers and a reason why it has none"
+        verdict, explanation = Verdict.ERROR, "the probe has numbers and a reason why it has none"
     elif probe.inapplicable is not None:
-        verdict, told = Verdict.PASS, f"the model does not take this input: {probe.inapplicable}"
+        verdict, explanation = (
+            Verdict.PASS,
+            f"the model does not take this input: {probe.inapplicable}",
+        )
     elif observed is None:
-        verdict, told = Verdict.ERROR, "the probe has neither numbers nor a reason"
+        verdict, explanation = Verdict.ERROR, "the probe has neither numbers nor a reason"
     else:
         held = BoundedMetric(metric, observed, "<=", bound).holds()
-        known = not any(math.isnan(number) for number in numbers)
-        verdict = Verdict.PASS if held and known else Verdict.FAIL
-        told = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
-        if policy.precision == "quantized" and probe.kind == "value" and known and not held:
+        are_numbers = not any(math.isnan(number) for number in numbers)
+        verdict = Verdict.PASS if held and are_numbers else Verdict.FAIL
+        explanation = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
+        if policy.precision == "quantized" and probe.kind == "value" and are_numbers and not held:
             # Beyond the calibrated range values are cut off on purpose; a failure still counts.
             verdict = Verdict.WAIVED
-            told += " It may lie outside of the calibrated range, which a quantized file cuts off."
+            explanation += (
+                " It may lie outside of the calibrated range, which a quantized file cuts off."
+            )
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -272,7 +279,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
         relation="<=",
         samples=probe.batch_size,
         verdict=verdict,
-        explanation=told,
+        explanation=explanation,
         remedy=REMEDIES[f"probe_{probe.kind}"],
     )
 

@@ -18,51 +18,57 @@ from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 
 def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check of the measurement as a whole, then of each consumer; none if nothing is asked."""
-    asked, seen = policy.preprocessing, evidence.preprocessing
-    if asked is None:
+    section, recorded = policy.preprocessing, evidence.preprocessing
+    if section is None:
         return
-    yield _measured(asked, evidence, seen)
-    if seen is None:
+    yield _measured(section, evidence, recorded)
+    if recorded is None:
         return
-    for name in asked.consumers:
-        records = [consumer for consumer in seen.consumers if consumer.consumer == name]
+    for name in section.consumers:
+        records = [consumer for consumer in recorded.consumers if consumer.consumer == name]
         if len(records) == 1:
-            yield from _consumer(asked, records[0], seen)
+            yield from _consumer(section, records[0], recorded)
         else:
-            told = f"{name} is recorded {len(records)} times, expected once."
-            yield _check(name, verdict=Verdict.ERROR, explanation=told)
+            explanation = f"{name} is recorded {len(records)} times, expected once."
+            yield _check(name, verdict=Verdict.ERROR, explanation=explanation)
 
 
 def _measured(
-    asked: PreprocessingPolicy, evidence: Evidence, seen: PreprocessingParity | None
+    section: PreprocessingPolicy, evidence: Evidence, recorded: PreprocessingParity | None
 ) -> CheckResult:
     """It was measured, for this model's spec, against the training side, on enough pictures."""
     problems, verdict = [], Verdict.ERROR
-    if seen is None:
+    if recorded is None:
         problems.append("the policy asks for parity of preprocessing, and it was not measured")
     else:
         trained = evidence.source.preprocess_sha256
         if trained is None:
             problems.append("the evidence does not say which preprocessing the model has")
-        elif trained != seen.spec_sha256:
+        elif trained != recorded.spec_sha256:
             problems.append("another spec was measured than the model has")
-        if seen.reference != asked.training_side:
-            problems.append(f"{seen.reference} was the reference, not {asked.training_side}")
+        if recorded.reference != section.training_side:
+            problems.append(f"{recorded.reference} was the reference, not {section.training_side}")
         inputs = ((spec.dtype, spec.shape) for spec in evidence.subject.inputs)
         misfit = (
-            seen.tensor.misfit(inputs) if seen.tensor else "what the spec makes is not recorded"
+            recorded.tensor.misfit(inputs)
+            if recorded.tensor
+            else "what the spec makes is not recorded"
         )
         if misfit is not None:
             problems.append(misfit)
-        if asked.max_flips is not None and seen.model_sha256 != evidence.subject.sha256:
+        if section.max_flips is not None and recorded.model_sha256 != evidence.subject.sha256:
             problems.append("the answers are of another file than the one that is judged")
-        distinct = min(seen.distinct, seen.images)
-        if distinct < asked.min_images:
+        distinct = min(recorded.distinct, recorded.images)
+        if distinct < section.min_images:
             verdict = verdict if problems else Verdict.FAIL
             problems.append(
-                f"{distinct} distinct pictures, at least {asked.min_images} are asked for"
+                f"{distinct} distinct pictures, at least {section.min_images} are asked for"
             )
-    fine = f"Measured for the model's spec on {seen.distinct} distinct pictures." if seen else ""
+    fine = (
+        f"Measured for the model's spec on {recorded.distinct} distinct pictures."
+        if recorded
+        else ""
+    )
     return CheckResult(
         name="preprocessing",
         verdict=verdict if problems else Verdict.PASS,
@@ -72,45 +78,47 @@ def _measured(
 
 
 def _consumer(
-    asked: PreprocessingPolicy, record: ConsumerParity, seen: PreprocessingParity
+    section: PreprocessingPolicy, record: ConsumerParity, recorded: PreprocessingParity
 ) -> Iterator[CheckResult]:
     name = record.consumer
     if record.incapable is not None:
-        told = f"{name} can't do the spec on any machine: {record.incapable}"
-        yield _check(name, verdict=Verdict.ERROR, explanation=told)
+        explanation = f"{name} can't do the spec on any machine: {record.incapable}"
+        yield _check(name, verdict=Verdict.ERROR, explanation=explanation)
         return
     if record.unavailable is not None:
         measured = record.images or record.max_diff is not None or record.failure
-        waived = asked.required == "when_present" and not measured
-        told = f"{name} was not measured: {record.unavailable}"
-        yield _check(name, verdict=Verdict.WAIVED if waived else Verdict.ERROR, explanation=told)
+        waived = section.required == "when_present" and not measured
+        explanation = f"{name} was not measured: {record.unavailable}"
+        yield _check(
+            name, verdict=Verdict.WAIVED if waived else Verdict.ERROR, explanation=explanation
+        )
         return
-    whole = record.images == seen.images
-    within = record.within(asked.max_diff)
+    whole = record.images == recorded.images
+    within = record.within(section.max_diff)
     yield _check(
         name,
         verdict=Verdict.PASS if within and whole else Verdict.FAIL,
-        explanation=_difference(asked, record, seen),
-        numbers=(record.max_diff, asked.max_diff, record.images),
+        explanation=_difference(section, record, recorded),
+        numbers=(record.max_diff, section.max_diff, record.images),
     )
-    if asked.max_flips is not None:
-        yield _flips(asked.max_flips, record)
+    if section.max_flips is not None:
+        yield _flips(section.max_flips, record)
 
 
 def _difference(
-    asked: PreprocessingPolicy, record: ConsumerParity, seen: PreprocessingParity
+    section: PreprocessingPolicy, record: ConsumerParity, recorded: PreprocessingParity
 ) -> str:
     if record.failure is not None:
         return f"it failed: {record.failure}"
     if record.mismatched:
         return f"another shape or dtype: {record.mismatched[0]}"
-    if record.images != seen.images or record.max_diff is None:
-        return f"{record.images} of {seen.images} pictures were compared."
+    if record.images != recorded.images or record.max_diff is None:
+        return f"{record.images} of {recorded.images} pictures were compared."
     if record.nonfinite:
         return f"{record.nonfinite} values are NaN or infinite."
     causes = f" Cause: {'; '.join(record.causes)}." if record.causes else ""
     return (
-        f"the largest difference is {record.max_diff:.6g}/255, allowed <= {asked.max_diff:.6g} "
+        f"the largest difference is {record.max_diff:.6g}/255, allowed <= {section.max_diff:.6g} "
         f"(n = {record.images}).{causes}"
     )
 
@@ -118,8 +126,8 @@ def _difference(
 def _flips(allowed: float, record: ConsumerParity) -> CheckResult:
     name, decisions = f"flips_{record.consumer}", record.decisions
     if decisions is None or decisions.images != record.images or not decisions.images:
-        told = "the answers on these pictures were not compared."
-        return _check(name, verdict=Verdict.ERROR, explanation=told)
+        explanation = "the answers on these pictures were not compared."
+        return _check(name, verdict=Verdict.ERROR, explanation=explanation)
     share = decisions.flips / decisions.images
     moved = (decisions.confidence_diff_max, decisions.confidence_diff_mean)
     passed = share <= allowed and all(math.isfinite(value) for value in moved)

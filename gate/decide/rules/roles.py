@@ -80,8 +80,8 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Bo
         compared.append(share)
     if stated == "embedding":
         bound = bounds.cosine_distance if bounds.cosine_distance is not None else _COSINE
-        seen = output.rows.cosine_distance if output.rows else None
-        compared.append(BoundedMetric("cosine_distance", seen, "<=", bound))
+        distance = output.rows.cosine_distance if output.rows else None
+        compared.append(BoundedMetric("cosine_distance", distance, "<=", bound))
     classes = classes_of(policy, output)
     if classes is not None:
         compared += _of_classes(policy, bounds, output, classes)

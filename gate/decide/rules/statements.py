@@ -36,8 +36,8 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
     """The switches in force were the policy's."""
     want, got = policy.determinism, evidence.environment.determinism
     differences = [
-        f"{switch} is {seen}, asked for {asked}"
-        for switch, seen, asked in (
+        f"{switch} is {actual}, asked for {wanted}"
+        for switch, actual, wanted in (
             ("tf32_matmul", got.tf32_matmul, want.tf32),
             ("tf32_cudnn", got.tf32_cudnn, want.tf32),
             ("cudnn_deterministic", got.cudnn_deterministic, want.cudnn_deterministic),
@@ -47,7 +47,7 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
             ("threads", got.threads, want.threads or got.threads),
             ("algorithms", got.algorithms, want.algorithms),
         )
-        if seen != asked
+        if actual != wanted
     ]
     return _statement(
         "determinism",
@@ -72,21 +72,21 @@ def missing(
     """The only check of a runtime without outputs: absent may be waived, failed never."""
     verdict = Verdict.ERROR
     if runtime is None:
-        seen = "there is no record of it: neither numbers nor a reason"
+        reason = "there is no record of it: neither numbers nor a reason"
     elif runtime.failure:
-        verdict, seen = Verdict.FAIL, f"it failed: {runtime.failure}"
+        verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
     elif runtime.absent_reason and runtime_policy.required == "when_present":
         verdict = Verdict.WAIVED
-        seen = f"the policy asks for it only when present: {runtime.absent_reason}"
+        reason = f"the policy asks for it only when present: {runtime.absent_reason}"
     elif runtime.absent_reason:
-        seen = f"the policy always asks for it: {runtime.absent_reason}"
+        reason = f"the policy always asks for it: {runtime.absent_reason}"
     else:
-        seen = "it has neither outputs nor a reason"
+        reason = "it has neither outputs nor a reason"
     return CheckResult(
         name="runtime",
         runtime=name,
         verdict=verdict,
-        explanation=f"{name} was not measured; {seen}",
+        explanation=f"{name} was not measured; {reason}",
         remedy=REMEDIES["runtime"],
     )
 
@@ -175,13 +175,13 @@ def outputs(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:
     """A reference that draws random numbers in eval mode has any answer, and a huge noise floor."""
-    seen = evidence.reference_spread
-    if seen is None:
+    spread = evidence.reference_spread
+    if spread is None:
         return
     problems = []
-    if not (math.isfinite(seen) and 0.0 <= seen <= _SPREAD):
+    if not (math.isfinite(spread) and 0.0 <= spread <= _SPREAD):
         problems.append(
-            f"two runs of the reference on the same samples differ by {seen:.3g} of its largest "
+            f"two runs of the reference on the same samples differ by {spread:.3g} of its largest "
             "output"
         )
     yield _statement(

@@ -38,10 +38,10 @@ class LegacyExport:
 
     def error(self, module: nn.Module) -> Exception | None:
         """What the export of `module` raises; the file is thrown away."""
-        told = {"dynamo": False, "opset_version": self.opset, "verbose": False}
+        fixed = {"dynamo": False, "opset_version": self.opset, "verbose": False}
         try:
             file: Any = io.BytesIO()  # works, and is left out of the annotation
-            torch.onnx.export(module, self.arguments, file, **{**self.keywords, **told})
+            torch.onnx.export(module, self.arguments, file, **{**self.keywords, **fixed})
         except Exception as error:
             return error
         return None

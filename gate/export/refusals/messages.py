@@ -127,8 +127,8 @@ def brief(error: BaseException) -> str:
     """Type and first line of an error, without the graph that torch appends."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     line = line.partition("  [Caused by")[0].rstrip(".: ")
-    said = f"{type(error).__name__}: {line}"
-    return said if len(said) <= _BRIEF else f"{said[:_BRIEF]}…"
+    text = f"{type(error).__name__}: {line}"
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
 
 
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
@@ -159,14 +159,14 @@ def reading(error: BaseException) -> tuple[str, str]:
     """Cause and remedy of an error that is about no single operator."""
     text, source = _text(error), where(error)
     at = f" at {source}" if source else ""
-    said = brief(_chain(error)[-1])
+    message = brief(_chain(error)[-1])
     for pattern, cause, remedy in _MESSAGES:
         if found := re.search(pattern, text):
             groups = [_clipped(group or "") for group in (found[0], *found.groups())]
-            return cause.format(*groups, at=at, brief=said), remedy
+            return cause.format(*groups, at=at, brief=message), remedy
     kind = _NODE_KIND.search(text)
     place = f" at the operator {kind[1]}" if kind else at
-    return f"the exporter failed{place}: {said}", "Simplify this part of forward."
+    return f"the exporter failed{place}: {message}", "Simplify this part of forward."
 
 
 def where(error: BaseException) -> str | None:
@@ -188,9 +188,9 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__
 
@@ -199,10 +199,10 @@ def _text(error: BaseException) -> str:
     return "\n".join(str(one) for one in _chain(error))[:_READ]
 
 
-def _guessed(said: str) -> str:
+def _guessed(message: str) -> str:
     """`aten::name` for what torch calls its operator in this message, which is often its name."""
-    word = _IDENTIFIER.match(said)
-    return f"aten::{word[1]}" if word else said
+    word = _IDENTIFIER.match(message)
+    return f"aten::{word[1]}" if word else message
 
 
 def _clipped(text: str) -> str:

@@ -28,16 +28,16 @@ def unsupported(
     *,
     strategy: Strategy,
     opset: int,
-    told: Mapping[str, Any] | None = None,
+    exporter_keywords: Mapping[str, Any] | None = None,
 ) -> tuple[UnsupportedOperator, ...]:
     """Every operator of `module` that `strategy` can't write at `opset`, in order of execution.
 
-    `told` are the other keywords of the export that failed (`dynamic_axes`, `kwargs`, a custom
-    translation table …). Call it under the same switches (eval mode, attention's fast path,
+    `exporter_keywords` are the others of the export that failed (`dynamic_axes`, `kwargs`, a
+    custom translation table …). Call it under the same switches (eval mode, attention's fast path,
     custom symbolics). Prints nothing and never raises: what can't be captured at all has no
     operators, and gives an empty tuple.
     """
-    keywords = {key: value for key, value in (told or {}).items() if key != "f"}
+    keywords = {key: value for key, value in (exporter_keywords or {}).items() if key != "f"}
     with captured(), torch.no_grad():
         try:
             if strategy == "dynamo":
@@ -55,16 +55,18 @@ def refused(
     arguments: tuple[Any, ...],
     *,
     strategy: Strategy,
-    told: Mapping[str, Any],
+    exporter_keywords: Mapping[str, Any],
 ) -> ExportRefusal:
     """Explain an error of `torch.onnx.export(module, arguments, **told)`.
 
     Looks for more operators only if the error is about one: that costs an export for each.
     """
-    opset = int(told["opset_version"])
+    opset = int(exporter_keywords["opset_version"])
     found: tuple[UnsupportedOperator, ...] = ()
     if operator_in(error) is not None:
-        found = unsupported(module, arguments, strategy=strategy, opset=opset, told=told)
+        found = unsupported(
+            module, arguments, strategy=strategy, opset=opset, exporter_keywords=exporter_keywords
+        )
     return ExportRefusal.of(error, operators=found, strategy=strategy, opset=opset)
 
 

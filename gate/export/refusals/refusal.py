@@ -61,12 +61,12 @@ class ExportRefusal:
 
     def of_all(self, tried: Sequence[str], *, cause: str) -> ExportRefusal:
         """The same where all of `tried` failed: what helps then."""
-        said = self.remedy
+        advice = self.remedy
         if self.operators:
-            said = remedy(self.operators, tried)
-        elif any(f"export.strategy to {strategy}" in said for strategy in tried):
-            said = "Change forward so that one of them takes it: each says above what it met."
-        return ExportRefusal(cause, said, self.operators, tuple(tried))
+            advice = remedy(self.operators, tried)
+        elif any(f"export.strategy to {strategy}" in advice for strategy in tried):
+            advice = "Change forward so that one of them takes it: each says above what it met."
+        return ExportRefusal(cause, advice, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
         """The whole of it, at most `MOST_LINES` lines, the remedy last.
@@ -107,8 +107,8 @@ def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
 
 
 def _remark(operator: UnsupportedOperator) -> str:
-    known = family(operator.name)
-    why = operator.reason or (known.why if known else None)
+    found = family(operator.name)
+    why = operator.reason or (found.why if found else None)
     if operator.since is not None:
         why = f"since opset {operator.since}"
     return f" ({_clipped(why)})" if why else ""

@@ -42,8 +42,8 @@ def names(operators: Sequence[UnsupportedOperator]) -> tuple[str, ...]:
 def opset_for_all(operators: Sequence[UnsupportedOperator]) -> int | None:
     """The lowest opset at which all of them can be written, if there is one."""
     since = [operator.since for operator in operators]
-    known = [opset for opset in since if opset is not None]
-    return max(known) if known and len(known) == len(since) else None
+    opsets = [opset for opset in since if opset is not None]
+    return max(opsets) if opsets and len(opsets) == len(since) else None
 
 
 def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> str:
@@ -73,8 +73,8 @@ def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str
     if later:
         opset = opset_for_all([operators[name] for name in later])
         steps.append(f"set export.opset to {opset} or more for {some(later)}")
-    said = "; ".join(steps)
-    return f"{said[0].upper()}{said[1:]}."
+    text = "; ".join(steps)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
@@ -86,11 +86,11 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     if without:
         opsets.append(f"none that this exporter writes has {some(without)}")
     families = [family(name, tried=tried) for name in every]
-    known = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
+    reasons = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
     return (
         f"a higher export.opset: {'; '.join(opsets)}.",
         f"another form: other operators in the model{_or_other(tried)}.",
-        *(f"  {line}" for line in list(known)[:_MOST_NAMES]),
+        *(f"  {line}" for line in list(reasons)[:_MOST_NAMES]),
         f"a symbolic function of your own: {CUSTOM_SYMBOLICS}.",
     )
 
@@ -102,8 +102,8 @@ def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
         return f"Register a symbolic function, or replace it in the model: {CUSTOM_SYMBOLICS}."
     if operator.reason is not None:
         return f"Change this call in the model{_or_other(tried)}."
-    if known := family(operator.name, tried=tried):
-        return known.instead
+    if found := family(operator.name, tried=tried):
+        return found.instead
     return f"Replace it in the model by operators that ONNX has{_or_other(tried)}."
 
 

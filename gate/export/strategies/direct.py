@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gate.export.custom import Symbolics
 from gate.export.request import Request
-from gate.export.strategies.exporter import Told
+from gate.export.strategies.exporter import ExporterOptions
 from gate.export.strategies.torchscript import write_legacy
 
 
-def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
+def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Export the module to `path`; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.

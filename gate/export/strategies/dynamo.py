@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from gate.export.axes import told
+from gate.export.axes import axes_text
 from gate.export.custom import Symbolics
 from gate.export.refusals.operators import refused
 from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
-from gate.export.strategies.exporter import RungFailed, Told, settings_of
+from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
 
 
-def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
+def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Export the module to `path`, weights of more than 2 GB beside it; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.
     """
-    plain: Told = {
+    plain: ExporterOptions = {
         "dynamo": True,
         "opset_version": symbolics.opset,
         "export_params": request.settings.export_params,
@@ -55,9 +55,11 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
                 explain=partial(_explain, error, request, keywords),
             ) from error
     inputs = {name: request.axes[name] for name in request.input_names if name in request.axes}
-    return settings_of(request, plain | {"dynamic_shapes": told(inputs)})
+    return settings_of(request, plain | {"dynamic_shapes": axes_text(inputs)})
 
 
 def _explain(error: Exception, request: Request, keywords: dict[str, Any]) -> ExportRefusal:
     with request.flat() as module:
-        return refused(error, module, request.arguments, strategy="dynamo", told=keywords)
+        return refused(
+            error, module, request.arguments, strategy="dynamo", exporter_keywords=keywords
+        )

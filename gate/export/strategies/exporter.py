@@ -17,14 +17,14 @@ from gate.export.refusals.refusal import ExportRefusal, brief
 from gate.export.refusals.unsupported import opset_for_all
 from gate.export.request import Request
 
-Told = dict[str, bool | int | float | str | None]
+ExporterOptions = dict[str, bool | int | float | str | None]
 """Everything that an exporter was told, flat, for the record."""
 
 
 class Strategy(Protocol):
     """One way from a model to a file."""
 
-    def __call__(self, request: Request, path: Path, *, symbolics: Symbolics) -> Told:
+    def __call__(self, request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
         """Write `path` in the opset of `symbolics`. Raises RungFailed, and OSError where the file
         can't be written."""
         ...
@@ -106,8 +106,8 @@ def neutral(model: nn.Module) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def settings_of(request: Request, keywords: dict[str, Any]) -> Told:
+def settings_of(request: Request, keywords: dict[str, Any]) -> ExporterOptions:
     """What an exporter was told, with what holds for all of them."""
     names = {"input_names": request.input_names, "output_names": request.output_names}
-    flat: Told = {**keywords, **{key: ",".join(value) for key, value in names.items()}}
+    flat: ExporterOptions = {**keywords, **{key: ",".join(value) for key, value in names.items()}}
     return {**flat, "fused_attention": False, "grad": False}

@@ -10,11 +10,11 @@ import torch
 from gate.export.custom import Symbolics
 from gate.export.refusals.refusal import brief
 from gate.export.request import Flat, Request
-from gate.export.strategies.exporter import RungFailed, Told
+from gate.export.strategies.exporter import ExporterOptions, RungFailed
 from gate.export.strategies.torchscript import write_legacy
 
 
-def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
+def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Compile the model, export it to `path`; say what was set.
 
     Structured inputs and outputs are flattened by a trace around the compiled model, which keeps

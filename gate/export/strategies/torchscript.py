@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from gate.export.axes import told
+from gate.export.axes import axes_text
 from gate.export.refusals.operators import refused
 from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
-from gate.export.strategies.exporter import RungFailed, Told, settings_of
+from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
 from gate.export.strategies.naming import accepted, rename
 from gate.records.strategy import Strategy
 
 
 def write_legacy(
     request: Request, module: nn.Module, path: Path, *, strategy: Strategy, opset: int
-) -> Told:
+) -> ExporterOptions:
     """Export `module`, which takes and returns flat tensors, to `path`; say what was set.
 
     `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
@@ -29,7 +29,7 @@ def write_legacy(
     """
     from torch.onnx import OperatorExportTypes, TrainingMode
 
-    plain: Told = {
+    plain: ExporterOptions = {
         "dynamo": False,
         "opset_version": opset,
         "export_params": request.settings.export_params,
@@ -51,14 +51,14 @@ def write_legacy(
     except OSError:
         raise
     except Exception as error:
-        find = partial(_explain, error, request, strategy=strategy, told=keywords)
+        find = partial(_explain, error, request, strategy=strategy, keywords=keywords)
         explain = partial(find, None if module is request.model else module)
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
     rename(path, (*request.input_names, *request.output_names))
-    described: Told = {
+    described: ExporterOptions = {
         "training": "eval",
         "operator_export_type": "ONNX",
-        "dynamic_axes": told(request.axes),
+        "dynamic_axes": axes_text(request.axes),
     }
     return settings_of(request, plain | described)
 
@@ -69,8 +69,10 @@ def _explain(
     module: nn.Module | None,
     *,
     strategy: Strategy,
-    told: dict[str, Any],
+    keywords: dict[str, Any],
 ) -> ExportRefusal:
     """Asked after the export: the model itself (None) is flat no more by then."""
     with request.flat() if module is None else contextlib.nullcontext(module) as exported:
-        return refused(error, exported, request.arguments, strategy=strategy, told=told)
+        return refused(
+            error, exported, request.arguments, strategy=strategy, exporter_keywords=keywords
+        )

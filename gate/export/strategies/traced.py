@@ -10,14 +10,14 @@ from torch import nn
 from gate.export.custom import Symbolics
 from gate.export.refusals.refusal import brief
 from gate.export.request import Request
-from gate.export.strategies.exporter import RungFailed, Told
+from gate.export.strategies.exporter import ExporterOptions, RungFailed
 from gate.export.strategies.torchscript import write_legacy
 
 _CHECK_TRACE = True
 _STRICT_TRACE = True
 
 
-def write_traced(request: Request, path: Path, *, symbolics: Symbolics) -> Told:
+def write_traced(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Trace the model on the batch, export the trace to `path`; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.

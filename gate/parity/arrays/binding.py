@@ -130,8 +130,8 @@ def _check_parameters(
 
 def _check(wanted: TensorSpec, given: TensorSpec) -> None:
     fits = len(wanted.shape) == len(given.shape) and all(
-        isinstance(size, str) or size == seen
-        for size, seen in zip(wanted.shape[1:], given.shape[1:], strict=True)
+        isinstance(size, str) or size == got
+        for size, got in zip(wanted.shape[1:], given.shape[1:], strict=True)
     )
     if not fits:
         raise InputMismatch(

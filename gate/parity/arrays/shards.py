@@ -108,7 +108,7 @@ def _open_npz(path: Path) -> dict[str, Array]:
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         ):
             for number, member in enumerate(archive.infolist()):
-                name = _member_name(path, member, known=arrays)
+                name = _member_name(path, member, taken=arrays)
                 unpacked = Path(folder) / f"{number}.npy"
                 _unpack(archive, member, unpacked)
                 arrays[name] = open_array(unpacked)
@@ -126,9 +126,9 @@ def _open_npz(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _member_name(path: Path, member: zipfile.ZipInfo, *, known: dict[str, Array]) -> str:
+def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, Array]) -> str:
     name = member.filename.removesuffix(".npy")
-    if name == member.filename or name in known:
+    if name == member.filename or name in taken:
         raise DataError(
             f"{path.name} holds '{member.filename}', which is no array or is there twice. "
             "Expected one .npy member for each input, as numpy.savez writes it."

@@ -72,7 +72,7 @@ def _added(
 
 
 def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | None:
-    known = [floor for floor in floors if floor is not None]
-    if len(known) < len(floors):
+    measured = [floor for floor in floors if floor is not None]
+    if len(measured) < len(floors):
         return None
-    return NoiseStatistics.middle(known)
+    return NoiseStatistics.middle(measured)

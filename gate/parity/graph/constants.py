@@ -47,8 +47,8 @@ class Constants:
     def look(self, tensor: TensorProto, array: NDArray[Any]) -> Constant | None:
         """Compare a constant; its values are kept only if nothing equal is found."""
         values = canonical(array)
-        known = tensor.name in self._matcher.pool.by_name
-        if values is None or not values.size or (values.dtype.kind != "f" and not known):
+        named = tensor.name in self._matcher.pool.by_name
+        if values is None or not values.size or (values.dtype.kind != "f" and not named):
             return None
         constant = Constant(tensor.name, values, _NARROW.get(tensor.data_type))
         constant.match = self._matcher.exact(constant)
@@ -79,18 +79,18 @@ class Constants:
                 matcher.computed(constant, pool)
         named_ones = self._suspect(constants)
         found = [one.suspicion for one in constants if one.match is None and one.suspicion]
-        return list(_told(found, named_ones)), self._summary(constants)
+        return list(_findings(found, named_ones)), self._summary(constants)
 
     def _live(self, graph: FlatGraph, ledger: DroppedContents) -> Iterator[Constant]:
         """Big constants were looked at before; each tensor once, inlined functions copy them."""
-        seen: set[int] = set()
+        noted: set[int] = set()
         for _, tensor in graph.live_tensors():
             if tensor.data_type not in (*FLOATS, *INTEGERS):
                 continue
             note = ledger.note(tensor)
             if isinstance(note, Constant):
-                if id(note) not in seen:
-                    seen.add(id(note))
+                if id(note) not in noted:
+                    noted.add(id(note))
                     yield note
             elif note is None and not ledger.dropped(tensor):
                 constant = self.look(tensor, numpy_helper.to_array(tensor))
@@ -165,15 +165,15 @@ class Constants:
 
     def _summary(self, constants: list[Constant]) -> WeightsReport:
         open_ones = [one.name for one in constants if one.match is None and one.suspicion is None]
-        told = {name for one in constants if one.match for name in one.match.names}
-        told |= {one.suspicion.name for one in constants if one.suspicion}
+        accounted = {name for one in constants if one.match for name in one.match.names}
+        accounted |= {one.suspicion.name for one in constants if one.suspicion}
         absent = [
             one.name
             for one in self._matcher.pool.all
             if not one.integer
             and not one.parts
-            and told.isdisjoint(one.names)
-            and told.isdisjoint(f"{name.rpartition('.')[0]}.*" for name in one.names)
+            and accounted.isdisjoint(one.names)
+            and accounted.isdisjoint(f"{name.rpartition('.')[0]}.*" for name in one.names)
         ]
         return WeightsReport(
             constants=len(constants),
@@ -208,7 +208,7 @@ def _says_something(constant: Constant) -> bool:
     return values is not None and values.dtype.kind == "f" and values.size > 1
 
 
-def _told(found: list[Suspicion], leading: int) -> Iterator[GraphFinding]:
+def _findings(found: list[Suspicion], leading: int) -> Iterator[GraphFinding]:
     """One finding each; of another checkpoint one in all. `leading`: constants with a name of the
     model's."""
     others = [one for one in found if one.whole and one.rounded is None]

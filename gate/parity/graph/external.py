@@ -65,9 +65,9 @@ def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
 def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
     """The format's own checksum is SHA-1; it guards against accidents only."""
     with path.open("rb") as stream:
-        seen = hashlib.file_digest(stream, "sha1").hexdigest()
-    if stated != {seen}:
-        yield _finding(file, f"its SHA-1 is {seen}, the model states {', '.join(sorted(stated))}")
+        actual = hashlib.file_digest(stream, "sha1").hexdigest()
+    if stated != {actual}:
+        yield _finding(file, f"its SHA-1 is {actual}, the model states {', '.join(sorted(stated))}")
 
 
 def _finding(place: str, detail: str) -> GraphFinding:

@@ -135,7 +135,7 @@ def layers(model: nn.Module) -> Iterator[WeightLayer]:
         yield WeightLayer(path, weight, _tensor(module, "bias"), transposed, int(groups))
 
 
-def folded(values: Values, layer: WeightLayer, known: Iterable[Norm]) -> Folded | None:
+def folded(values: Values, layer: WeightLayer, norms_of_model: Iterable[Norm]) -> Folded | None:
     """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
 
     None if that is not what they are: fewer than half of the channels are scaled.
@@ -147,7 +147,7 @@ def folded(values: Values, layer: WeightLayer, known: Iterable[Norm]) -> Folded 
     factor, scaled, usable = _factors(rows[:, some], plain[:, some])
     if not usable.any() or scaled[usable].mean() < _CHANNELS:
         return None
-    fitting = [(one, _agreement(factor[usable], one.scale, usable)) for one in known]
+    fitting = [(one, _agreement(factor[usable], one.scale, usable)) for one in norms_of_model]
     best = max((share for _, share in fitting), default=0.0)
     same = tuple(one for one, share in fitting if share == best)
     if best >= _CHANNELS:

@@ -31,9 +31,9 @@ def fixed_batch(subject: Subject, witness: Witness) -> Iterator[GraphFinding]:
     declared = [_rows(spec) for spec in subject.outputs]
     if all(rows is None for rows in declared):
         return
-    for spec, rows, seen in zip(subject.outputs, declared, witness.rows, strict=False):
+    for spec, rows, returned in zip(subject.outputs, declared, witness.rows, strict=False):
         # For as many samples as rows nobody can tell whether the axis follows the batch.
-        if rows is not None and seen == witness.samples and (fixed or rows != seen):
+        if rows is not None and returned == witness.samples and (fixed or rows != returned):
             detail = f"the output has {rows} rows, the model returns one for each sample"
             yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
 

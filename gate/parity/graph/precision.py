@@ -46,7 +46,7 @@ def float16(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
         if not (nodes or stored) or dtype in witness.conduct.dtypes:
             continue
         if nodes:
-            yield _told("float16", nodes, f"compute in or round to {name}")
+            yield _finding("float16", nodes, f"compute in or round to {name}")
         for value in stored:
             detail = f"is stored in {name}, the model's weights need more bits"
             yield GraphFinding(code="float16", place=value.name, detail=detail)
@@ -62,7 +62,7 @@ def quantized(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
     own = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     if nodes:
-        yield _told("quantized", nodes, "compute in or unpack integers")
+        yield _finding("quantized", nodes, "compute in or unpack integers")
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
         elements = math.prod(tensor.dims)
@@ -82,7 +82,7 @@ def float64(graph: FlatGraph, witness: Witness) -> Iterator[GraphFinding]:
         and any(value in data for value in node.outputs)
     ]
     if nodes and torch.float64 not in witness.conduct.dtypes:
-        yield _told("float64", nodes, "compute in float64")
+        yield _finding("float64", nodes, "compute in float64")
 
 
 def _makes(graph: FlatGraph, node: Node, code: int) -> bool:
@@ -96,8 +96,8 @@ def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: Witness) -> bool:
     """True if no tensor of the model of that size is whole in so few bits."""
     elements = math.prod(tensor.dims)
     return not any(
-        known.numel() == elements and torch.equal(known.to(dtype).to(known.dtype), known)
-        for _, known in witness.tensors()
+        held.numel() == elements and torch.equal(held.to(dtype).to(held.dtype), held)
+        for _, held in witness.tensors()
     )
 
 
@@ -110,13 +110,13 @@ def _data(graph: FlatGraph) -> set[GraphValue]:
             data.add(value)
     for node in graph.nodes:
         inner = bool(node.branches)  # what goes into a subgraph has other names inside
-        known = inner or any(value in data for value in node.inputs)
-        if known and node.operator not in _MEASURES:
+        on_data = inner or any(value in data for value in node.inputs)
+        if on_data and node.operator not in _MEASURES:
             data |= {value for value in node.outputs if value is not None}
     return data
 
 
-def _told(code: GraphCode, nodes: list[Node], what: str) -> GraphFinding:
+def _finding(code: GraphCode, nodes: list[Node], what: str) -> GraphFinding:
     """One finding for all nodes, at the first of them."""
     counts = Counter(node.operator for node in nodes)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))

@@ -91,6 +91,6 @@ def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
         kept, more = together[:_LISTED], len(together) - _LISTED
         if more > 0:
             last = kept[-1]
-            told = f"{last.detail}; and {more} more"
-            kept[-1] = last.model_copy(update={"detail": told})
+            detail = f"{last.detail}; and {more} more"
+            kept[-1] = last.model_copy(update={"detail": detail})
         yield from kept

@@ -38,12 +38,12 @@ def zero_initializer(
 ) -> Iterator[GraphFinding]:
     """Weights of rank 2 and more that are all zero, and nothing in the reference explains it."""
     for value, tensor in _used_floats(graph):
-        seen = ledger.contents(tensor)
-        if len(tensor.dims) < 2 or seen.elements < 2 or seen.zeros < seen.elements:
+        contents = ledger.contents(tensor)
+        if len(tensor.dims) < 2 or contents.elements < 2 or contents.zeros < contents.elements:
             continue
         if _feeds(graph, value, [_FACTORS]) and not _has_zeros(witness, tuple(tensor.dims)):
             shape = "x".join(map(str, tensor.dims))
-            detail = f"all of its {seen.elements} elements ({shape}) are zero"
+            detail = f"all of its {contents.elements} elements ({shape}) are zero"
             yield GraphFinding(code="zero_initializer", place=value.name, detail=detail)
 
 
@@ -52,13 +52,14 @@ def nonfinite_initializer(
 ) -> Iterator[GraphFinding]:
     """Weights with NaN or infinity where no tensor of the reference of that size has any."""
     for value, tensor in _used_floats(graph):
-        seen = ledger.contents(tensor)
-        slots = [_FACTORS, _TERMS, *([_ROWS] if seen.nans else [])]
-        if not (seen.nans or seen.infinities) or not _feeds(graph, value, slots):
+        contents = ledger.contents(tensor)
+        slots = [_FACTORS, _TERMS, *([_ROWS] if contents.nans else [])]
+        if not (contents.nans or contents.infinities) or not _feeds(graph, value, slots):
             continue
-        if not _has_nonfinite(witness, seen):
+        if not _has_nonfinite(witness, contents):
             detail = (
-                f"{seen.nans} of its {seen.elements} elements are NaN, {seen.infinities} infinite"
+                f"{contents.nans} of its {contents.elements} elements are NaN, "
+                f"{contents.infinities} infinite"
             )
             yield GraphFinding(code="nonfinite_initializer", place=value.name, detail=detail)
 
@@ -95,9 +96,9 @@ def _has_zeros(witness: Witness, shape: tuple[int, ...]) -> bool:
     return False
 
 
-def _has_nonfinite(witness: Witness, seen: Contents) -> bool:
+def _has_nonfinite(witness: Witness, contents: Contents) -> bool:
     """True if a tensor of the reference that may be this one has NaN or infinity too."""
     return any(
-        tensor.numel() % seen.elements == 0 and not bool(torch.isfinite(tensor).all())
+        tensor.numel() % contents.elements == 0 and not bool(torch.isfinite(tensor).all())
         for _, tensor in witness.tensors()
     )

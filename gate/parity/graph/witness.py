@@ -98,9 +98,9 @@ class Conduct(DispatchMode):
         for one in result if isinstance(result, tuple | list) else (result,):
             if isinstance(one, torch.Tensor):
                 self.dtypes.add(one.dtype)
-        told = _arguments(func, args) | kwargs
-        training = [bool(told[name]) for name in _SWITCHES if name in told]
-        if torch.Tag.nondeterministic_seeded in func.tags and told.get("dropout_p") != 0.0:
+        given = _arguments(func, args) | kwargs
+        training = [bool(given[name]) for name in _SWITCHES if name in given]
+        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
             self.draws = self.draws or all(training)
         if "batch_norm" in func.name():
             self.batch_statistics = self.batch_statistics or any(training)

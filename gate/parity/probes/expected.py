@@ -128,10 +128,10 @@ class ProbeAnswer:
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
 
-    def _record(self, **seen: float | str | None) -> ProbeParity:
+    def _record(self, **numbers: float | str | None) -> ProbeParity:
         probe = self.probe
         return ProbeParity.model_validate(
-            {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **seen}
+            {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **numbers}
         )
 
     def _numbers(self, outputs: list[Array], draws: Sequence[list[Array]]) -> _Numbers:
@@ -144,13 +144,13 @@ class ProbeAnswer:
             if r.dtype.kind != "f":
                 continue
             judged, scale = decided & np.isfinite(r), self._scale(r)
-            near, far = _told(r, scale, judged), _told(c, scale, judged)
+            near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
             relatives.append(_relative(near, far))
             if truth is not None:
-                true = _told(truth, scale, judged)
-                moved = [_told(draw, scale, judged) for draw in draws[index]]
-                known = _widest(true, [near, *moved])
-                ratios.append(_ratio(true, known, far, columns=self._by_sample(r)))
+                true = _in_units(truth, scale, judged)
+                moved = [_in_units(draw, scale, judged) for draw in draws[index]]
+                widest = _widest(true, [near, *moved])
+                ratios.append(_ratio(true, widest, far, columns=self._by_sample(r)))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
     def _scale(self, r: Array) -> NDArray[np.float64]:
@@ -194,8 +194,8 @@ class ProbeAnswer:
         for r, c, draws in zip(self._reference, outputs, self._draws, strict=True):
             if r.dtype.kind == "f":
                 judged, scale = _decided(r, None, draws) & np.isfinite(r), self._scale(r)
-                near, far = _told(r, scale, judged), _told(c, scale, judged)
-                wobble = max(_distance(near, _told(draw, scale, judged)) for draw in draws)
+                near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
+                wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)
                 if (
                     _relative(near, far) > _SUSPICIOUS_DIFF
                     and _distance(near, far) > _LEEWAY * wobble
@@ -216,7 +216,7 @@ def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | 
     return truth
 
 
-def _told(array: Array, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
+def _in_units(array: Array, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
     """An array of floats in units of `scale`; what is not judged is zero, on every side."""
     return np.where(judged, array.astype(np.float64) / scale, 0.0)
 
@@ -260,21 +260,21 @@ def _relative(r: Array, c: Array) -> float:
     return moved / scale if scale > 0.0 else math.inf
 
 
-def _widest(truth: Array, known: Sequence[Array]) -> Array:
+def _widest(truth: Array, answers: Sequence[Array]) -> Array:
     """Of each element the known value farthest from the truth; at least the underflow away."""
     r64 = truth.astype(np.float64)
-    errors = np.stack([array.astype(np.float64) - r64 for array in known])
+    errors = np.stack([array.astype(np.float64) - r64 for array in answers])
     farthest = np.take_along_axis(errors, np.abs(errors).argmax(axis=0)[None], axis=0)[0]
     error = np.copysign(np.maximum(np.abs(farthest), UNDERFLOW), farthest)
     return np.asarray(r64 + error)
 
 
-def _ratio(truth: Array, known: Array, candidate: Array, *, columns: bool) -> float:
+def _ratio(truth: Array, reference: Array, candidate: Array, *, columns: bool) -> float:
     """The largest of the ratios over the output, as it is, and over its columns and channels,
     which a few samples say little about."""
     if truth.size == 0:
         return 0.0
     statistics = NoiseStatistics(columns=columns)
-    statistics.update(truth, known, candidate, samples=len(truth) if columns else 1)
+    statistics.update(truth, reference, candidate, samples=len(truth) if columns else 1)
     noise = statistics.result()
     return max(noise.ratio, noise.candidate_rms / noise.floor_rms)

@@ -151,27 +151,27 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ar
 
 def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
     """The values of each column, or of all of them."""
-    seen = column.observed.integers[column.name]
+    sampled = column.observed.integers[column.name]
     if len(ends) == 1:
-        return [_values(column, seen, ends[0])]
-    flat = seen.reshape(len(seen), -1)
+        return [_values(column, sampled, ends[0])]
+    flat = sampled.reshape(len(sampled), -1)
     return [_values(column, flat[:, j], end) for j, end in enumerate(ends)]
 
 
-def _values(column: _Column, seen: Array, end: int | None) -> Values:
+def _values(column: _Column, sampled: Array, end: int | None) -> Values:
     """From 0 to the end of the table, or the range of the samples where there is none."""
-    low, high = int(seen.min()), int(seen.max())
+    low, high = int(sampled.min()), int(sampled.max())
     every = range(low, high + 1) if end is None else range(min(low, 0), end)
-    return _new_first(column, every, seen)
+    return _new_first(column, every, sampled)
 
 
-def _new_first(column: _Column, every: range, seen: Array) -> Values:
+def _new_first(column: _Column, every: range, sampled: Array) -> Values:
     """All of them, or as many as are tried of very many: both ends and the neighbours of the
     samples' range, what no sample has, the rest."""
     room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
-    above = range(int(seen.max()) + 1, every.stop)
+    above = range(int(sampled.max()) + 1, every.stop)
     looked_at = every if len(every) <= _LISTED else range(every.start, every.start + _LISTED)
-    unseen = np.setdiff1d(np.asarray(looked_at), seen).tolist()
+    unseen = np.setdiff1d(np.asarray(looked_at), sampled).tolist()
     chosen = [
         *every[-1:], *above[:_EDGE], *above[-_EDGE:], *every[:_EDGE],
         *_spread(unseen, room // 2), *_spread(above, room // 2), *_spread(every, room),

@@ -34,7 +34,7 @@ class Treatment(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = False
+        self.tests_finiteness = False
 
     def __torch_function__(
         self,
@@ -46,7 +46,9 @@ class Treatment(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         itself = name in _WITH_ITSELF and len(args) > 1 and args[0] is args[1]
         # PyTorch's own printing and checks ask as well, but not inside of a forward.
-        self.asked = self.asked or name in _ASKS or (itself and isinstance(args[0], torch.Tensor))
+        self.tests_finiteness = (
+            self.tests_finiteness or name in _ASKS or (itself and isinstance(args[0], torch.Tensor))
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -69,7 +71,7 @@ def _treats(stand: Stand, batch: Batch) -> bool:
             stand.reference.run(batch)
     except GateError:
         return False
-    return watch.asked
+    return watch.tests_finiteness
 
 
 def _holding(observed: Observed, name: str, value: float) -> Batch:

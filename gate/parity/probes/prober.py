@@ -31,7 +31,7 @@ class Prober:
         self._observed = Observed.of(stand)
         self._axes = Axes.of(stand, self._observed, inputs)
         self._rows = Rows(stand, self._observed)
-        self._seen: set[bytes] = set()
+        self._digests: set[bytes] = set()
         self.probes = [
             *batch_probes(stand, self._observed, sha256),
             *value_probes(self._observed),
@@ -65,9 +65,9 @@ class Prober:
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
         digest = _digest(probe.batch)
-        if digest in self._seen:
+        if digest in self._digests:
             return
-        self._seen.add(digest)
+        self._digests.add(digest)
         expected = ProbeAnswer(self._stand, probe, self._rows)
         for track in tracks:
             if track.runner is not None:

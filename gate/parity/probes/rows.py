@@ -35,9 +35,9 @@ class Rows:
         return self._stand.truth.aside(probe.batch) if together is None else together
 
     def _together(self, probe: Probe, reference: list[Array]) -> list[Array] | None:
-        if probe.places is None or self._known is None:
+        if probe.places is None or self._outputs is None:
             return None
-        alone, true = self._known
+        alone, true = self._outputs
         places = np.asarray(probe.places) % len(next(iter(self._observed.rows.values())))
         if len(alone) != len(reference) or not all(map(self._by_sample, alone)):
             return None
@@ -50,7 +50,7 @@ class Rows:
         return output.ndim > 0 and len(output) == count
 
     @cached_property
-    def _known(self) -> tuple[list[Array], list[Array]] | None:
+    def _outputs(self) -> tuple[list[Array], list[Array]] | None:
         """Float32 and float64 outputs of the samples; None where one of them can't be computed."""
         try:
             alone = self._stand.reference.run(self._observed.rows)

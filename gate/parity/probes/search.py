@@ -43,12 +43,12 @@ _REFINEMENTS = 12
 class Search:
     """One search in the stand; `run` is called once."""
 
-    def __init__(self, stand: Stand, axes: Axes, known: Sequence[Probe]) -> None:
-        """`known`: the probes that are computed anyway."""
+    def __init__(self, stand: Stand, axes: Axes, computed: Sequence[Probe]) -> None:
+        """`computed`: the probes that are computed anyway."""
         self._stand = stand
         self._axes = axes
         self._observed = axes.observed
-        self._known = known
+        self._computed = computed
 
     def run(self) -> tuple[TraceSearch, list[Probe]]:
         """What was found, and the further probes that it became."""
@@ -60,7 +60,7 @@ class Search:
         self._trials = InputTrials(
             self._stand,
             self._traced,
-            known={probe.name for probe in self._known},
+            computed={probe.name for probe in self._computed},
             budget=self._stand.policy.instruments.search_inputs,
         )
         base = self._trials.attempt("example", example)
@@ -96,8 +96,8 @@ class Search:
     def _suspects(self) -> list[Probe]:
         """The known probes of the smallest batch, and of others; few where nothing hints."""
         small = self._observed.small
-        batches = [p for p in self._known if p.kind == "batch" and p.size != small]
-        values = [p for p in self._known if p.kind == "value" and p.size == small]
+        batches = [p for p in self._computed if p.kind == "batch" and p.size != small]
+        values = [p for p in self._computed if p.kind == "value" and p.size == small]
         suspects = [*batches[:1], *values, *batches[1:]]
         hint = not self._trials.silent or self._traced.warned
         return suspects if hint else suspects[:_UNSUSPECTED]

@@ -122,13 +122,13 @@ def batch_probes(stand: Stand, observed: Observed, sha256: Digest) -> Iterator[P
         size = observed.small
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
         return
-    asked = stand.policy.instruments.probe_batch_sizes
-    for size in asked:
+    listed = stand.policy.instruments.probe_batch_sizes
+    for size in listed:
         yield _batch(observed, tuple(range(size)))
-    small, large = drawn_batch_sizes(sha256, asked)
+    small, large = drawn_batch_sizes(sha256, listed)
     width = sum(int(array[0].size) for array in observed.rows.values())
     for size in dict.fromkeys((small, min(large, max(_BATCH_ELEMENTS // max(width, 1), 1)))):
-        if size not in asked:
+        if size not in listed:
             random = observed.random(f"batch_{size}")
             yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
 

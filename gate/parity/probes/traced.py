@@ -35,7 +35,7 @@ class Traced:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
         self._names = stand.binding.arguments
         self._flat = _Flat(stand.model, stand.binding)
-        with _quiet() as seen:
+        with _quiet() as caught:
             try:
                 self._module = self._trace(batch)
             except Exception as error:
@@ -43,7 +43,7 @@ class Traced:
                     f"the model can't be traced: {describe_failure(error)} "
                     "Export it by another strategy."
                 ) from error
-        self.warned = any(map(_tells, seen))
+        self.warned = any(map(_tells, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
     def watched(self, batch: Batch) -> tuple[Watch, bool]:
@@ -128,6 +128,6 @@ def _tells(warning: warnings.WarningMessage) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield seen
+        yield caught

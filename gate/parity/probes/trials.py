@@ -31,12 +31,12 @@ class InputTrials:
     """Tries inputs as long as the budget lasts. The first one is the example of the trace."""
 
     def __init__(
-        self, stand: Stand, traced: Traced, *, known: Collection[str], budget: int
+        self, stand: Stand, traced: Traced, *, computed: Collection[str], budget: int
     ) -> None:
-        """`known`: names of probes that are computed anyway. `budget`: inputs."""
+        """`computed`: names of probes that are computed anyway. `budget`: inputs."""
         self._stand = stand
         self._traced = traced
-        self._known = known
+        self._computed = computed
         self._by_name: dict[str, InputTrial] = {}
         self.budget = budget
 
@@ -51,9 +51,9 @@ class InputTrials:
         branches = [read for read in watch.reads if read.branch is not None]
         shapes = tuple(array.shape for array in batch.values())
         path, reads = watch.path, len(watch.reads)
-        harmless = name not in self._known and self._harmless(path, reads, shapes)
+        harmless = name not in self._computed and self._harmless(path, reads, shapes)
         differs = computed and not harmless and self._differs(batch)
-        kept = batch if differs and name not in self._known else None
+        kept = batch if differs and name not in self._computed else None
         margins = tuple(read.margin for read in branches)
         self._by_name[name] = InputTrial(name, path, margins, reads, shapes, differs, kept)
         return self._by_name[name]

@@ -69,8 +69,8 @@ class Watch(TorchFunctionMode):
         return returned
 
     def _margin_of(self, value: Any) -> float | None:
-        known = self._margins.get(id(value))
-        return float(known[1]) if known is not None and known[1].numel() == 1 else None
+        margin = self._margins.get(id(value))
+        return float(margin[1]) if margin is not None and margin[1].numel() == 1 else None
 
     def _follow(self, name: str, args: tuple[Any, ...], returned: torch.Tensor) -> None:
         try:
@@ -83,10 +83,12 @@ class Watch(TorchFunctionMode):
     def _margin(self, name: str, args: tuple[Any, ...]) -> torch.Tensor | None:
         if name in _GREATER | _LESS | _EQUAL | _UNEQUAL:
             return _compared(name, *args)
-        known = [self._margins[id(arg)][1] for arg in args if id(arg) in self._margins]
+        margins = [self._margins[id(arg)][1] for arg in args if id(arg) in self._margins]
         combine = _COMBINATIONS.get(name)
         return (
-            combine(*known) if combine is not None and known and len(known) == len(args) else None
+            combine(*margins)
+            if combine is not None and margins and len(margins) == len(args)
+            else None
         )
 
 

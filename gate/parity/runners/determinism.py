@@ -71,12 +71,12 @@ def cublas_reason(policy: DeterminismPolicy) -> str | None:
 
     cuBLAS reads the variable when CUDA starts in a process, so it is too late to set it here.
     """
-    seen = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    if not policy.algorithms or seen in _WORKSPACES:
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if not policy.algorithms or workspace in _WORKSPACES:
         return None
-    told = "is not set" if seen is None else f"is '{seen}'"
+    state = "is not set" if workspace is None else f"is '{workspace}'"
     return (
-        f"determinism.algorithms is on and CUBLAS_WORKSPACE_CONFIG {told}, so cuBLAS sums in "
+        f"determinism.algorithms is on and CUBLAS_WORKSPACE_CONFIG {state}, so cuBLAS sums in "
         f"another order each time. Set CUBLAS_WORKSPACE_CONFIG={_WORKSPACES[0]} in the environment "
         "before Python starts, or determinism.algorithms: false."
     )

@@ -73,15 +73,15 @@ def cuda_unusable_reason() -> str | None:
     """Why PyTorch can't use the CUDA device that is on this machine; None: it can."""
     if torch.cuda.device_count() > 0:
         return None
-    seen = "; ".join(cuda_traces()) or "nothing shows a device"
+    traces = "; ".join(cuda_traces()) or "nothing shows a device"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return (
-            f"a CUDA device is there ({seen}), but PyTorch sees none and CUDA_VISIBLE_DEVICES is "
+            f"a CUDA device is there ({traces}), but PyTorch sees none and CUDA_VISIBLE_DEVICES is "
             f"'{visible}'. Unset it, or set the runtime to 'never' in the policy."
         )
     return (
-        f"a CUDA device is there ({seen}), but PyTorch sees none. Check the driver "
+        f"a CUDA device is there ({traces}), but PyTorch sees none. Check the driver "
         "(nvidia-smi), give the container access to the device, or set the runtime to 'never' "
         "in the policy."
     )

@@ -103,10 +103,10 @@ class OnnxRunner:
             ("inputs", session.get_inputs(), self._subject.inputs),
             ("outputs", session.get_outputs(), self._subject.outputs),
         ):
-            seen, wanted = [value.name for value in got], [spec.name for spec in specs]
-            if seen != wanted:
+            names, wanted = [value.name for value in got], [spec.name for spec in specs]
+            if names != wanted:
                 raise OutputMismatch(
-                    f"the file has the {side} {seen}, the record of it says {wanted}. "
+                    f"the file has the {side} {names}, the record of it says {wanted}. "
                     "Read the file again: it is not the one that was described."
                 )
 

@@ -84,7 +84,7 @@ class TorchRunner:
         self._double = binding.double
         self._names = binding.arguments
         self._call = call_of(model, binding)
-        self._seen: set[str] = set()
+        self._devices: set[str] = set()
         self.keys: tuple[str | None, ...] = ()
         """Under which name of its own the model returned each output of the last run, or None."""
 
@@ -97,14 +97,14 @@ class TorchRunner:
         tensors = [self._tensor(batch[name]) for name in self._names]
         found = leaves(self._call(self._model, tensors))
         self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
-        self._seen |= {leaf.tensor.device.type for leaf in found}
+        self._devices |= {leaf.tensor.device.type for leaf in found}
         return [_to_numpy(leaf.tensor) for leaf in found]
 
     def proof(self) -> Proof:
         """The devices of the outputs, as providers; CPU first if any output was there."""
         names = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}
         return Proof(
-            providers_active=tuple(names.get(seen, seen) for seen in sorted(self._seen)),
+            providers_active=tuple(names.get(device, device) for device in sorted(self._devices)),
             session_options={
                 "device": str(self._device),
                 "dtype": str(self._dtype).removeprefix("torch."),

@@ -21,11 +21,11 @@ def difference(left: Array, right: Array, reference: Array) -> float:
     if left.dtype.kind != "f":
         distance = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
         return 0.0 if np.array_equal(left, right) else max(distance, 1.0)
-    one, other, known = (array.astype(np.float64) for array in (left, right, reference))
+    one, other, base = (array.astype(np.float64) for array in (left, right, reference))
     finite = np.isfinite(one) & np.isfinite(other)
     if (np.isfinite(one) != np.isfinite(other)).any():
         return math.inf
-    alike = (np.isnan(one) & np.isnan(other) & np.isnan(known)) | ((one == other) & (one == known))
+    alike = (np.isnan(one) & np.isnan(other) & np.isnan(base)) | ((one == other) & (one == base))
     if not (finite | alike).all():
         return math.nan
     return float(np.abs(one[finite] - other[finite]).max(initial=0.0))

@@ -1,6 +1,6 @@
 """Parity of logits, shape (batch, classes): agreement, probabilities, confidence, accuracy.
 
-Formulas: DESIGN 4 and `gate.records.evidence.ClassParity`.
+Formulas: docs/metrics.md and `gate.records.evidence.ClassParity`.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class ClassStatistics:
             return
         self.samples += len(r)
         with np.errstate(all="ignore"):
-            known = ~(np.isnan(r).any(axis=1) | np.isnan(c).any(axis=1))
+            comparable = ~(np.isnan(r).any(axis=1) | np.isnan(c).any(axis=1))
             top_r, top_c = r.argmax(axis=1), c.argmax(axis=1)
-            self._update_agreement(r, (top_r, top_c), agree=known & (top_r == top_c), places=places)
-            self._top5_agreements += int((known & _same_top(r, c, min(5, self.classes))).sum())
+            self._update_agreement(
+                r, (top_r, top_c), agree=comparable & (top_r == top_c), places=places
+            )
+            self._top5_agreements += int((comparable & _same_top(r, c, min(5, self.classes))).sum())
             self._update_probabilities(r, c, top_r)
         if labels is not None:
             self._labelled += len(labels)

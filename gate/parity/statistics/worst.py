@@ -35,5 +35,5 @@ class Worst:
         return max(self, other, key=Worst._badness)
 
     def _badness(self) -> tuple[bool, bool, float, int]:
-        seen, nan = self.sample is not None, math.isnan(self.value)
-        return (seen, nan, 0.0 if nan else self.value, -(self.sample or 0))
+        found, nan = self.sample is not None, math.isnan(self.value)
+        return (found, nan, 0.0 if nan else self.value, -(self.sample or 0))

@@ -190,10 +190,10 @@ def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str
             "Prepare the others by hand."
         )
     tensor = inputs[0].type.tensor_type
-    seen = [axis.dim_value if axis.HasField("dim_value") else "any" for axis in tensor.shape.dim]
-    known = {number: name for name, number in _DTYPES.items()}
-    got = known.get(tensor.elem_type, TensorProto.DataType.Name(tensor.elem_type).lower())
-    misfit = spec.tensor.misfit([(got, seen)])
+    sizes = [axis.dim_value if axis.HasField("dim_value") else "any" for axis in tensor.shape.dim]
+    names = {number: name for name, number in _DTYPES.items()}
+    got = names.get(tensor.elem_type, TensorProto.DataType.Name(tensor.elem_type).lower())
+    misfit = spec.tensor.misfit([(got, sizes)])
     if misfit is not None:
         raise InputMismatch(
             f"{misfit} as '{inputs[0].name}' ({path}). Give the spec that the model was trained "

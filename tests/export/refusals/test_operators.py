@@ -56,7 +56,7 @@ def failure(
             error = caught
     if error is None:
         return None
-    return refused(error, model, arguments, strategy=strategy, told=told)
+    return refused(error, model, arguments, strategy=strategy, exporter_keywords=told)
 
 
 def places_of(refusal: ExportRefusal) -> set[tuple[str, str | None]]:
@@ -137,7 +137,7 @@ def test_what_custom_symbolics_write_is_not_listed() -> None:
     with registered("tests.export.custom_example:register", opset=18) as symbolics:
         legacy = unsupported(model, X, strategy="direct", opset=18)
         told = {"custom_translation_table": symbolics.translations}
-        dynamo = unsupported(model, X, strategy="dynamo", opset=18, told=told)
+        dynamo = unsupported(model, X, strategy="dynamo", opset=18, exporter_keywords=told)
     assert {one.name for one in legacy} == {"aten::linalg_eigvals", "aten::real"}
     assert {one.name for one in dynamo} == {"aten::linalg_eig"}
 
