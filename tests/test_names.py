@@ -1,6 +1,7 @@
 """One word per thing: what the names of gate/ promise its reader."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,18 @@ def test_a_name_says_what_the_value_is():
         if name.strip("_").lower() in IDIOMS
     }
     assert found - PUBLISHED == set()
+
+
+SMALL = 30
+ELSEWHERE = ("commands", "deploy", "registry", "service")
+
+
+def test_a_small_module_says_why_it_is_one():
+    unexplained = [
+        place
+        for place, tree in modules()
+        if not place.endswith(("__init__.py", "__main__.py")) and not place.startswith(ELSEWHERE)
+        if len((GATE / place).read_text().splitlines()) < SMALL
+        if not re.search(r"\bbecause\b|\bso that\b", ast.get_docstring(tree) or "")
+    ]
+    assert unexplained == []

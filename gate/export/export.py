@@ -17,7 +17,6 @@ from gate.export.example import Example
 from gate.export.ladder import Carried, Ladder, NoRung
 from gate.export.request import Request
 from gate.export.safety import Safety
-from gate.export.scratch import scratch
 from gate.export.strategies.exporter import neutral, private_copy
 from gate.export.telltale import hazards, tracer_warnings
 from gate.onnxfile.gathered import data_files
@@ -83,7 +82,7 @@ def staged(
     """
     bound = Example.bind(example, settings.input_names)
     copied = private_copy(model)
-    with atomic.replacing(output) as temporary, scratch(output) as room:
+    with atomic.replacing(output) as temporary, atomic.scratch(output) as room:
         log_path = output.with_name(f"{output.name}.export.log")
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's

@@ -1,4 +1,7 @@
-"""The settings of the quantizer: the `quantize:` section of params.yaml."""
+"""The settings of the quantizer: the `quantize:` section of params.yaml.
+
+Apart from the quantizer, so that params.yaml is read without onnx.
+"""
 
 from __future__ import annotations
 

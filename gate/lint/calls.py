@@ -15,7 +15,6 @@ from torch import nn
 
 from gate.lint import operations
 from gate.lint.builtin_calls import BUILTINS
-from gate.lint.flags import FLAGS, flag
 from gate.lint.numbers import numbers_from
 from gate.lint.scope import Arguments, FunctionScope, Local, ShapeMethod, Super, TensorMethod
 from gate.lint.source import python_function
@@ -25,6 +24,13 @@ from gate.lint.value import NOTHING, Kind, StaticValue, of_object, python, tenso
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
 _PLAIN = (type, types.FunctionType, types.BuiltinFunctionType)
 _Answer = Callable[[ast.Call, Any, Arguments, FunctionScope], StaticValue]
+_BY_STRATEGY: dict[str, tuple[str, ...]] = {
+    "traced": ("is_tracing", "_is_tracing", "_get_tracing_state", "is_in_onnx_export"),
+    "scripted": ("is_scripting", "is_in_onnx_export"),
+    "dynamo": ("is_compiling", "is_dynamo_compiling", "is_exporting", "is_in_onnx_export"),
+}
+_FLAGS = frozenset(name for names in _BY_STRATEGY.values() for name in names)
+"""Functions of torch and torchvision that tell whether the model is being exported."""
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
@@ -46,8 +52,8 @@ def _function(
 ) -> StaticValue:
     package = _home(python_function(callee) or callee).partition(".")[0]
     name = str(getattr(callee, "__name__", ""))
-    if name in FLAGS and package in ("torch", "torchvision"):
-        return flag(name, scope)
+    if name in _FLAGS and package in ("torch", "torchvision"):
+        return _flag(name, scope)
     if package == "torch":
         return of_torch(node, callee, arguments, scope)
     if package in _NUMERIC and callee is not math.prod:
@@ -125,3 +131,11 @@ _BY_TYPE: tuple[tuple[type, _Answer], ...] = (
     (nn.Module, _module),
     (type, _class),
 )
+
+
+def _flag(name: str, scope: FunctionScope) -> StaticValue:
+    """What the function of this name returns: False, or what only an export makes true."""
+    strategy = "traced" if scope.walk.strategy == "direct" else scope.walk.strategy
+    if name in _BY_STRATEGY[strategy]:
+        return StaticValue(Kind.PYTHON, flag=name)
+    return of_object(False)

@@ -1,4 +1,7 @@
-"""Where code stands, said the same on every machine."""
+"""Where code stands, the same on every machine.
+
+Apart, because the export's warnings, its refusals and the lint findings must name one place alike.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What C++ code says on stderr, which Python's own redirection does not see."""
+"""What C++ code says on stderr: apart, because Python's own redirection does not see it."""
 
 from __future__ import annotations
 

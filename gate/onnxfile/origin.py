@@ -1,4 +1,7 @@
-"""Which exact file a quantized one was made of, as its metadata says."""
+"""Which exact file a quantized one was made of, as its metadata says.
+
+Apart, so that who quantizes and who promotes know one key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The spec beside a model's file: in the registry and in what comes from there."""
+"""The spec beside a model's file: in the registry and in what comes from there.
+
+Apart, so that who promotes and who deploys look for it in one place.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gate.errors import DataError, EvidenceError
 from gate.preprocess.answers import Classifier, ModelFile
 from gate.preprocess.consumer import Consumer, Exhibit, PictureCase
 from gate.preprocess.difference import Range
-from gate.preprocess.implementations import WHERE, implementation
+from gate.preprocess.implementation import WHERE, implementation
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels

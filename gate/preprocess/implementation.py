@@ -1,16 +1,33 @@
-"""What every implementation of the spec offers."""
+"""What every implementation of the spec offers, and all of them by name.
+
+Each is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
+from gate.records.preprocessing import ImplementationName
 
 Preprocess = Callable[[Pixels], Tensor]
 """uint8 RGB (height, width, 3) to the spec's tensor for one picture, without the batch axis."""
+WHERE: dict[ImplementationName, tuple[str, str]] = {
+    "pillow": ("pillow", "IMPLEMENTATION"),
+    "torchvision": ("torchvision", "IMPLEMENTATION"),
+    "torchvision-no-antialias": ("torchvision", "NO_ANTIALIAS"),
+    "opencv": ("opencv", "IMPLEMENTATION"),
+    "opencv-area": ("opencv", "AREA"),
+    "onnx": ("onnx", "IMPLEMENTATION"),
+    "onnx-asymmetric": ("onnx", "ASYMMETRIC"),
+    "canvas": ("canvas", "IMPLEMENTATION"),
+    "rust-image": ("rust_image", "IMPLEMENTATION"),
+}
+"""Module in `gate.preprocess.by` and name in it."""
 
 
 @dataclass(frozen=True)
@@ -31,3 +48,12 @@ class Implementation:
     def lacking(self, spec: PreprocessSpec) -> str | None:
         """Why it can't do the spec, or can't run here; None: it can."""
         return self.incapable(spec) or self.missing()
+
+
+def implementation(name: str) -> Implementation:
+    """The implementation of this name, one of `WHERE`."""
+    module, attribute = WHERE[name]  # type: ignore[index]
+    found: Implementation = getattr(
+        importlib.import_module(f"gate.preprocess.by.{module}"), attribute
+    )
+    return found

@@ -63,7 +63,7 @@ class NoiseParity(Record):
     because no runtime was suspiciously far off in units of `reference_rms` alone."""
     scatter: Measured | None = later(None)
     """By what factor chance alone may raise the ratio over the whole output, because so few
-    independent errors are in it (`gate.parity.statistics.scatter`). None: of before ratios were
+    independent errors are in it (`gate.parity.statistics.groups`). None: of before ratios were
     divided by it.
     """
     group: str | None = later(None)

@@ -1,9 +1,13 @@
-"""Files appear whole or not at all: temporary file in the same folder, fsync, atomic replace."""
+"""Files appear whole or not at all: temporary file in the same folder, fsync, atomic replace.
+
+What takes several files to make is made in a scratch folder beside the place that it will take.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +45,24 @@ def replacing(path: Path) -> Iterator[Path]:
         raise _storage_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch(output: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `output`, so that a file in it can be moved there atomically.
+
+    It is removed at the end, and so are those that killed processes left. Raises OSError.
+    """
+    for stale in output.parent.glob(f".{output.name}.*.scratch"):
+        if not writer_lives(stale):
+            shutil.rmtree(stale, ignore_errors=True)
+    room = output.with_name(f".{output.name}.{os.getpid()}.scratch")
+    shutil.rmtree(room, ignore_errors=True)
+    room.mkdir(parents=True)
+    try:
+        yield room
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

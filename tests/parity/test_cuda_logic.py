@@ -148,5 +148,5 @@ def test_a_model_that_comes_back_to_the_cpu_is_not_proven_on_cuda(model, good, m
         bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),
         device="cpu",
     )
-    runner._seen = {"cpu", "cuda"}
+    runner._devices = {"cpu", "cuda"}
     assert runner.proof().providers_active[0] == CPU

@@ -9,7 +9,7 @@ from PIL import Image
 
 from gate.errors import DataError
 from gate.preprocess.by import canvas, opencv
-from gate.preprocess.implementations import implementation
+from gate.preprocess.implementation import implementation
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocess.tensor import Tensor, to_pixels
 from gate.records.preprocessing import IMPLEMENTATIONS

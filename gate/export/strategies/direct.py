@@ -1,7 +1,7 @@
 """The strategy `direct`: the TorchScript-based exporter traces the module by itself.
 
 Its own trace resolves some fused operators (multi-head attention, `swapaxes`) that it can't write
-when they come in a traced module.
+when they come in a traced module. Apart, because each strategy has a module.
 """
 
 from __future__ import annotations

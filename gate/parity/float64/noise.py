@@ -43,7 +43,7 @@ class NoiseStatistics:
     A ratio is taken over all elements, over those up to a few magnitudes, so that huge masks hide
     nothing, and with `columns` over each index of the last axis and of axis 1. Elements that are
     the same number on all sides have no error and give no scale. A ratio of few errors scatters;
-    each is divided by what chance alone makes of it (`gate.parity.statistics.scatter`).
+    each is divided by what chance alone makes of it (`gate.parity.statistics.groups`).
     """
 
     def __init__(self, *, columns: bool = False) -> None:

@@ -15,7 +15,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from gate.errors import InputMismatch, OnnxFileError
 from gate.preprocess.by.onnx_graph import PICTURES, prepend
-from gate.preprocess.implementations import implementation
+from gate.preprocess.implementation import implementation
 from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 
