@@ -27,6 +27,14 @@ Each message says what was seen, what was expected, and the way out. All of them
 """
 
 
+def first_line(error: BaseException, *, empty: str = "no message") -> str:
+    """The first line of an error's message that says something; `empty` where none does.
+
+    Libraries append graphs, stacks and advice of their own: a message of ours has one line.
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), empty)
+
+
 class GateError(Exception):
     """Base of all errors that the gate raises on purpose."""
 

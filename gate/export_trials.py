@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from gate.check import Reference, Workload
 from gate.decide.checks import Verdict
 from gate.decide.decision import Decision, decide
-from gate.errors import ExportError, GateError
+from gate.errors import ExportError, GateError, first_line
 from gate.export.export import Exported, export_model
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
@@ -265,5 +265,4 @@ def _brief(error: Exception) -> str:
     """The first line that says something."""
     if isinstance(error, ValidationError):
         return first_problem(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0]
+    return first_line(error, empty=type(error).__name__)

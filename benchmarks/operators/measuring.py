@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from benchmarks.operators.case import Array, Case
-from gate.parity.rounding.error_model import UNIT, ErrorModel
+from gate.parity.rounding.error_model import ErrorModel
 from gate.parity.rounding.operators import DEFAULT, MODELS
 from gate.parity.rounding.rounding import RandomRounding
+from gate.records.instruments import EPSILON
 
 _DRAWS = 3
 LIMIT = 1.25
@@ -82,11 +83,11 @@ def _row(
     judged = np.isfinite(truth) & np.isfinite(reference) & ~((truth != 0) & (abs(truth) < _NORMAL))
     runtime, own = _rms(candidate - truth, judged), _rms(reference - truth, judged)
     allowed = float(np.median([_rms(draw - truth, judged) for draw in tossed]))
-    one = UNIT * _rms(truth, judged)
+    one = EPSILON * _rms(truth, judged)
     floor = max(own, allowed, one, _NORMAL)
     largest = None
     if case.elementwise:
-        bound = UNIT * _envelope(MODELS.get(case.operator, DEFAULT), case.inputs[0], truth)
+        bound = EPSILON * _envelope(MODELS.get(case.operator, DEFAULT), case.inputs[0], truth)
         largest = float((np.abs(candidate - truth) / bound)[judged].max(initial=0.0))
     units = max(one, _NORMAL)
     return Row(
@@ -105,7 +106,7 @@ def _envelope(model: ErrorModel, x: Array, truth: Array) -> Array:
     reach = model.absolute + model.scaled * np.abs(x.astype(np.float64))
     if model.below_zero:
         reach = reach * (truth < 0.0)
-    envelope: Array = model.relative * np.abs(truth) + reach + _NORMAL / UNIT
+    envelope: Array = model.relative * np.abs(truth) + reach + _NORMAL / EPSILON
     return envelope
 
 

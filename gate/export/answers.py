@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import ExportError
+from gate.errors import ExportError, first_line
 from gate.export.example import Example
 from gate.onnxfile.session import open_on_cpu
 
@@ -29,7 +29,7 @@ class File:
             self._session = open_on_cpu(path)
         except Exception as error:
             raise ExportError(
-                f"ONNX Runtime can't load {path.name}: {_first_line(error)}. "
+                f"ONNX Runtime can't load {path.name}: {first_line(error).rstrip('.')}. "
                 "Try a lower export.opset, or a newer onnxruntime."
             ) from error
         self.outputs: tuple[str, ...] = tuple(out.name for out in self._session.get_outputs())
@@ -39,8 +39,9 @@ class File:
         try:
             returned = self._session.run(None, example.arrays)
         except Exception as error:
+            reason = first_line(error).rstrip(".")
             raise ExportError(
-                f"the exported file fails with {sizes(example)}: {_first_line(error)}. {_BAKED}"
+                f"the exported file fails with {sizes(example)}: {reason}. {_BAKED}"
             ) from error
         return [np.asarray(array) for array in returned]
 
@@ -82,7 +83,3 @@ def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[fl
         )
     off = np.abs(got.astype(np.float64) - want.astype(np.float64))
     return float(off.max(initial=0.0)), float(np.abs(want.astype(np.float64)).max(initial=0.0))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0].rstrip(".")

@@ -17,7 +17,7 @@ from gate.export.example import Example
 from gate.export.ladder import Carried, Ladder, NoRung
 from gate.export.request import Request
 from gate.export.safety import Safety
-from gate.export.strategies.exporter import neutral, private_copy
+from gate.export.strategies.exporter import export_copy, neutral
 from gate.export.telltale import hazards, tracer_warnings
 from gate.onnxfile.gathered import data_files
 from gate.onnxfile.metadata import described, stamp_file
@@ -81,7 +81,7 @@ def staged(
     when the `with` block ends well; else an older `output` stays.
     """
     bound = Example.bind(example, settings.input_names)
-    copied = private_copy(model)
+    copied = export_copy(model)
     with atomic.replacing(output) as temporary, atomic.scratch(output) as room:
         log_path = output.with_name(f"{output.name}.export.log")
         with neutral(copied):

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from gate.errors import ExportError
+from gate.errors import ExportError, first_line
 from gate.export.quantize_settings import QuantizeSettings
 from gate.onnxfile.origin import QUANTIZED_FROM
 from gate.onnxfile.subject import read_subject
@@ -59,10 +59,9 @@ def quantize(
                 _prepare(exact, prepared)
                 _quantize(prepared, used, made, settings)
         except Exception as error:
-            lines = str(error).strip().splitlines() or ["no message"]
             raise ExportError(
-                f"{exact} can't be quantized: {type(error).__name__}: {lines[0]}. Check that the "
-                "calibration samples fit the file's inputs and are finite."
+                f"{exact} can't be quantized: {type(error).__name__}: {first_line(error)}. "
+                "Check that the calibration samples fit the file's inputs and are finite."
             ) from error
         proto = onnx.load(str(made))
         if not _is_quantized(proto):

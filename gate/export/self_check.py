@@ -17,7 +17,7 @@ from gate.export.answers import File, difference
 from gate.export.example import Example
 from gate.export.export import Exported
 from gate.export.request import Request
-from gate.export.strategies.exporter import neutral, private_copy
+from gate.export.strategies.exporter import export_copy, neutral
 
 
 def self_check(
@@ -39,7 +39,7 @@ def self_check(
     file = File(exported.path)
     names = tuple(spec.name for spec in exported.subject.inputs)
     outputs = tuple(spec.name for spec in exported.subject.outputs)
-    copied = private_copy(model)
+    copied = export_copy(model)
     named = settings.model_copy(update={"input_names": names, "output_names": outputs})
     with neutral(copied):
         request = Request.of(copied, Example.bind(example, names), named)

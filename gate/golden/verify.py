@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gate.errors import EvidenceError, StorageError
+from gate.errors import EvidenceError, StorageError, first_line
 from gate.golden.folder import Array, Vectors, read_golden
 from gate.golden.pictures import wrong_pictures
 from gate.golden.record import GoldenModel, GoldenOutput, GoldenResult, OutputResult
@@ -49,8 +49,8 @@ def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
         names = [output.name for output in vectors.golden.outputs]
         computed = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return attempt.refused(f"ONNX Runtime can't compute it: {type(error).__name__}: {lines[0]}")
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return attempt.refused(f"ONNX Runtime can't compute it: {reason}")
     if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us
         again, _ = read_model(model_path, like=vectors.golden.model)
         if again != expected:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.errors import ModelError
+from gate.errors import ModelError, first_line
 from gate.locate.listeners import Exchanges, Keeps
 from gate.locate.tape import Hears, listening
 from gate.locate.values import Survey
@@ -82,9 +82,8 @@ class ModelSide:
                     with listening(in_float64, hears):
                         runner.run(batch)
         except Exception as error:
-            first = (str(error).strip().splitlines() or ["no message"])[0]
             raise ModelError(
-                f"the model can't run in float64: {type(error).__name__}: {first}"
+                f"the model can't run in float64: {type(error).__name__}: {first_line(error)}"
             ) from error
         return Truths(through.kept, apart.kept)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gate.errors import CheckpointError
+from gate.errors import CheckpointError, first_line
 from gate.storage import atomic
 from gate.storage.digest import Digest
 
@@ -54,7 +54,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     except Exception as error:
         raise CheckpointError(
             f"{path} is not a checkpoint of this {type(model).__name__}: "
-            f"{_difference(state, model) or _first_line(error)}. "
+            f"{_difference(state, model) or first_line(error).rstrip('.')}. "
             "Check the factory, the number of classes and the file."
         ) from error
     model.load_state_dict(state, strict=True)
@@ -105,7 +105,7 @@ def _read_safetensors(data: bytes, path: Path) -> State:
         return dict(load(data))
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file: {_first_line(error)}. "
+            f"{path} is not a whole safetensors file: {first_line(error).rstrip('.')}. "
             "Copy or download it again."
         ) from error
 
@@ -132,7 +132,7 @@ def _broken(path: Path, error: Exception) -> CheckpointError:
     detail = _DETAIL.search(str(error))
     reason = detail.group(1).strip() if detail else ""
     if not isinstance(error, pickle.UnpicklingError):
-        reason = _first_line(error)
+        reason = first_line(error, empty="").rstrip(".")
     return CheckpointError(
         f"{path} is not a whole PyTorch checkpoint ({type(error).__name__}"
         f"{': ' if reason else ''}{reason}). Copy or download it again."
@@ -223,7 +223,3 @@ def _shape(value: object) -> str:
 def _few(items: list[str]) -> str:
     more = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0].rstrip(".")

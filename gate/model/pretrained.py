@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from gate.errors import CheckpointError, ModelError
+from gate.errors import CheckpointError, ModelError, first_line
 
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
 
@@ -108,7 +108,7 @@ def _fetch_safely(entry: Any) -> None:
         doing = "read" if cached.exists() else "download"
         raise CheckpointError(
             f"cannot {doing} the weights {entry} from {cached if doing == 'read' else entry.url}: "
-            f"{_first_line(error)}. {remedy}"
+            f"{type(error).__name__}: {first_line(error).rstrip('.')}. {remedy}"
         ) from error
 
 
@@ -145,7 +145,3 @@ def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
 def _closest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=3)
     return f" Did you mean {' or '.join(near)}?" if near else " See torchvision.models.list_models."
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")

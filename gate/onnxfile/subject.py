@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import checker, helper, shape_inference
 
-from gate.errors import OnnxFileError, StorageError
+from gate.errors import OnnxFileError, StorageError, first_line
 from gate.onnxfile.external_data import external_files, linked
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
@@ -74,8 +74,8 @@ def verify_file(path: Path, *, opset: int) -> None:
         shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except Exception as error:  # InferenceError has no public common base with the others
         raise OnnxFileError(
-            f"{path}: the shapes in the graph contradict each other: {_first_line(error)}. "
-            "Export it again."
+            f"{path}: the shapes in the graph contradict each other: "
+            f"{first_line(error).rstrip('.')}. Export it again."
         ) from error
 
 
@@ -115,7 +115,8 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
         checker.check_model(model, full_check=full)
     except Exception as error:  # ValidationError, InferenceError, and plain ones from C++
         raise OnnxFileError(
-            f"{path} is not a valid ONNX model: {_first_line(error)}. Copy or export it again."
+            f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. "
+            "Copy or export it again."
         ) from error
 
 
@@ -183,7 +184,3 @@ def _axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return dim.dim_param or _UNKNOWN_AXIS
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")

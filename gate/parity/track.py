@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gate.errors import EvidenceError, GateError
+from gate.errors import EvidenceError, GateError, first_line
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
@@ -162,11 +162,9 @@ class Track:
 
 def describe_failure(error: Exception) -> str:
     """The exception in one line; the gate's own errors speak for themselves."""
-    text = str(error).strip()
-    line = text.splitlines()[0].strip() if text else "no message"
     if isinstance(error, GateError):
-        return text
-    remedy = ""
+        return str(error).strip()
+    line, remedy = first_line(error), ""
     if isinstance(error, MemoryError) or "memory" in line.lower():
         remedy = " Use a smaller batch size, or free the device."
     return f"{type(error).__name__}: {line}{remedy}"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.errors import first_line
 from gate.preprocess.answers import Answers, Classifier, Probabilities
 from gate.preprocess.causes import diagnose, wrong_shape
 from gate.preprocess.difference import Range, TensorDifference
@@ -145,5 +146,5 @@ class Consumer:
 
 
 def _brief(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
+    kind = type(error).__name__
+    return f"{kind}: {first_line(error, empty=kind)}"

@@ -16,7 +16,7 @@ from gate.storage.digest import Digest
 from gate.storage.record import Measured, Record, later
 
 EPSILON = 2.0**-24
-"""Half the distance of 1.0 to the next float32: the least error that float32 makes."""
+"""Half the distance of 1.0 to the next float32: the relative error of one correct rounding."""
 UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from gate.errors import first_line
 from gate.export.refusals.places import source_line
 from gate.export.refusals.unsupported import UnsupportedOperator
 from gate.model.source_place import source_place
@@ -125,8 +126,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
 
 def brief(error: BaseException) -> str:
     """Type and first line of an error, without the graph that torch appends."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    line = line.partition("  [Caused by")[0].rstrip(".: ")
+    line = first_line(error).partition("  [Caused by")[0].rstrip(".: ")
     text = f"{type(error).__name__}: {line}"
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
 

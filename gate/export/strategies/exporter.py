@@ -67,7 +67,7 @@ class RungFailed(Exception):
         return cls(refusal, since=since, explain=explain if refusal.operators else None)
 
 
-def private_copy(model: nn.Module) -> nn.Module:
+def export_copy(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU without gradients. Raises ExportError if it can't be copied."""
     try:
         with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors

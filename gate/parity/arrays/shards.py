@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import DataError, StorageError
+from gate.errors import DataError, StorageError, first_line
 
 Array = NDArray[np.generic]
 
@@ -43,7 +43,7 @@ def open_array(path: Path) -> Array:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error, empty=type(error).__name__)
         raise DataError(
             f"cannot read {path.name} as a .npy array: {reason}. Expected a whole file of "
             "numbers as numpy.save writes it, without Python objects."

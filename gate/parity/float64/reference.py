@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gate.errors import ModelError
+from gate.errors import ModelError, first_line
 from gate.parity.arrays.binding import Binding
 from gate.parity.rounding.dispatch import DispatchMode
 from gate.parity.runners.runner import Batch
@@ -36,10 +36,9 @@ class Float64Reference:
             with in_double():
                 outputs = self._runner.run(batch)
         except Exception as error:
-            first = (str(error).strip().splitlines() or ["no message"])[0]
             raise ModelError(
-                f"the model can't run in float64: {type(error).__name__}: {first}. Keep fixed "
-                "dtypes out of forward, or waive noise_ratio in the policy by name."
+                f"the model can't run in float64: {type(error).__name__}: {first_line(error)}. "
+                "Keep fixed dtypes out of forward, or waive noise_ratio in the policy by name."
             ) from error
         narrow = sorted({o.dtype.name for o in outputs if o.dtype.kind == "f"} - {"float64"})
         if narrow:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-UNIT = 2.0**-24
-"""Relative error of one correct rounding to float32."""
 ROUNDING = 0.4247
 """The rms of many roundings, in units: the error is spread evenly over half a unit in the last
 place, which is 1 / m units for a mantissa m, and mantissas lie log-uniformly in [1, 2): the root of

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from gate.parity.rounding.dispatch import DispatchMode
-from gate.parity.rounding.error_model import UNIT, ErrorModel
+from gate.parity.rounding.error_model import ErrorModel
 from gate.parity.rounding.operators import COMPOSITES, bare, model_of
 from gate.parity.rounding.sums import ROUNDED, Operation, accumulated
 from gate.parity.rounding.transforms import transformed
+from gate.records.instruments import EPSILON
 
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
@@ -55,7 +56,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         that only what rounding decides is a tie; a floor of errors is not to be so narrow."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
-        self._unit = scale * UNIT
+        self._unit = scale * EPSILON
         self._ties = ties
         self._fast_paths: list[bool] = []
         self._inside = ""

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gate.parity.rounding.error_model import ROUNDING, UNIT, Terms
+from gate.parity.rounding.error_model import ROUNDING, Terms
+from gate.records.instruments import EPSILON
 
 _BLOCK = 256
 """Terms that a product of matrices adds in one go (MLAS, measured)."""
@@ -141,7 +142,7 @@ def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     if not y.dim():
         return error
     one_by_one = np.add.accumulate(operation.argument.detach().numpy(), axis=dim)
-    own = (torch.from_numpy(one_by_one) - y) / UNIT
+    own = (torch.from_numpy(one_by_one) - y) / EPSILON
     usual = ROUNDING * y.square().cumsum(dim).sqrt()
     return torch.where(own.abs() > _FAR * usual, own, error)
 
