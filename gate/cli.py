@@ -1,9 +1,4 @@
-"""The command line: parse, call, print; outcomes become exit codes here and nowhere else.
-
-    0    passed, or done
-    1    rejected by the policy
-    2    could not judge: bad input, a missing device, a server that is down, a fault of the gate
-    130  interrupted
+"""The command line: parse, call, print; an outcome's status is the exit code.
 
 Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
 """
@@ -20,11 +15,10 @@ from importlib import metadata
 
 import click
 
-from gate.commands.outcome import Outcome, Status, as_json, console, stdout_to_stderr
+from gate.commands.outcome import Outcome, as_json, console, stdout_to_stderr
+from gate.commands.status import Status
 from gate.errors import GateError
 
-EXIT_CODES = {Status.DONE: 0, Status.REJECTED: 1, Status.NOT_JUDGED: 2}
-INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 COMMANDS = (
@@ -112,20 +106,20 @@ def main(arguments: Sequence[str]) -> int:
         return _BROKEN_PIPE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return INTERRUPTED
+        return Status.INTERRUPTED
     except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
         if "--debug" in arguments:
             import traceback
 
             traceback.print_exc()
         _print_error(error, machine=machine)
-        return EXIT_CODES[Status.NOT_JUDGED]
-    return EXIT_CODES[outcome.status]
+        return Status.NOT_JUDGED
+    return int(outcome.status)
 
 
 def _print(outcome: Outcome, *, machine: bool) -> None:
     if machine:
-        click.echo(as_json({**outcome.plain, "exit_code": EXIT_CODES[outcome.status]}))
+        click.echo(as_json({**outcome.plain, "exit_code": int(outcome.status)}))
     else:
         outcome.show(console(sys.stdout))
 

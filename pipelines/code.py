@@ -13,6 +13,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
+from gate.commands.status import Status
 from gate.errors import EvidenceError, StorageError
 from gate.records.model_code import ModelCode
 from pipelines import paths, stage
@@ -42,7 +43,7 @@ def main() -> int:
     print(f"{paths.CODE}: {_counted(code)}")
     for name, reason in code.unread.items():
         print(f"  not read, so a change of it is not noticed: {name}: {reason}")
-    return stage.DONE
+    return Status.DONE
 
 
 def refresh(folder: Path = paths.CODE) -> None:

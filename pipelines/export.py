@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 
+from gate.commands.status import Status
 from gate.errors import DataError, EvidenceError, ExportRefused
 from gate.export.export import export_model
 from gate.export.self_check import self_check
@@ -51,7 +52,7 @@ def main() -> int:
                 page.tags({"gate.verdict": "FAIL"})
                 page.note(f"Not exported.\n\n```\n{refused}\n```\n")
                 print(f"refused: {refused}")
-                return stage.REJECTED
+                return Status.REJECTED
         checked = self_check(model, exported, example)
         training = known_run("train")
         report = ExportReport(
@@ -70,7 +71,7 @@ def main() -> int:
         if exported.log.strip():
             page.text(exported.log, "export.log")
     _tell(report)
-    return stage.DONE
+    return Status.DONE
 
 
 def _source(params: ModelParams, checkpoint: Digest) -> Source:

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 
+from gate.commands.status import Status
 from gate.decide.decision import decide
 from gate.locate.explanation import Case, explain
 from gate.onnxfile.subject import read_subject
@@ -54,7 +55,7 @@ def main() -> int:
     )
     for sentence in localisation.sentences(explanation):
         print(sentence)
-    return stage.DONE
+    return Status.DONE
 
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:

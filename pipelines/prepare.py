@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from gate.commands.status import Status
 from gate.errors import DataError
 from gate.storage import atomic
 from gate.storage.digest import Digest
@@ -43,7 +44,7 @@ def main() -> int:
         f"{source.description}: {len(train)} training and {len(evaluation)} evaluation samples "
         f"of {len(source.classes)} classes in {paths.DATA}/"
     )
-    return stage.DONE
+    return Status.DONE
 
 
 def split(

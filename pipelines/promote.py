@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gate.commands.outcome import console
+from gate.commands.status import Status
 from gate.decide.decision import Decision, decide
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
@@ -99,7 +100,9 @@ def main() -> int:
     if twin is not None:
         _tell_twin(twin)
     # An experiment is there to be compared, whatever came out.
-    return stage.DONE if "DVC_EXP_NAME" in os.environ else report.exit_code()
+    if "DVC_EXP_NAME" in os.environ:
+        return Status.DONE
+    return Status.of_promotion(report.outcome, report.verdict.value)
 
 
 def _golden(folder: Path, policy: Policy, evidence: Evidence) -> Path:

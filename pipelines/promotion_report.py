@@ -6,7 +6,6 @@ from typing import Literal
 
 from gate.decide.checks import Verdict
 from gate.storage.record import Record, Sha256
-from pipelines import stage
 
 
 class PromotionReport(Record):
@@ -32,12 +31,6 @@ class PromotionReport(Record):
     def version_address(self) -> str | None:
         """The model version's page within MLflow's user interface; None without a version."""
         return self.version and f"#/models/{self.model_name}/versions/{self.version}"
-
-    def exit_code(self) -> int:
-        """0 unless refused; then 2 where a check could not judge and none said no, else 1."""
-        if self.outcome != "refused":
-            return stage.DONE
-        return stage.COULD_NOT_JUDGE if self.verdict is Verdict.ERROR else stage.REJECTED
 
     def sentence(self) -> str:
         """What happened, in one sentence."""

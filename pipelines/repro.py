@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gate.commands.status import Status
 from gate.errors import EvidenceError, RegistryError
 from pipelines import code, paths, stage
 from pipelines.override import override
@@ -35,17 +36,17 @@ def main() -> int:
     before = _stamp(paths.PROMOTION)
     if _dvc(["repro", *([arguments.target] if arguments.target else [])]) == 0:
         print(_closing(), flush=True)
-        return stage.DONE
+        return Status.DONE
     report = last_promotion()
     if report is not None and _stamp(paths.PROMOTION) != before and report.outcome == "refused":
         print(_closing(), flush=True)
-        return report.exit_code()
+        return Status.of_promotion(report.outcome, report.verdict.value)
     print(
         "Not judged: a stage failed, see its error above. Nothing was promoted, the champion is "
         "as it was. Mend the cause and run make repro again: finished stages are not repeated.",
         file=sys.stderr,
     )
-    return stage.COULD_NOT_JUDGE
+    return Status.NOT_JUDGED
 
 
 def promotion_is_due() -> str | None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from gate.registry.mlflow.process import quiet_process
 from gate.storage import atomic
@@ -48,7 +49,7 @@ def main() -> int:
         run(*ports, model=RegistryParams.load().model_name)
     except (KeyboardInterrupt, stage.Stopped):
         print("Stopped. What was promoted and deployed is kept; make stack goes on with it.")
-    return stage.DONE
+    return Status.DONE
 
 
 def run(port: int, service_port: int, *, model: str) -> None:

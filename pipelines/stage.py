@@ -1,7 +1,4 @@
-"""The one place where a stage's outcome becomes an exit code.
-
-0 done or passed, 1 rejected by the policy, 2 could not judge, 130 and 143 interrupted.
-"""
+"""Running a stage: its status is the exit code, and errors become one (`gate.commands.status`)."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from gate.commands.status import Status
 from gate.errors import GateError
-
-DONE, REJECTED, COULD_NOT_JUDGE = 0, 1, 2
 
 
 class Stopped(BaseException):
@@ -36,7 +32,7 @@ def code_of(main: Callable[[], int]) -> int:
         _say(str(error))
     except KeyboardInterrupt:
         _say("interrupted; nothing half-written is kept. Run dvc repro to go on.")
-        return 128 + signal.SIGINT
+        return Status.INTERRUPTED
     except Stopped:
         _say("stopped; nothing half-written is kept. Run dvc repro to go on.")
         return 128 + signal.SIGTERM
@@ -48,7 +44,7 @@ def code_of(main: Callable[[], int]) -> int:
         # Python's own exit code for this is 1, which means "rejected" here.
         traceback.print_exc()
         _say("unexpected failure, nothing was judged.")
-    return COULD_NOT_JUDGE
+    return Status.NOT_JUDGED
 
 
 def _say(text: str) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from gate.commands.status import Status
 from gate.errors import DataError, ModelError
 from gate.model.loading import load_checkpoint, save_checkpoint
 from gate.storage import atomic
@@ -71,7 +72,7 @@ def main() -> int:
             page.file(report)
     trained = f"{history[-1].eval_accuracy:.2%} on held-out samples" if history else "not trained"
     print(f"{model_params.name}, {trained}: {paths.CHECKPOINT} {digest}")
-    return stage.DONE
+    return Status.DONE
 
 
 def _be_repeatable(params: TrainParams) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gate.commands.status import Status
 from gate.policy.policy import Policy
 from gate.registry.records import RECORDS
 from gate.storage import atomic
@@ -29,7 +30,7 @@ def main() -> int:
         _make(policy, staged)
     shutil.rmtree(paths.TWIN, ignore_errors=True)
     staged.rename(paths.TWIN)
-    return stage.DONE
+    return Status.DONE
 
 
 def _make(policy: Policy, folder: Path) -> None:

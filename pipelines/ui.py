@@ -8,6 +8,7 @@ import socket
 import sys
 from typing import NoReturn
 
+from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from gate.registry.mlflow.process import quiet_process, redacted
 from pipelines import paths, stage
@@ -31,7 +32,7 @@ def main() -> int:
         print("\n".join(links(f"http://{HOST}:{port}")), flush=True)
         _become_server(uri, port)
     print("\n".join(links(redacted(uri).rstrip("/"))))
-    return stage.DONE
+    return Status.DONE
 
 
 def _become_server(uri: str, port: int) -> NoReturn:

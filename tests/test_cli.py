@@ -14,7 +14,8 @@ import click
 import pytest
 
 from gate import cli
-from gate.commands.outcome import Outcome, Status, console
+from gate.commands.outcome import Outcome, console
+from gate.commands.status import Status
 from gate.decide.decision import Decision
 from gate.errors import GateError
 from gate.records.evidence import Evidence

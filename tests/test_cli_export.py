@@ -296,7 +296,8 @@ def test_a_file_that_fails_the_self_check_never_takes_the_place_of_the_old_one(
 
 
 def test_the_first_argument_may_be_a_subcommand(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gate.commands.outcome import Outcome, Status
+    from gate.commands.outcome import Outcome
+    from gate.commands.status import Status
 
     @click.command("compare")
     @click.option("--fast", is_flag=True)

@@ -94,6 +94,17 @@ class TestPromoteRefuses:
         assert cli.main(_promote("bad.onnx", "report")) == 1
         assert "refused" in capsys.readouterr().out
 
+    def test_a_decision_that_could_not_judge(self, place: Path, capsys) -> None:
+        """Accuracy is bounded, and there are no labels."""
+        (place / "labels.yaml").write_text(
+            "instruments: {probes: false, search_inputs: 0, graph_forbid: []}\n"
+            "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5, accuracy_drop: 0.1}}}"
+        )
+        _report("good.onnx", "report", capsys, "--policy", "labels.yaml")
+        verdict = json.loads((place / "report" / "decision.json").read_text())["verdict"]
+        code, told = _json(capsys, *_promote("good.onnx", "report", "--policy", "labels.yaml"))
+        assert (verdict, code, told["outcome"]) == ("ERROR", 2, "refused")
+
     def test_another_file_than_the_judged_one(self, place: Path, capsys) -> None:
         _report("good.onnx", "report", capsys)
         code, told = _json(capsys, *_promote("bad.onnx", "report"))

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from gate import cli
+from gate.commands.status import Status
 from gate.export.export import export_model
 from gate.model.loading import build_model, save_checkpoint
 from gate.records.strategy import ExportSettings
@@ -126,7 +127,7 @@ def test_links_lead_to_files(page: str) -> None:
 
 def test_the_exit_codes_are_those_of_the_command_line() -> None:
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
-    assert told == {*cli.EXIT_CODES.values(), cli.INTERRUPTED}
+    assert told == set(Status)
 
 
 def test_the_picture_loads_nothing_from_elsewhere() -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.options import FILE
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +142,7 @@ def _judge(question: _Question) -> Outcome:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
         _write_golden(question["report"] / "golden", reference, workload, verdicted, question)
     return Outcome(
-        _STATUS[decision.verdict.value],
+        Status.of_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
             "task": verdicted.policy.task,
@@ -196,9 +197,6 @@ def _write_golden(
         policy=verdicted.policy,
         evidence=verdicted.evidence,
     )
-
-
-_STATUS = {"PASS": Status.DONE, "FAIL": Status.REJECTED, "ERROR": Status.NOT_JUDGED}
 
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:

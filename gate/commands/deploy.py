@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.options import FILE, KEEP, STORE, given_digest
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +99,7 @@ def _deploy(request: _Request) -> Outcome:
 
 
 def _outcome(store: Store, deployment: Deployment) -> Outcome:
-    status = Status.REJECTED if deployment.outcome == "refused" else Status.DONE
+    status = Status.of_promotion(deployment.outcome)
     manifest = deployment.manifest
     plain = {
         "outcome": deployment.outcome,

@@ -10,7 +10,8 @@ import click
 
 from gate.commands.dispatch import Dispatch
 from gate.commands.options import FILE
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

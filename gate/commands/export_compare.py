@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.options import FILE
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

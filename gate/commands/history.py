@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gate.commands.options import LEDGER
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

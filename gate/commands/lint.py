@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from gate.lint import LintReport

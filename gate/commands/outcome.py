@@ -9,21 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from gate.commands.status import Status
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class Status(Enum):
-    """How a command ended; `gate.cli` maps it to an exit code."""
-
-    DONE = "done"
-    REJECTED = "rejected"
-    NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True)

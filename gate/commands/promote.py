@@ -69,7 +69,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
     File, evidence and policy are hashed and decided on again first. Exit code 0: promoted, or
-    unchanged because it serves already; 1: refused; 2: could not be done, the old one serves.
+    unchanged because it serves already; 1: refused; 2: could not be done, or the decision is an
+    ERROR; the old one serves.
 
     \b
     Examples:
@@ -117,7 +118,8 @@ def _promote(request: _Request) -> Outcome:
     ledger = Ledger(request["ledger"])
     with given if release.run_id else release_run(uri, request["report"]) as run_id:
         release = replace(release, run_id=run_id)
-        return promoted(promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger))
+        promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
+    return promoted(promotion, verdict=decision.verdict.value)
 
 
 def _golden(report: Path) -> Path | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gate.commands.outcome import Outcome, Status
+from gate.commands.outcome import Outcome
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from gate.registry.promotion import Promotion
 
 
-def promoted(promotion: Promotion) -> Outcome:
-    """A refusal is a rejection; all else did what was asked for."""
-    status = Status.REJECTED if promotion.outcome == "refused" else Status.DONE
+def promoted(promotion: Promotion, *, verdict: str | None = None) -> Outcome:
+    """`verdict`: of the decision that was to be promoted."""
+    status = Status.of_promotion(promotion.outcome, verdict)
     return Outcome(status, asdict(promotion), lambda console: _show(promotion, console))
 
 

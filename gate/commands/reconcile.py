@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

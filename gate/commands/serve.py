@@ -9,8 +9,9 @@ from urllib.parse import unquote
 import click
 
 from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
-from gate.commands.outcome import Outcome, Status, machine_options
+from gate.commands.outcome import Outcome, machine_options
 from gate.commands.service_options import SECRET_FILE
+from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from gate.commands.status import Status
 from pipelines import export, parity, prepare, promote, train
 from pipelines.run import tracking_uri
-from pipelines.stage import DONE
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_nothing_half_written_is_taken_for_whole(
     assert _champion().version == before
     names = list(STAGES)
     for later in names[names.index(stage) :]:
-        assert STAGES[later]() == DONE
+        assert STAGES[later]() == Status.DONE
     assert (project / file).exists()
     assert not list(project.rglob(".*.tmp"))
     runs = _client().search_runs([e.experiment_id for e in _client().search_experiments()])

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gate.commands.status import Status
 from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
 from pipelines.repro import last_promotion, promotion_is_due
-from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, Stopped, code_of
+from pipelines.stage import Stopped, code_of
 
 
 @pytest.fixture
@@ -92,13 +93,13 @@ def test_exit_codes_of_make_repro(
     promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dvc[:] = [lambda: None, 0]
-    assert repro.main() == DONE
+    assert repro.main() == Status.DONE
     assert "What happened: Promoted" in capsys.readouterr().out
     dvc[:] = [lambda: refuse(promoted), 255]
-    assert repro.main() == REJECTED
+    assert repro.main() == Status.REJECTED
     # A refusal of an earlier time is not the reason why something else fails now.
     dvc[:] = [lambda: None, 255]
-    assert repro.main() == COULD_NOT_JUDGE
+    assert repro.main() == Status.NOT_JUDGED
     assert "a stage failed" in capsys.readouterr().err
 
 
@@ -116,7 +117,7 @@ def test_before_the_first_promotion(
     project: Path, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dvc[:] = [lambda: None, 0]
-    assert repro.main() == DONE
+    assert repro.main() == Status.DONE
     assert "'promote' has not run" in capsys.readouterr().out
 
 
@@ -132,9 +133,9 @@ def failing(error: BaseException) -> Any:
     [
         (KeyboardInterrupt(), 130),
         (Stopped(), 143),
-        (OSError(28, "No space left on device"), COULD_NOT_JUDGE),
-        (OSError(5, "Input/output error"), COULD_NOT_JUDGE),
-        (RuntimeError("boom"), COULD_NOT_JUDGE),
+        (OSError(28, "No space left on device"), Status.NOT_JUDGED),
+        (OSError(5, "Input/output error"), Status.NOT_JUDGED),
+        (RuntimeError("boom"), Status.NOT_JUDGED),
     ],
 )
 def test_no_error_looks_like_a_rejection(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from gate.registry.ledger import Ledger
 from pipelines import paths, promote, stack
-from pipelines.stage import DONE
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 from tests.pipelines.test_ui import free_port
 
@@ -62,7 +62,7 @@ def test_a_child_that_ends_is_told(project: Path) -> None:
 
 @pytest.mark.slow
 def test_it_deploys_what_was_promoted_before_and_ends_with_ctrl_c(measured: Path) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     port, service_port = free_port(), free_port()
     with subprocess.Popen(
         [sys.executable, "-m", "pipelines.stack", "--port", str(port),

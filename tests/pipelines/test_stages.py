@@ -13,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
+from gate.commands.status import Status
 from gate.decide.decision import Decision
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
@@ -26,7 +27,7 @@ from pipelines.override import override
 from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
-from pipelines.stage import COULD_NOT_JUDGE, DONE, REJECTED, code_of
+from pipelines.stage import code_of
 
 
 def client() -> MlflowClient:
@@ -53,7 +54,7 @@ def spoil_weight() -> None:
 
 
 def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
     assert evidence.export == report.record
     assert evidence.source == report.source
@@ -116,19 +117,19 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
 
 
 def test_promoting_again_is_a_no_op(measured: Path) -> None:
-    assert promote.main() == DONE
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
+    assert promote.main() == Status.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert str(champion().version) == "1"
     assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
 
 
 def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
-    assert promote.main() == DONE
-    assert export.main() == DONE
+    assert promote.main() == Status.DONE
+    assert export.main() == Status.DONE
     spoil_weight()
-    assert parity.main() == DONE
-    assert promote.main() == REJECTED
+    assert parity.main() == Status.DONE
+    assert promote.main() == Status.REJECTED
     decision = Decision.load(paths.DECISION)
     failed = {check.name for check in decision.problems}
     assert "max_abs_diff" in failed
@@ -147,7 +148,7 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
 
 def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
     spoil_weight()
-    assert code_of(promote.main) == COULD_NOT_JUDGE
+    assert code_of(promote.main) == Status.NOT_JUDGED
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
 
@@ -158,7 +159,7 @@ def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
     paths.EVIDENCE.write_text(json.dumps(plain))
     client().delete_run(page("parity").info.run_id)  # so that promote writes all of it anew
-    assert promote.main() == REJECTED
+    assert promote.main() == Status.REJECTED
     run = page()
     assert run.data.tags["nonfinite.ort-cpu/max_abs_diff"] == "nan"
     assert "ort-cpu/max_abs_diff" not in run.data.metrics
@@ -169,16 +170,16 @@ def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"] = [r for r in plain["runtimes"] if r["runtime"] != "ort-cpu"]
     paths.EVIDENCE.write_text(json.dumps(plain))
-    assert promote.main() == COULD_NOT_JUDGE
+    assert promote.main() == Status.NOT_JUDGED
     assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
     assert client().search_registered_models() == []
 
 
 def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
-    assert promote.main() == REJECTED
+    assert promote.main() == Status.REJECTED
     assert str(champion().version) == "1"
 
 
@@ -186,20 +187,20 @@ def test_an_experiment_decides_and_reports_only(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "exp")
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "dry_run"
     assert client().search_registered_models() == []
     spoil_weight()
-    assert parity.main() == DONE
-    assert promote.main() == DONE
+    assert parity.main() == Status.DONE
+    assert promote.main() == Status.DONE
     assert Decision.load(paths.DECISION).verdict == "FAIL"
     assert client().search_registered_models() == []
 
 
 def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
-    assert export.main() == DONE
+    assert export.main() == Status.DONE
     first, run = paths.ONNX.read_bytes(), page("export").info.run_id
-    assert export.main() == DONE
+    assert export.main() == Status.DONE
     assert paths.ONNX.read_bytes() == first
     assert page("export").info.run_id != run
     assert not (paths.ONNX.parent / "staging").exists()
@@ -228,13 +229,13 @@ def test_a_full_disk_loses_nothing(
     kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, paths.ONNX, paths.EVIDENCE)}
     with monkeypatch.context() as patch:
         patch.setattr(target, disk_full)
-        assert code_of(main) == COULD_NOT_JUDGE
+        assert code_of(main) == Status.NOT_JUDGED
     assert "No space left" in capsys.readouterr().err
     for path, content in kept.items():
         assert path == paths.EVIDENCE or path.read_bytes() == content
     runs = client().search_runs([client().get_experiment_by_name("parity-gate").experiment_id])
     assert all(run.info.status in ("FINISHED", "FAILED") for run in runs)
-    assert main() == DONE
+    assert main() == Status.DONE
 
 
 @pytest.mark.parametrize("main", [train.main, export.main, parity.main, promote.main])
@@ -245,7 +246,7 @@ def test_a_dead_server_is_told_by_every_stage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert code_of(main) == COULD_NOT_JUDGE
+    assert code_of(main) == Status.NOT_JUDGED
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error
     assert "Traceback" not in error
@@ -280,14 +281,14 @@ def test_what_is_torn_or_missing_is_named(
     measured: Path, spoil: Any, main: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil()
-    assert code_of(main) == COULD_NOT_JUDGE
+    assert code_of(main) == Status.NOT_JUDGED
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
 
 
 def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     registry = MlflowRegistry(tracking_uri())
     downloaded = registry.download("tiny", "1", tmp_path)
     golden = downloaded.parent / "golden"
@@ -304,7 +305,7 @@ def test_another_policy_gives_the_vectors_its_own_tolerances(
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 2.0e-4"))
     before = (paths.GOLDEN / "golden.json").read_bytes()
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     downloaded = MlflowRegistry(tracking_uri()).download("tiny", "1", tmp_path)
     (output,) = read_golden(downloaded.parent / "golden").golden.outputs
     assert output.max_abs_diff == 2e-4
@@ -313,7 +314,7 @@ def test_another_policy_gives_the_vectors_its_own_tolerances(
 
 def test_no_golden_vectors_no_promotion(measured: Path) -> None:
     (paths.GOLDEN / "golden.json").unlink()
-    assert code_of(promote.main) == COULD_NOT_JUDGE
+    assert code_of(promote.main) == Status.NOT_JUDGED
     assert client().search_registered_models() == []
-    assert parity.main() == DONE
-    assert promote.main() == DONE
+    assert parity.main() == Status.DONE
+    assert promote.main() == Status.DONE

@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
+from gate.commands.status import Status
 from gate.errors import EvidenceError
 from gate.records.evidence import Evidence
 from gate.registry.ledger import Ledger
@@ -18,7 +19,6 @@ from gate.storage.digest import Digest
 from pipelines import paths, promote, twin
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
-from pipelines.stage import DONE, REJECTED
 
 POLICY = {
     "precision": "quantized",
@@ -51,22 +51,22 @@ def name_a_twin(agreement: float = 0.9) -> None:
 
 
 def test_without_one_it_says_so_and_promotes_as_ever(measured: Path) -> None:
-    assert twin.main() == DONE
+    assert twin.main() == Status.DONE
     assert [path.name for path in paths.TWIN.iterdir()] == ["none.txt"]
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
     assert line.twin is None
 
 
 def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> None:
     name_a_twin()
-    assert twin.main() == DONE
+    assert twin.main() == Status.DONE
     file = paths.TWIN / "model.onnx"
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     assert evidence.subject.sha256 == Digest.of_file(file)
     assert evidence.export is not None
     assert evidence.export.settings["of_sha256"] == str(Digest.of_file(paths.ONNX))
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
     (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
     assert line.twin is not None
@@ -82,7 +82,7 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
 
 def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     name_a_twin(agreement=1.0)
-    assert twin.main() == DONE
+    assert twin.main() == Status.DONE
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     (runtime,) = evidence.runtimes
     seen = runtime.outputs[0].classification
@@ -91,14 +91,14 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     outputs = (runtime.outputs[0].model_copy(update={"classification": spoilt}),)
     runtimes = (runtime.model_copy(update={"outputs": outputs}),)
     evidence.model_copy(update={"runtimes": runtimes}).save(paths.TWIN / "gate" / "evidence.json")
-    assert promote.main() == REJECTED
+    assert promote.main() == Status.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
 
 
 def test_a_policy_that_names_one_needs_one(measured: Path) -> None:
-    assert twin.main() == DONE
+    assert twin.main() == Status.DONE
     name_a_twin()
     with pytest.raises(EvidenceError):
         promote.main()

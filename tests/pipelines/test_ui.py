@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
 from pipelines.run import known_run
-from pipelines.stage import DONE
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 
@@ -41,7 +41,7 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
 
 
 def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     assert ui.links("http://x")[-1] == "version: http://x/#/models/tiny/versions/1"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
     assert "make repro" in ui.links("http://x")[-1]
@@ -50,10 +50,10 @@ def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.Mon
 def test_with_a_server_only_its_links_are_printed(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export.main() == DONE
+    assert export.main() == Status.DONE
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1/")
     monkeypatch.setattr(sys, "argv", ["ui"])
-    assert ui.main() == DONE
+    assert ui.main() == Status.DONE
     printed = capsys.readouterr().out
     assert "http://127.0.0.1:1/#/experiments/" in printed
     assert "secret" not in printed
@@ -70,7 +70,7 @@ def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_the_server_comes_up_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
-    assert promote.main() == DONE
+    assert promote.main() == Status.DONE
     port = free_port()
     with subprocess.Popen(
         [sys.executable, "-m", "pipelines.ui", "--port", str(port)], cwd=measured, text=True,
