@@ -30,6 +30,7 @@ from gate.locate.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.policy.policy import Policy
 from gate.records.runtime import RuntimeName
 
@@ -119,7 +120,7 @@ def located(
     candidate = Candidate(file, read_subject(file))
     samples = Samples.of({"input": images})
     policy = Policy.default(task="classification")
-    found = locate(model, candidate, samples, policy=policy, runtime=runtime, limit=SAMPLES)
+    found = locate(Case(model, candidate, samples, policy=policy), runtime=runtime, limit=SAMPLES)
     return found.first_divergence
 
 

@@ -56,9 +56,11 @@ def measure_once(inputs: Path) -> dict[str, float]:
     import torch
     from torch import nn
 
+    from gate.onnxfile.candidate import Candidate
     from gate.onnxfile.subject import read_subject
     from gate.parity.arrays.samples import Samples
-    from gate.parity.measure import Candidate, measure
+    from gate.parity.case import Case
+    from gate.parity.measure import measure
     from gate.policy.policy import Bounds, Policy, RuntimePolicy
 
     torch.manual_seed(0)
@@ -81,7 +83,7 @@ def measure_once(inputs: Path) -> dict[str, float]:
     policy = Policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
     candidate = Candidate(file, read_subject(file))
     before = _peak_mib()
-    measurement = measure(model, candidate, Samples.open(inputs), policy=policy)
+    measurement = measure(Case(model, candidate, Samples.open(inputs), policy=policy))
     assert measurement.runtimes[0].outputs, measurement.runtimes[0].failure
     return {"peak_mib": _peak_mib(), "growth_mib": _peak_mib() - before}
 

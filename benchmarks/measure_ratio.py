@@ -24,9 +24,11 @@ import torch
 import torchvision
 from torch import nn
 
+from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
-from gate.parity.measure import Candidate, measure
+from gate.parity.case import Case
+from gate.parity.measure import measure
 from gate.policy.policy import Bounds, Policy, RuntimePolicy
 
 BATCH_SIZES = (8, 32)
@@ -107,7 +109,7 @@ def measured(model: nn.Module, file: Path, inputs: Path, *, batch_size: int) -> 
     """The same number from `measure`."""
     candidate = Candidate(file, read_subject(file))
     measurement = measure(
-        model, candidate, Samples.open(inputs), policy=POLICY, batch_size=batch_size
+        Case(model, candidate, Samples.open(inputs), policy=POLICY, batch_size=batch_size)
     )
     (runtime,) = measurement.runtimes
     assert runtime.failure is None, runtime.failure

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.decide.decision import Decision, decide
-from gate.locate.explanation import Case, explain
+from gate.locate.explanation import explain
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
+from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.export_note import ExportNote
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
-from gate.parity.measure import Candidate, measure
+from gate.parity.case import Case
+from gate.parity.measure import measure
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -104,13 +106,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Verdicted:
-    """The evidence, the decision on it, the policy that was applied, and after a rejection which
-    layer diverges first."""
+    """The evidence, the decision on it, what was judged, and after a rejection which layer diverges
+    first."""
 
     evidence: Evidence
     decision: Decision
-    policy: Policy
+    case: Case
     explanation: Explanation
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that was applied."""
+        return self.case.policy
 
 
 def check(
@@ -128,34 +135,48 @@ def check(
     changed meanwhile, or the record of the export is about another, EvidenceError if the model's
     source files changed meanwhile; a bad file is a returned decision.
     """
+    policy = policy or Policy.default()
+    evidence, case = evidence_on(
+        onnx, reference=reference, workload=workload, policy=policy, progress=progress
+    )
+    preprocessing = _preprocessing(policy, reference, workload, onnx)
+    evidence = evidence.model_copy(update={"preprocessing": preprocessing})
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    decision = decide(policy, evidence, decided_at=now)
+    return Verdicted(evidence, decision, case, explain(case, evidence, decision))
+
+
+def evidence_on(
+    onnx: Path,
+    *,
+    reference: Reference,
+    workload: Workload,
+    policy: Policy,
+    progress: Progress | None = None,
+) -> tuple[Evidence, Case]:
+    """All that is measured on the file but parity of preprocessing, and what it was measured on.
+
+    Raises as `check`.
+    """
     subject = read_subject(onnx)
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
-    if policy is None:
-        policy = Policy.default()
-    candidate = Candidate(onnx, subject)
     code = reference.source.code or code_of(reference.model)
-    measurement = measure(
+    case = Case(
         reference.model,
-        candidate,
+        Candidate(onnx, subject),
         workload.samples,
-        policy=policy,
-        batch_size=workload.batch_size,
-        labels=workload.labels,
-        progress=progress,
+        policy,
+        workload.batch_size,
+        workload.labels,
     )
+    measurement = measure(case, progress=progress)
     verify_unchanged(code)
     source = reference.source.model_copy(
         update={"labels_sha256": workload.labels_sha256, "code": code}
     )
     export = reference.note.record if reference.note else reference.export
-    evidence = measurement.evidence(subject, source=source, export=export)
-    preprocessing = _preprocessing(policy, reference, workload, onnx)
-    evidence = evidence.model_copy(update={"preprocessing": preprocessing})
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    decision = decide(policy, evidence, decided_at=now)
-    case = Case(reference.model, candidate, workload.samples, policy)
-    return Verdicted(evidence, decision, policy, explain(case, evidence, decision))
+    return measurement.evidence(subject, source=source, export=export), case
 
 
 def _preprocessing(

@@ -26,6 +26,7 @@ from gate.errors import ExportError, GateError, first_line
 from gate.export.export import Exported, export_model
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
@@ -176,11 +177,13 @@ class _Bench:
     def _parities(self, exported: Exported) -> tuple[TrialParity, ...]:
         policy = _policy(samples=len(self._workload.samples))
         measured = measure(
-            self._reference.model,
-            Candidate(exported.path, exported.subject),
-            self._workload.samples,
-            policy=policy,
-            batch_size=self._workload.batch_size,
+            Case(
+                self._reference.model,
+                Candidate(exported.path, exported.subject),
+                self._workload.samples,
+                policy=policy,
+                batch_size=self._workload.batch_size,
+            )
         )
         evidence = measured.evidence(exported.subject, source=self._reference.source)
         decision = decide(policy, evidence, decided_at=evidence.measured_at)

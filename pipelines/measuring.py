@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from gate.check import parity_of_preprocessing
+from gate.check import Reference, Workload, evidence_on, parity_of_preprocessing
+from gate.commands.progress import bar
 from gate.errors import EvidenceError, GateError
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
-from gate.locate.explanation import Case
 from gate.model.code import code_of
-from gate.model.modules import verify_unchanged
-from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
-from gate.parity.measure import Candidate, measure
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -23,7 +22,6 @@ from gate.storage import atomic
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
-from pipelines.progress import bar
 
 
 def measured(
@@ -37,36 +35,20 @@ def measured(
     params = ModelParams.load()
     model, checkpoint = trained(params)
     code = code_of(model, factory=params.name)
-    subject = read_subject(onnx)
+    used = source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
     samples = Samples.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
-    candidate = Candidate(onnx, subject)
-    with bar(title, len(samples)) as advance:
-        done = 0
-
-        def progress(samples_done: int, _total: int) -> None:
-            nonlocal done
-            advance(samples_done - done, "")
-            done = samples_done
-
-        measurement = measure(
-            model,
-            candidate,
-            samples,
+    workload = Workload(samples, labels, source.labels_sha256, ParityParams.load().batch_size)
+    with bar(title) as progress:
+        return evidence_on(
+            onnx,
+            reference=Reference(model, used, export),
+            workload=workload,
             policy=policy,
-            batch_size=ParityParams.load().batch_size,
-            labels=labels,
             progress=progress,
         )
-    verify_unchanged(code)
-    evidence = measurement.evidence(
-        subject,
-        source=source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code}),
-        export=export,
-    )
-    return evidence, Case(model, candidate, samples, policy)
 
 
 def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
@@ -95,16 +77,14 @@ def write_golden(folder: Path, case: Case, evidence: Evidence) -> None:
     unmade = folder / "unmade.txt"
     pictures = sorted(paths.PICTURES.glob("*.png"))
     places = [int(path.stem) for path in pictures]
+    kept = len(places) >= SAMPLES
     try:
         write_golden_of(
             folder,
-            case.model,
-            case.candidate,
-            case.samples.pick(places) if len(places) >= SAMPLES else case.samples,
-            policy=case.policy,
+            replace(case, samples=case.samples.pick(places)) if kept else case,
             evidence=evidence,
         )
-        if len(places) >= SAMPLES:
+        if kept:
             add_pictures(folder, PreprocessSpec.load(paths.PREPROCESSING), pictures)
     except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
         (folder / GOLDEN_JSON).unlink(missing_ok=True)

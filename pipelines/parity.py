@@ -12,8 +12,9 @@ import json
 
 from gate.commands.status import Status
 from gate.decide.decision import decide
-from gate.locate.explanation import Case, explain
+from gate.locate.explanation import explain
 from gate.onnxfile.subject import read_subject
+from gate.parity.case import Case
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
 from gate.report import localisation, plots

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gate.records import names
+
 PARAMS = Path("params.yaml")
 
 DATA = Path("data")
@@ -25,15 +27,15 @@ REPORTS = Path("reports")
 TRAIN_METRICS = REPORTS / "train.json"
 TRAIN_CURVES = REPORTS / "train.csv"
 EXPORT_REPORT = REPORTS / "export.json"
-EVIDENCE = REPORTS / "evidence.json"
-EXPLANATION = REPORTS / "explanation.json"
-GOLDEN = REPORTS / "golden"
+EVIDENCE = REPORTS / names.EVIDENCE
+EXPLANATION = REPORTS / names.EXPLANATION
+GOLDEN = REPORTS / names.GOLDEN
 PARITY_METRICS = REPORTS / "parity.json"
-PLOTS = REPORTS / "plots"
+PLOTS = REPORTS / names.PLOTS
 CONFIDENCE_BY_CLASS = REPORTS / "confidence_by_class.csv"
-DECISION = REPORTS / "decision.json"
+DECISION = REPORTS / names.DECISION
 PROMOTION = REPORTS / "promotion.json"
-PAGE = REPORTS / "report.html"
+PAGE = REPORTS / names.PAGE
 
 
 def run_reference(stage: str) -> Path:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from gate.commands.progress import bar
 from gate.commands.status import Status
 from gate.errors import DataError
 from gate.storage import atomic
@@ -20,7 +21,6 @@ from gate.storage.digest import Digest
 from pipelines import paths, stage
 from pipelines.images import Source, open_source
 from pipelines.params import PrepareParams
-from pipelines.progress import bar
 
 
 def main() -> int:
@@ -28,13 +28,13 @@ def main() -> int:
     params = PrepareParams.load()
     source = open_source(params)
     train, evaluation = split(source.labels, share=params.eval_share, seed=params.seed)
-    with bar("prepare", len(source.labels)) as advance:
+    with bar("prepare", total=len(source.labels)) as progress:
         for indices, images, labels in (
             (train, paths.TRAIN_IMAGES, paths.TRAIN_LABELS),
             (evaluation, paths.EVAL_IMAGES, paths.EVAL_LABELS),
         ):
             for _ in _write_samples(source, indices, images):
-                advance(1, images.name)
+                progress.step(images.name)
             with _npy(labels, np.dtype(np.int64), (len(indices),)) as stream:
                 stream.write(source.labels[indices].tobytes())
     _write_pictures(source, evaluation, count=params.pictures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from gate.commands.progress import Bar, bar
 from gate.commands.status import Status
 from gate.errors import DataError, ModelError
 from gate.model.loading import load_checkpoint, save_checkpoint
@@ -22,7 +23,6 @@ from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.model import build, check_labels
 from pipelines.params import ModelParams, RegistryParams, TrainParams
-from pipelines.progress import bar
 from pipelines.run import Tracker
 from pipelines.run_page import RunPage
 
@@ -94,16 +94,16 @@ def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
     # Down to zero at the end: the last steps settle, so that the result hardly depends on luck.
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params.epochs)
     history: list[Epoch] = []
-    with bar("train", params.epochs * batches) as advance:
+    with bar("train", total=params.epochs * batches) as progress:
         for number in range(1, params.epochs + 1):
             shuffled = torch.randperm(len(train.labels), generator=shuffle)
             order = torch.split(shuffled, params.batch_size)
-            loss = _train_epoch(model, optimizer, train, order, advance)
+            loss = _train_epoch(model, optimizer, train, order, progress)
             decay.step()
             eval_loss, accuracy = _evaluate(model, held_out)
             epoch = Epoch(number, loss, eval_loss, accuracy)
             history.append(epoch)
-            advance(0, f"epoch {number}: {accuracy:.2%} held out")
+            progress.step(f"epoch {number}: {accuracy:.2%} held out", steps=0)
             numbers = {key: value for key, value in asdict(epoch).items() if key != "epoch"}
             page.metrics(numbers, step=number)
     return history
@@ -114,7 +114,7 @@ def _train_epoch(
     optimizer: torch.optim.Optimizer,
     train: Split,
     order: tuple[torch.Tensor, ...],
-    advance: Callable[[int, str], None],
+    progress: Bar,
 ) -> float:
     """One pass; returns the mean loss. Raises ModelError as soon as it is not finite."""
     model.train()
@@ -133,7 +133,7 @@ def _train_epoch(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         total, samples = total + loss.item() * len(indices), samples + len(indices)
-        advance(1, f"loss {loss.item():.3f}")
+        progress.step(f"loss {loss.item():.3f}")
     return total / samples
 
 

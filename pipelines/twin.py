@@ -10,11 +10,12 @@ from typing import Any
 
 from gate.commands.status import Status
 from gate.policy.policy import Policy
+from gate.records.names import EVIDENCE
 from gate.registry.records import RECORDS
 from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.params import ParityParams, load_policy, load_quantize
-from pipelines.twin_files import EVIDENCE, NAME
+from pipelines.twin_files import NAME
 
 
 def main() -> int:

@@ -9,13 +9,13 @@ from gate.golden.folder import GOLDEN_JSON
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.records.names import EVIDENCE
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS
 from pipelines import paths
 
 NAME = "model.onnx"
-EVIDENCE = "evidence.json"
 
 
 def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | None:

@@ -19,6 +19,7 @@ from gate.locate.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.policy.policy import Policy
 from gate.records.localisation import Localisation
 
@@ -69,7 +70,8 @@ def judge(fault: Fault, exporter: Exporter) -> Outcome:
         start = time.perf_counter()
         try:
             found = locate(
-                model, candidate, Samples.of(samples), policy=Policy.default(), runtime="ort-cpu"
+                Case(model, candidate, Samples.of(samples), policy=Policy.default()),
+                runtime="ort-cpu",
             )
         except Exception as error:
             return outcome(False, cause=f"{type(error).__name__}: {error}"[:400])

@@ -6,9 +6,11 @@ import numpy as np
 
 from benchmarks.peers.case import Case
 from gate.check import Reference, Workload, check
+from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
+from gate.parity import case as judged
 from gate.parity.arrays.samples import Samples
-from gate.parity.measure import Candidate, measure
+from gate.parity.measure import measure
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import ExportRecord, Source
 
@@ -36,7 +38,9 @@ def measured(case: Case) -> float:
     """The largest difference with ONNX Runtime unoptimised, and every metric, no instrument."""
     candidate = Candidate(case.file, read_subject(case.file))
     measurement = measure(
-        case.model, candidate, _samples(case), policy=SAMPLES_ONLY, batch_size=case.batch_size
+        judged.Case(
+            case.model, candidate, _samples(case), policy=SAMPLES_ONLY, batch_size=case.batch_size
+        )
     )
     (runtime,) = measurement.runtimes
     if runtime.failure is not None:

@@ -16,7 +16,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.check import Reference, Verdicted, Workload
+    from gate.check import Verdicted
     from gate.policy.policy import Policy, Role, Task
 
 _TASKS = ("auto", "classification", "tensors")
@@ -115,6 +115,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
 def _judge(question: _Question) -> Outcome:
     from gate.check import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
+    from gate.records.names import GOLDEN
     from gate.report import folder
 
     policy, labels = _policy(question), question["labels"]
@@ -140,7 +141,7 @@ def _judge(question: _Question) -> Outcome:
     decision, evidence = verdicted.decision, verdicted.evidence
     if question["report"] is not None:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
-        _write_golden(question["report"] / "golden", reference, workload, verdicted, question)
+        _write_golden(question["report"] / GOLDEN, verdicted)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -174,29 +175,15 @@ def _role(text: str) -> tuple[str, Role]:
     return name, role  # type: ignore[return-value]
 
 
-def _write_golden(
-    folder: Path,
-    reference: Reference,
-    workload: Workload,
-    verdicted: Verdicted,
-    question: _Question,
-) -> None:
+def _write_golden(folder: Path, verdicted: Verdicted) -> None:
     """What a consumer of a file that passed will compare with; else nothing of an earlier one."""
     from gate.golden.folder import GOLDEN_JSON
-    from gate.onnxfile.candidate import Candidate
     from gate.parity.golden import write_golden_of
 
-    if not verdicted.decision.passed:
+    if verdicted.decision.passed:
+        write_golden_of(folder, verdicted.case, evidence=verdicted.evidence)
+    else:
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
-        return
-    write_golden_of(
-        folder,
-        reference.model,
-        Candidate(question["model"], verdicted.evidence.subject),
-        workload.samples,
-        policy=verdicted.policy,
-        evidence=verdicted.evidence,
-    )
 
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:

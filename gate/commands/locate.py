@@ -10,6 +10,7 @@ import click
 from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
+from gate.parity.case import Case
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,10 +97,7 @@ def _locate(question: _Question) -> Outcome:
     subject = read_subject(question["model"])
     reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
     found = locate(
-        reference.model,
-        Candidate(question["model"], subject),
-        samples,
-        policy=policy,
+        Case(reference.model, Candidate(question["model"], subject), samples, policy=policy),
         runtime=question["runtime"],
         limit=question["samples"],
     )

@@ -13,6 +13,7 @@ from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.promoted import promoted
 from gate.errors import PolicyError
+from gate.records.names import DECISION, EVIDENCE, GOLDEN
 
 if TYPE_CHECKING:
     from gate.decide.decision import Decision
@@ -94,8 +95,8 @@ def _promote(request: _Request) -> Outcome:
     from gate.report.markdown import describe
 
     uri = tracking_uri(request["tracking_uri"])
-    evidence = Evidence.load(request["report"] / "evidence.json")
-    decision = Decision.load(request["report"] / "decision.json")
+    evidence = Evidence.load(request["report"] / EVIDENCE)
+    decision = Decision.load(request["report"] / DECISION)
     policy = _policy(request["policy"], decision)
     if evidence.source.preprocess_sha256 is not None and request["preprocessing"] is None:
         raise click.UsageError(
@@ -124,8 +125,10 @@ def _promote(request: _Request) -> Outcome:
 
 def _golden(report: Path) -> Path | None:
     """Those of the report; releases of before there were any have none."""
-    beside = report / "golden"
-    return beside if (beside / "golden.json").exists() else None
+    from gate.golden.folder import GOLDEN_JSON
+
+    beside = report / GOLDEN
+    return beside if (beside / GOLDEN_JSON).exists() else None
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:
@@ -137,8 +140,8 @@ def _twin(path: Path | None, report: Path | None) -> Judged | None:
         return None
     return Judged(
         onnx_path=path,
-        evidence=Evidence.load(report / "evidence.json"),
-        decision=Decision.load(report / "decision.json"),
+        evidence=Evidence.load(report / EVIDENCE),
+        decision=Decision.load(report / DECISION),
         golden=_golden(report),
     )
 

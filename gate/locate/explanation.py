@@ -5,33 +5,19 @@ It comes after the verdict and never changes it; what breaks in it is told, not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import nn
+from dataclasses import replace
 
 from gate.decide.checks import CheckResult, Verdict
 from gate.decide.decision import Decision
 from gate.locate.locate import locate
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.track import describe_failure
-from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.localisation import Explanation
 from gate.records.runtime import RUNTIMES
 
 SAMPLES = 8
 """Samples on which the layers are compared."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """The model, the file and the samples that were measured, and the policy."""
-
-    model: nn.Module
-    candidate: Candidate
-    samples: Samples
-    policy: Policy
 
 
 def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
@@ -45,10 +31,7 @@ def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
     places = _places(case, runtime)
     try:
         found = locate(
-            case.model,
-            case.candidate,
-            case.samples.pick(places),
-            policy=case.policy,
+            replace(case, samples=case.samples.pick(places)),
             runtime=runtime.runtime,
             limit=len(places),
         )

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from gate.errors import EvidenceError, GateError
 from gate.locate.bench import BUDGET, Bench
@@ -21,10 +20,7 @@ from gate.locate.sides import ModelSide
 from gate.locate.telling import Findings, tell
 from gate.locate.values import Survey
 from gate.locate.verdicts import Limits
-from gate.model.call import parameters
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import bind
-from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import private_copy
@@ -37,42 +33,27 @@ _FIRST = 2
 """Samples on which tensors are matched and the float64 reference runs."""
 
 
-def locate(  # noqa: PLR0913
-    model: nn.Module,
-    candidate: Candidate,
-    samples: Samples,
-    *,
-    policy: Policy,
-    runtime: RuntimeName,
-    limit: int = 8,
-    budget: int = BUDGET,
+def locate(
+    case: Case, *, runtime: RuntimeName, limit: int = 8, budget: int = BUDGET
 ) -> Localisation:
-    """Compare every layer of the file in `runtime` with the modules of `model`.
+    """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
-    bytes of tensors that are held at a time on each side. `model` and all global switches are
+    bytes of tensors that are held at a time on each side. The model and all global switches are
     afterwards as they were.
 
     Raises InputMismatch and DataError for samples that don't fit, ModelError and EvidenceError
     where the model or the file can't compute them or nothing can be matched, DigestMismatch if
     the file is not the one that `candidate.subject` describes.
     """
-    subject = candidate.subject
-    if policy.nonfinite == "same_places":
-        samples = samples.with_gaps()
-    binding = bind(
-        subject.inputs,
-        samples.specs,
-        count=len(samples),
-        batch_size=_FIRST,
-        parameters=parameters(model),
-    )
+    candidate, samples, policy = case.candidate, case.inputs, case.policy
+    binding = case.bind(batch_size=_FIRST)
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
     with _switched(policy):
         graph = FileGraph(candidate)
-        side = ModelSide(private_copy(model, device="cpu"), binding)
+        side = ModelSide(private_copy(case.model, device="cpu", double=binding.double), binding)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, budget)

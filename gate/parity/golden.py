@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from gate.errors import OutputMismatch
 from gate.golden.folder import Array, ExpectedOutput, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances
-from gate.model.call import parameters
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import Binding, bind
+from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
-from gate.parity.float64.precision import keeps_double
+from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
 from gate.parity.stand import ReferencePass
-from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 
 SAMPLES = 8
@@ -31,42 +26,28 @@ _CHOICE = 4
 _RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
 
 
-def write_golden_of(
-    folder: Path,
-    model: nn.Module,
-    candidate: Candidate,
-    samples: Samples,
-    *,
-    policy: Policy,
-    evidence: Evidence,
-) -> Golden:
+def write_golden_of(folder: Path, case: Case, *, evidence: Evidence) -> Golden:
     """Write golden vectors of the measured file: some samples and the reference's outputs.
 
     The samples are spread over the data. Where there are logits, samples come first whose margin
     (largest minus second largest logit) is more than twice the tolerance: a runtime within the
     tolerance can't give them another answer. The tolerances are those of
-    `gate.golden.tolerance.tolerances`. The reference is a copy of `model` as `measure` makes it;
-    `model` and all global switches are afterwards as they were.
+    `gate.golden.tolerance.tolerances`. The reference is a copy of the model as `measure` makes it;
+    the model and all global switches are afterwards as they were.
 
     Raises InputMismatch for samples that don't fit, OutputMismatch where the reference has another
     number of outputs than the file, EvidenceError where it can't be computed or has only NaN to
     say, StorageError.
     """
-    subject = candidate.subject
-    if policy.nonfinite == "same_places":
-        samples = samples.with_gaps()
-    binding = bind(
-        subject.inputs,
-        samples.specs,
-        count=len(samples),
-        batch_size=min(SAMPLES, len(samples)),
-        parameters=parameters(model),
-    )
-    binding = replace(binding, double=keeps_double(model, subject))
+    subject, policy = case.candidate.subject, case.policy
+    samples = case.inputs
+    binding = case.bind(batch_size=min(SAMPLES, len(samples)))
     names = [spec.name for spec in subject.outputs]
     allowed = tolerances(policy, evidence)
     with deterministic(policy.determinism):
-        reference = ReferencePass(private_copy(model, device="cpu", double=binding.double), binding)
+        reference = ReferencePass(
+            private_copy(case.model, device="cpu", double=binding.double), binding
+        )
         chosen = samples.pick(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))
         outputs = reference.run(batch)
@@ -84,7 +65,7 @@ def write_golden_of(
         folder,
         model=GoldenModel(
             sha256=subject.sha256,
-            file=candidate.path.name,
+            file=case.candidate.path.name,
             external_data=subject.external_data,
         ),
         inputs=binding.by_input(batch),

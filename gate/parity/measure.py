@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import DataError, EvidenceError
-from gate.model.call import parameters
 from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import Binding, bind
-from gate.parity.arrays.samples import Samples, check_labels
+from gate.parity.arrays.binding import Binding
+from gate.parity.arrays.samples import check_labels
+from gate.parity.case import Case
 from gate.parity.examination import Examination
-from gate.parity.float64.precision import keeps_double
 from gate.parity.float64.second_look import RoundingFloor, look_again
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
@@ -46,7 +43,7 @@ from gate.records.evidence import (
 from gate.records.instruments import GraphReport, TraceSearch
 from gate.records.runtime import RUNTIMES
 
-__all__ = ["Candidate", "Measurement", "measure"]
+__all__ = ["Measurement", "measure"]
 
 
 @dataclass(frozen=True)
@@ -84,20 +81,11 @@ class Measurement:
         )
 
 
-def measure(  # noqa: PLR0913
-    model: nn.Module,
-    candidate: Candidate,
-    samples: Samples,
-    *,
-    policy: Policy,
-    batch_size: int = 32,
-    labels: NDArray[np.int64] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Measurement:
-    """Compare the file with `model` on all samples, in every runtime that the policy asks for.
+def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -> Measurement:
+    """Compare the file with the model on all samples, in every runtime that the policy asks for.
 
-    The reference is a copy of `model` on the CPU, in eval mode, in float32 but for what the file
-    has in float64 too (`gate.parity.float64.precision`); `model` and all global switches are
+    The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
+    has in float64 too (`gate.parity.float64.precision`); the model and all global switches are
     afterwards as they were. A file with a fixed batch axis is measured with that batch size.
     `progress` is called with (samples done, samples in all), those that stability and probes
     compute after the dataset's included.
@@ -107,18 +95,9 @@ def measure(  # noqa: PLR0913
     reference itself can't be computed, DigestMismatch if the file is not (any more) the one
     that `candidate.subject` describes.
     """
-    if policy.nonfinite == "same_places":
-        samples = samples.with_gaps()
-    binding = bind(
-        candidate.subject.inputs,
-        samples.specs,
-        count=len(samples),
-        batch_size=batch_size,
-        parameters=parameters(model),
-    )
-    binding = replace(binding, double=keeps_double(model, candidate.subject))
-    if labels is not None:
-        labels = check_labels(labels, samples=len(samples))
+    candidate, samples, policy = case.candidate, case.inputs, case.policy
+    binding = case.bind()
+    labels = None if case.labels is None else check_labels(case.labels, samples=len(samples))
     names = [spec.name for spec in candidate.subject.outputs]
     tracks = [
         Track(name, names)
@@ -126,7 +105,7 @@ def measure(  # noqa: PLR0913
         if runtime.required != "never"
     ]
     with deterministic(policy.determinism) as switches:
-        own = private_copy(model, device="cpu", double=binding.double)
+        own = private_copy(case.model, device="cpu", double=binding.double)
         reference = ReferencePass(own, binding)
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))

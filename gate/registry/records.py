@@ -12,10 +12,10 @@ from pathlib import Path
 from gate.decide.decision import Decision
 from gate.errors import EvidenceError
 from gate.records.evidence import Evidence
+from gate.records.names import DECISION, EVIDENCE
 
 RECORDS = "gate"
 """The folder of the records, beside the ONNX file."""
-_EVIDENCE, _DECISION = "evidence.json", "decision.json"
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Records:
 
     def write(self, folder: Path) -> None:
         """Write both. Raises StorageError."""
-        self.evidence.save(folder / _EVIDENCE)
-        self.decision.save(folder / _DECISION)
+        self.evidence.save(folder / EVIDENCE)
+        self.decision.save(folder / DECISION)
 
     @classmethod
     def beside(cls, onnx_path: Path) -> Records:
         """The records beside a downloaded file. Raises EvidenceError where they are not whole."""
         folder = onnx_path.parent / RECORDS
-        missing = [name for name in (_EVIDENCE, _DECISION) if not (folder / name).is_file()]
+        missing = [name for name in (EVIDENCE, DECISION) if not (folder / name).is_file()]
         if missing:
             raise EvidenceError(
                 f"the version has no {' and no '.join(missing)} beside its file: it was not "
                 "promoted by this version of the gate. Promote the file anew."
             )
-        return cls(Evidence.load(folder / _EVIDENCE), Decision.load(folder / _DECISION))
+        return cls(Evidence.load(folder / EVIDENCE), Decision.load(folder / DECISION))

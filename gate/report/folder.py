@@ -8,6 +8,7 @@ from pathlib import Path
 from gate.decide.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
+from gate.records.names import DECISION, EVIDENCE, LOCALISATION, MARKDOWN, PAGE, PLOTS
 from gate.report import html, localisation, markdown, plots
 from gate.storage import atomic
 
@@ -28,21 +29,21 @@ def write(
     if explanation.localisation is not None:
         drawn["localisation"] = localisation.chart(explanation.localisation)
     texts = {
-        "evidence.json": evidence.to_json(indent=2) + "\n",
-        "decision.json": decision.to_json(indent=2) + "\n",
-        "report.md": markdown.describe(decision, evidence, links or {}, explanation),
-        "report.html": html.page(decision, evidence, drawn, explanation),
+        EVIDENCE: evidence.to_json(indent=2) + "\n",
+        DECISION: decision.to_json(indent=2) + "\n",
+        MARKDOWN: markdown.describe(decision, evidence, links or {}, explanation),
+        PAGE: html.page(decision, evidence, drawn, explanation),
     }
     if explanation.localisation is not None:
-        texts["localisation.json"] = explanation.localisation.to_json(indent=2) + "\n"
+        texts[LOCALISATION] = explanation.localisation.to_json(indent=2) + "\n"
     contents = {name: text.encode() for name, text in texts.items()}
-    contents |= {f"plots/{name}.png": png for name, png in drawn.items()}
+    contents |= {f"{PLOTS}/{name}.png": png for name, png in drawn.items()}
     for name, content in contents.items():
         atomic.write_bytes(folder / name, content)
     if explanation.localisation is None:
-        (folder / "localisation.json").unlink(missing_ok=True)
+        (folder / LOCALISATION).unlink(missing_ok=True)
     for name in (*plots.NAMES, "localisation"):
         if name not in drawn:
             # Of an earlier report in this folder: nobody should take it for this one's.
-            (folder / "plots" / f"{name}.png").unlink(missing_ok=True)
+            (folder / PLOTS / f"{name}.png").unlink(missing_ok=True)
     return tuple(folder / name for name in contents)

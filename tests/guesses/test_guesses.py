@@ -17,6 +17,7 @@ from gate.golden.verify import verify_golden
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.golden import write_golden_of
 from gate.policy.policy import Instruments, Policy
 from tests.guesses import nets
@@ -212,8 +213,7 @@ def test_nan_in_the_same_places_passes_where_the_policy_says_so(tmp_path: Path) 
     assert allowed.decision.verdict is Verdict.PASS, allowed.decision.problems
     golden = tmp_path / "golden"
     samples, candidate = Samples.of({"input": nets.inputs(48)}), Candidate(path, read_subject(path))
-    write_golden_of(golden, net, candidate, samples, policy=allowed.policy,
-                    evidence=allowed.evidence)  # fmt: skip
+    write_golden_of(golden, Case(net, candidate, samples, policy=allowed.policy), evidence=allowed.evidence)  # fmt: skip
     assert verify_golden(path, golden).passed
     moved = exported(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
     assert not verify_golden(moved, golden).passed

@@ -17,6 +17,7 @@ from gate.locate.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
 
@@ -105,7 +106,7 @@ def test_it_is_localised_with_what_only_the_model_takes(tmp_path: Path) -> None:
     model = Tagger(masked=True).eval()
     path = file_without_mask(model, tmp_path / "model.onnx")
     candidate = Candidate(path, read_subject(path))
-    found = locate(model, candidate, samples(None), policy=POLICY, runtime="ort-cpu")
+    found = locate(Case(model, candidate, samples(None), policy=POLICY), runtime="ort-cpu")
     assert found.first_divergence is not None
 
 

@@ -19,6 +19,7 @@ from gate.locate.bench import BUDGET
 from gate.locate.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.policy.policy import DeterminismPolicy
 from gate.records.localisation import LayerRow, Localisation
 from gate.records.runtime import RuntimeName
@@ -206,7 +207,7 @@ def found(
     """What `locate` finds."""
     samples = Samples.of(inputs if isinstance(inputs, Mapping) else {"input": inputs})
     return locate(
-        model, candidate, samples, policy=POLICY, runtime=runtime, limit=limit, budget=budget
+        Case(model, candidate, samples, policy=POLICY), runtime=runtime, limit=limit, budget=budget
     )
 
 

@@ -29,6 +29,7 @@ from gate.locate.locate import locate
 from gate.locate.runs import PieceSession
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.records.localisation import Localisation
 from tests.locate import nets
 from tests.locate.nets import (
@@ -777,10 +778,7 @@ def test_a_model_in_training_mode_is_compared_in_eval_mode(made):
 def test_the_samples_of_a_library_caller(made):
     """Without a budget or a limit."""
     model, candidate = made(Shared)
-    told = locate(
-        model, candidate, Samples.of({"input": np.concatenate([VECTORS, VECTORS])}),
-        policy=nets.POLICY, runtime="ort-cpu",
-    )  # fmt: skip
+    told = locate(Case(model, candidate, Samples.of({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
     assert told.samples == 8
 
 

@@ -12,6 +12,7 @@ from gate.decide.checks import Verdict
 from gate.decide.rules import all_checks
 from gate.parity import measure as measuring
 from gate.parity.arrays.binding import bind
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners import environment
 from gate.parity.runners.torch_runner import TorchRunner
@@ -39,7 +40,7 @@ def said_to_be_there(monkeypatch):
 @NO_DEVICE
 def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
     policy = tiny.policy("ort-cpu", "torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    cpu, *cuda = measure(model, good, tiny.samples(), policy=policy).runtimes
+    cpu, *cuda = measure(Case(model, good, tiny.samples(), policy=policy)).runtimes
     assert cpu.outputs
     for runtime in cuda:
         assert "no CUDA device on this machine" in runtime.absent_reason
@@ -57,7 +58,7 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     policy = tiny.policy("torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    by_torch, *by_ort = measure(model, good, tiny.samples(), policy=policy).runtimes
+    by_torch, *by_ort = measure(Case(model, good, tiny.samples(), policy=policy)).runtimes
     assert by_torch.absent_reason is None
     assert "PyTorch sees none" in by_torch.failure
     assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
@@ -105,7 +106,7 @@ def checks(candidate, measurement, policy):
 
 def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):
     policy = tiny.policy("ort-cuda")
-    measurement = measure(model, good, tiny.samples(), policy=policy)
+    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
     (runtime,) = measurement.runtimes
     assert runtime.providers_active == (CUDA, CPU)
     assert CUDA not in runtime.nodes_per_provider
@@ -128,7 +129,7 @@ def test_provider_options_are_those_that_the_session_reports(
 ):
     monkeypatch.setattr(SaysCuda, "options", reported)
     policy = tiny.policy("ort-cuda")
-    measurement = measure(model, good, tiny.samples(), policy=policy)
+    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
     assert measurement.runtimes[0].session_options["device_id"] == "0"
     assert checks(good, measurement, policy)["session"].verdict is verdict
 

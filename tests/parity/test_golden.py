@@ -19,6 +19,7 @@ from gate.golden.verify import verify_golden
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
 from gate.policy.policy import Instruments, Policy
 from gate.records.strategy import ExportSettings
@@ -51,10 +52,9 @@ def _write(folder: Path, path: Path, judged, **changed) -> Golden:
     fields = {"model": reference.model, "samples": workload.samples} | changed
     return write_golden_of(
         folder,
-        fields["model"],
-        Candidate(path, read_subject(path)),
-        fields["samples"],
-        policy=POLICY,
+        Case(
+            fields["model"], Candidate(path, read_subject(path)), fields["samples"], policy=POLICY
+        ),
         evidence=verdicted.evidence,
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from gate.decide.checks import Verdict
 from gate.decide.decision import decide
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.environment import cuda_absent_reason
 from gate.policy.policy import Policy
@@ -21,7 +22,7 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     model = tiny.net()
     candidate = tiny.export(model, tmp_path / "model.onnx")
     policy = Policy.default()
-    measurement = measure(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
+    measurement = measure(Case(model, candidate, tiny.samples(64), policy=policy, batch_size=8))
     evidence = tiny.evidence(candidate, measurement)
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
     assert decision.verdict is Verdict.PASS, [check.explanation for check in decision.problems]

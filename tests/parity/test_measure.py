@@ -15,6 +15,7 @@ from gate.decide.decision import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.storage.digest import Digest
 from tests.parity import tiny
@@ -41,10 +42,7 @@ def test_a_correct_export_passes(model, good):
     samples = tiny.samples(21)
     labels = np.arange(21) % tiny.CLASSES
     seen = []
-    measurement = measure(
-        model, good, samples, policy=policy, batch_size=4, labels=labels,
-        progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+    measurement = measure(Case(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
 
     total = seen[-1][1]
     assert seen[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
@@ -79,7 +77,7 @@ def test_numbers_are_those_of_a_plain_loop(model, good):
     import onnxruntime
 
     x = tiny.images(9)
-    (runtime,) = measure(model, good, Samples.of({"x": x}), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(model, good, Samples.of({"x": x}), policy=tiny.policy())).runtimes
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(good.path), options)
@@ -120,7 +118,7 @@ def divided_by_zero(proto):
 def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, spoil):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(model, bad, tiny.samples(), policy=policy)
+    measurement = measure(Case(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         (output,) = runtime.outputs
@@ -167,7 +165,7 @@ def double_output(proto):
 def test_other_outputs_are_a_failure_in_words(model, good, tmp_path, spoil, words):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(model, bad, tiny.samples(), policy=policy)
+    measurement = measure(Case(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert words in runtime.failure
         assert runtime.outputs == ()
@@ -180,13 +178,13 @@ def test_a_missing_output_is_a_failure(good):
             y = super().forward(x)
             return y, y
 
-    measurement = measure(TwoOutputs(), good, tiny.samples(), policy=tiny.policy())
+    measurement = measure(Case(TwoOutputs(), good, tiny.samples(), policy=tiny.policy()))
     assert "the model returns 2" in measurement.runtimes[0].failure
 
 
 def test_a_renamed_output_is_measured_under_the_file_s_name(model, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    (runtime,) = measure(model, renamed, tiny.samples(), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(model, renamed, tiny.samples(), policy=tiny.policy())).runtimes
     assert [output.name for output in runtime.outputs] == ["scores"]
 
 
@@ -195,7 +193,7 @@ def test_another_file_than_the_described_one_is_a_failure_of_every_runtime(model
     wrong = Candidate(
         renamed.path, good.subject.model_copy(update={"sha256": renamed.subject.sha256})
     )
-    (runtime,) = measure(model, wrong, tiny.samples(), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(model, wrong, tiny.samples(), policy=tiny.policy())).runtimes
     assert "['scores']" in runtime.failure
     assert "['logits']" in runtime.failure
 
@@ -207,18 +205,18 @@ def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
 
     baked = tiny.export(Baked(), tmp_path / "baked.onnx")
     policy = tiny.policy()
-    measurement = measure(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2)
+    measurement = measure(Case(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2))
     assert measurement.runtimes[0].failure is not None
     assert judged(baked, measurement, policy).verdict is Verdict.FAIL
 
 
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
-    measurement = measure(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32)
+    measurement = measure(Case(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32))
     assert measurement.runtimes[0].latency.batch_size == 2
     assert measurement.runtimes[0].outputs[0].samples == 6
     with pytest.raises(InputMismatch, match="7 samples are no multiple"):
-        measure(model, fixed, tiny.samples(7), policy=tiny.policy())
+        measure(Case(model, fixed, tiny.samples(7), policy=tiny.policy()))
 
 
 TWO = {
@@ -242,7 +240,7 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
     np.savez(tmp_path / "x.npz", **arrays)
     policy = tiny.policy(*CPU, task="classification", logits=("sum",))
     samples = Samples.open(tmp_path / "x.npz")
-    measurement = measure(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4)
+    measurement = measure(Case(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4))
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         assert [(o.name, o.dtype) for o in runtime.outputs] == [
@@ -266,7 +264,7 @@ def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
         def __deepcopy__(self, memo):
             return self
 
-    (runtime,) = measure(Swapping(), bad, tiny.samples(8), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(Swapping(), bad, tiny.samples(8), policy=tiny.policy())).runtimes
     assert bad.path.read_bytes() == judged_bytes
     assert "digest" in runtime.failure
     assert runtime.outputs == ()
@@ -281,7 +279,7 @@ class MeanAndSpread(nn.Module):
 def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert [output.name for output in runtime.outputs] == list(names)
     assert all(output.max_abs_diff < 1e-5 for output in runtime.outputs)
@@ -290,7 +288,7 @@ def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names)
 def test_exchanged_names_fail(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("spread", "mean"))
     (runtime,) = measure(
-        MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert "the same names in another order" in (runtime.failure or "")
 
@@ -310,7 +308,7 @@ def test_a_number_is_no_name_of_an_output(tmp_path):
     candidate = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
     assert onnx.load(candidate.path).graph.output[1].name.isdecimal()
     (runtime,) = measure(
-        MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert runtime.failure is None
 
@@ -326,7 +324,7 @@ class SpreadAndMean(MeanAndSpread):
 def test_the_order_of_named_outputs_counts(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("mean", "spread"))
     (runtime,) = measure(
-        SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert "the same names in another order" in (runtime.failure or "")
     assert runtime.outputs == ()
@@ -351,7 +349,7 @@ class Pairs(MeanAndSpread):
 def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
     candidate = tiny.export(Pairs(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert (words or "") in (runtime.failure or "")
     assert (runtime.failure is None) == (words is None)
@@ -361,7 +359,7 @@ def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
 def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert "for some of them only" in (runtime.failure or "")
     assert runtime.outputs == ()
@@ -380,7 +378,7 @@ def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
 )
 def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
     with pytest.raises(InputMismatch, match=words) as caught:
-        measure(model, good, Samples.of(arrays), policy=tiny.policy())
+        measure(Case(model, good, Samples.of(arrays), policy=tiny.policy()))
     assert "'input' float32 (batch, 3, 8, 8)" in str(caught.value)
     assert f"'{next(iter(arrays))}' " in str(caught.value)
 
@@ -389,7 +387,7 @@ def test_nan_in_inputs_is_a_data_error(model, good):
     x = tiny.images(9)
     x[6, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match="'input'.*sample 6"):
-        measure(model, good, Samples.of({"input": x}), policy=tiny.policy(), batch_size=4)
+        measure(Case(model, good, Samples.of({"input": x}), policy=tiny.policy(), batch_size=4))
 
 
 @pytest.mark.parametrize(
@@ -403,12 +401,12 @@ def test_nan_in_inputs_is_a_data_error(model, good):
 )
 def test_labels_that_do_not_match_are_a_data_error(model, good, labels, words):
     with pytest.raises(DataError, match=words):
-        measure(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels)
+        measure(Case(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels))
 
 
 def test_a_batch_size_below_one_is_refused(model, good):
     with pytest.raises(InputMismatch, match="batch size is 0"):
-        measure(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0)
+        measure(Case(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
 
 
 class NoLogits(nn.Module):
@@ -434,7 +432,7 @@ def test_outputs_that_are_no_logits(tmp_path):
         ' "bounds": {"max_abs_diff": 1e-4}}}}'
     )
     assert bounds
-    measurement = measure(model, candidate, tiny.samples(20), policy=policy, batch_size=8)
+    measurement = measure(Case(model, candidate, tiny.samples(20), policy=policy, batch_size=8))
     outputs = {output.name: output for output in measurement.runtimes[0].outputs}
     assert [(o.dtype, o.samples) for o in outputs.values()] == [
         ("float32", 20), ("int64", 20), ("float32", 20)
@@ -451,7 +449,7 @@ def test_the_file_is_hashed_again_after_measuring(model, good, tmp_path):
         mine.path.write_bytes(good.path.read_bytes() + b"\0")
 
     with pytest.raises(DigestMismatch, match="model.onnx"):
-        measure(model, mine, tiny.samples(), policy=tiny.policy(), progress=tamper)
+        measure(Case(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper)
 
 
 def test_external_data_is_hashed_too(model, good, tmp_path):
@@ -461,14 +459,14 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
     manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
     subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
     candidate = Candidate(path, subject)
-    (runtime,) = measure(model, candidate, tiny.samples(), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(model, candidate, tiny.samples(), policy=tiny.policy())).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
 
     data = bytearray((tmp_path / "w.bin").read_bytes())
     data[100] ^= 1
     (tmp_path / "w.bin").write_bytes(bytes(data))
     with pytest.raises(DigestMismatch):
-        measure(model, candidate, tiny.samples(), policy=tiny.policy())
+        measure(Case(model, candidate, tiny.samples(), policy=tiny.policy()))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
@@ -476,7 +474,9 @@ def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
-    measurement = measure(model, Candidate(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
+    measurement = measure(
+        Case(model, Candidate(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
+    )
     for runtime in measurement.runtimes:
         assert runtime.failure
         assert "\n" not in runtime.failure
@@ -513,7 +513,7 @@ class NoCopy(nn.Module):
 )
 def test_a_reference_that_can_not_be_computed_is_an_error(good, broken, error, words):
     with pytest.raises(error, match=words):
-        measure(broken(), good, tiny.samples(), policy=tiny.policy())
+        measure(Case(broken(), good, tiny.samples(), policy=tiny.policy()))
 
 
 def test_the_caller_s_model_is_never_changed(good):
@@ -531,7 +531,7 @@ def test_the_caller_s_model_is_never_changed(good):
     model.conv.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
-    measure(model, good, tiny.samples(), policy=tiny.policy())
+    measure(Case(model, good, tiny.samples(), policy=tiny.policy()))
     assert [module.training for module in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()][:2] == [False, True]
     for name, value in model.state_dict().items():
@@ -541,7 +541,7 @@ def test_the_caller_s_model_is_never_changed(good):
 
 def test_the_reference_is_in_eval_mode_whatever_the_caller_s_model_is_in(model, good):
     training = copy.deepcopy(model).train()
-    (runtime,) = measure(training, good, tiny.samples(), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(training, good, tiny.samples(), policy=tiny.policy())).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
 
 
@@ -555,7 +555,7 @@ def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
             return (x * 2.0).flatten(1)
 
     file = tiny.export(OutOfPlace(), tmp_path / "m.onnx")
-    (runtime,) = measure(InPlace(), file, tiny.samples(), policy=tiny.policy()).runtimes
+    (runtime,) = measure(Case(InPlace(), file, tiny.samples(), policy=tiny.policy())).runtimes
     assert runtime.outputs[0].max_abs_diff == 0.0
 
 
@@ -566,7 +566,7 @@ def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
     policy = Policy(
         runtimes={**wanted.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
     )
-    measurement = measure(model, good, tiny.samples(), policy=policy)
+    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
     assert [runtime.runtime for runtime in measurement.runtimes] == ["ort-cpu"]
 
 
@@ -584,7 +584,7 @@ def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
         return original(self, batch)
 
     monkeypatch.setattr(OnnxRunner, "run", run)
-    measurement = measure(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4)
+    measurement = measure(Case(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4))
     healthy, broken = measurement.runtimes
     assert healthy.outputs[0].samples == 20
     assert broken.failure.startswith("MemoryError: Failed to allocate 8 GiB Use a smaller batch")
@@ -599,7 +599,7 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(model, good, tiny.samples(), policy=tiny.policy(), progress=interrupt)
+        measure(Case(model, good, tiny.samples(), policy=tiny.policy()), progress=interrupt)
     assert torch.backends.cudnn.deterministic is before
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
@@ -620,7 +620,7 @@ def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_c
 
     monkeypatch.setattr(OnnxRunner, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        measure(model, good, tiny.samples(), policy=tiny.policy())
+        measure(Case(model, good, tiny.samples(), policy=tiny.policy()))
 
 
 class Drawing(nn.Module):

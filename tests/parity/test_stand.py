@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.policy.policy import Instruments
 from tests.parity import tiny
@@ -28,7 +29,7 @@ def good(model, tmp_path_factory):
 def measured(model, candidate, *, instruments=NOISE_ONLY, batch_size=3, samples=None):
     policy = tiny.policy("ort-cpu", "ort-cpu-optimized", instruments=instruments)
     samples = samples or tiny.samples()
-    return measure(model, candidate, samples, policy=policy, batch_size=batch_size)
+    return measure(Case(model, candidate, samples, policy=policy, batch_size=batch_size))
 
 
 def test_a_correct_export_is_about_as_far_from_the_truth_as_pytorch(model, good):

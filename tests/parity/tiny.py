@@ -13,8 +13,9 @@ import onnx
 import torch
 from torch import nn
 
+from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
-from gate.parity.measure import Candidate, Measurement
+from gate.parity.measure import Measurement
 from gate.policy.policy import Bounds, Policy, RuntimePolicy
 from gate.records.evidence import Evidence, Source, Subject, TensorSpec
 from gate.records.runtime import RuntimeName

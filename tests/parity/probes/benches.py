@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.binding import bind
 from gate.parity.arrays.samples import Samples
-from gate.parity.measure import Candidate, Measurement, measure
+from gate.parity.case import Case
+from gate.parity.measure import Measurement, measure
 from gate.parity.probes.observed import Observed
 from gate.parity.runners.torch_runner import private_copy
 from gate.parity.stand import ReferencePass, Stand, Truth
@@ -100,7 +102,13 @@ def measured(
     model: nn.Module, candidate: Candidate, arrays: Arrays, *, size: int = 4, **instruments
 ) -> Measurement:
     return measure(
-        model, candidate, Samples.of(dict(arrays)), policy=policy(**instruments), batch_size=size
+        Case(
+            model,
+            candidate,
+            Samples.of(dict(arrays)),
+            policy=policy(**instruments),
+            batch_size=size,
+        )
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gate.parity import measure as measuring
+from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.determinism import _LEVELS, cublas_reason, deterministic
 from gate.policy.policy import DeterminismPolicy, Instruments
@@ -311,7 +312,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
     before = everything(model)
     assert torch.is_grad_enabled()
     try:
-        measure(model, exported, tiny.samples(8), policy=policy, progress=progress)
+        measure(Case(model, exported, tiny.samples(8), policy=policy), progress=progress)
     except Interrupted:
         assert raises
     assert everything(model) == before
@@ -322,7 +323,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
 def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algorithms):
     wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
     policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
-    seen = measure(tiny.net(), exported, tiny.samples(4), policy=policy)
+    seen = measure(Case(tiny.net(), exported, tiny.samples(4), policy=policy))
     switches = seen.environment.determinism
     assert (switches.threads, switches.algorithms) == (threads, algorithms)
     options = seen.runtimes[0].session_options
@@ -340,6 +341,6 @@ def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
         instruments=Instruments.none(),
         determinism=DeterminismPolicy(algorithms=True),
     )
-    cpu, cuda = measure(tiny.net(), exported, tiny.samples(4), policy=policy).runtimes
+    cpu, cuda = measure(Case(tiny.net(), exported, tiny.samples(4), policy=policy)).runtimes
     assert cpu.failure is None
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in cuda.failure
