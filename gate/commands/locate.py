@@ -10,7 +10,6 @@ import click
 from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
-from gate.parity.case import Case
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +86,7 @@ def _locate(question: _Question) -> Outcome:
     from gate.onnxfile.candidate import Candidate
     from gate.onnxfile.subject import read_subject
     from gate.parity.arrays.samples import Samples
+    from gate.parity.case import Case
     from gate.policy.policy import Policy
     from gate.report.localisation import chart
     from gate.storage import atomic

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
+
+from gate.onnxfile.walk import nodes_within
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """Those that every build of ONNX Runtime carries."""
@@ -20,7 +21,7 @@ def foreign_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(
         f"{node.domain}::{node.op_type} at {node.name or 'a node without name'}"
         for body in bodies
-        for node in _nested(body)
+        for node in nodes_within(body)
         if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
     )
 
@@ -37,11 +38,3 @@ def foreign_objection(path: Path) -> tuple[str, str] | None:
         "Write them by ONNX's own operators in the symbolic function, see "
         "docs/custom-operators.md.",
     )
-
-
-def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nested(graph.node)

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from gate.errors import OnnxFileError
 from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.walk import subgraphs
 from gate.parity.graph.contents import inlined
 from gate.parity.statistics.output import Array
 
@@ -162,7 +163,7 @@ def reference_name(tensor: str) -> str:
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, with what its branches and loops read from outside."""
     yield from (name for name in node.input if name)
-    for graph in _inner(node):
+    for graph in subgraphs(node):
         own = {value.name for value in (*graph.input, *graph.initializer)}
         own |= {name for inner in graph.node for name in inner.output}
         for inner in graph.node:
@@ -176,7 +177,7 @@ def _exchange(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
         if name in cuts:
             node.input[place] = reference_name(name)
             yield name
-    for graph in _inner(node):
+    for graph in subgraphs(node):
         for inner in graph.node:
             yield from _exchange(inner, cuts)
 
@@ -185,13 +186,6 @@ def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, Array]]:
     for attribute in node.attribute:
         if node.op_type == "Constant" and attribute.name == "value":
             yield node.output[0], numpy_helper.to_array(attribute.t)
-
-
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _read(candidate: Candidate) -> tuple[onnx.ModelProto, dict[str, Array]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 import onnx
 from onnx import helper
 
 from gate.errors import OnnxFileError
+from gate.onnxfile.walk import tensors_of
 from gate.storage.files import is_inside, wrong_name
 
 
@@ -91,29 +92,3 @@ def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
             "Export the model again."
         )
     return offset + (stated or size)
-
-
-def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of the model: initializers, those in attributes, in subgraphs and functions."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: object) -> Iterator[onnx.TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined]
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _graph_tensors(graph)
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)

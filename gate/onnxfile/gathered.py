@@ -15,7 +15,7 @@ from typing import IO
 import onnx
 from onnx import external_data_helper
 
-from gate.onnxfile.external_data import tensors_of
+from gate.onnxfile.walk import tensors_of
 
 SINGLE_FILE_LIMIT = 2**31 - 2**24
 """Bytes that one protobuf file may have, with 16 MiB left for what reads and writes it."""

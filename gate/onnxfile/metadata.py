@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from gate.onnxfile.walk import nodes_of
 from gate.records.evidence import Source
 
 PREFIX = "parity_gate."
@@ -42,13 +43,12 @@ def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
     del model.metadata_props[:]
     for key, value in (*kept, *metadata.items()):
         model.metadata_props.add(key=key, value=value)
-    for nodes in _nodes(model):
-        for node in nodes:
-            node.ClearField("doc_string")
-            entries = [(p.key, p.value) for p in node.metadata_props if p.key != _STACK_TRACE]
-            del node.metadata_props[:]
-            for key, value in entries:
-                node.metadata_props.add(key=key, value=value)
+    for node in nodes_of(model):
+        node.ClearField("doc_string")
+        properties = [(p.key, p.value) for p in node.metadata_props if p.key != _STACK_TRACE]
+        del node.metadata_props[:]
+        for key, value in properties:
+            node.metadata_props.add(key=key, value=value)
 
 
 def stamp_file(path: Path, metadata: dict[str, str]) -> None:
@@ -56,15 +56,3 @@ def stamp_file(path: Path, metadata: dict[str, str]) -> None:
     model = onnx.ModelProto.FromString(path.read_bytes())
     stamp(model, metadata)
     path.write_bytes(model.SerializeToString(deterministic=True))
-
-
-def _nodes(model: onnx.ModelProto) -> Iterable[Iterable[onnx.NodeProto]]:
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        yield graph.node
-        for node in graph.node:
-            for attribute in node.attribute:
-                graphs += [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-    for function in model.functions:
-        yield function.node

@@ -5,10 +5,12 @@ Detector backbones return `{"0": …, "1": …}`. They are exported under other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
+
+from gate.onnxfile.walk import subgraphs
 
 _STAND_IN = "parity_gate_value_"
 
@@ -39,12 +41,5 @@ def _rename(graph: onnx.GraphProto, new: dict[str, str]) -> None:
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [new.get(name, name) for name in names]
-        for inner in _inner(node):
+        for inner in subgraphs(node):
             _rename(inner, new)
-
-
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

@@ -7,7 +7,7 @@ the values of the others are dropped once they are counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
 from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.walk import tensors_of
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 INTEGERS = (
@@ -121,28 +122,6 @@ def condense(
 def small_values(tensor: TensorProto) -> NDArray[Any] | None:
     """The values of a tensor of a condensed model, None if they were dropped."""
     return None if _is_dropped(tensor) else numpy_helper.to_array(tensor)
-
-
-def tensors_of(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """All dense tensors: initializers and constants, in subgraphs and functions too."""
-    yield from _of_graph(model.graph)
-    for function in model.functions:
-        yield from _of_nodes(function.node)
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    yield from _of_nodes(graph.node)
-
-
-def _of_nodes(nodes: Any) -> Iterator[TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _of_graph(graph)
 
 
 def size_of(tensor: TensorProto) -> int:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto
 
-from gate.parity.graph.contents import size_of, tensors_of
+from gate.onnxfile.walk import tensors_of
+from gate.parity.graph.contents import size_of
 from gate.records.instruments import GraphFinding
 
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
+from gate.onnxfile.walk import subgraphs
 from gate.parity.graph.contents import small_values
 
 STANDARD = ("", "ai.onnx")
@@ -124,7 +125,7 @@ class FlatGraph:
         label = proto.name or next((name for name in proto.output if name), "")
         place = f"{path}{proto.op_type}:{label}"
         branches = []
-        for graph in _subgraphs(proto):
+        for graph in subgraphs(proto):
             inside = self._add(graph, names, f"{place} / ")
             branches += [_resolved(value.name, inside) for value in graph.output]
         node = Node(proto, place, inputs, outputs, tuple(branches))
@@ -158,13 +159,6 @@ def _resolved(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
     if name not in names:
         raise OnnxFileError(f"nothing in the graph makes {name!r}. Export the model again.")
     return names[name]
-
-
-def _subgraphs(proto: NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in proto.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _constant(node: Node) -> TensorProto | None:
