@@ -50,7 +50,8 @@ def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            own = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for sparse in (*own, *attribute.sparse_tensors):
                 yield from (sparse.values, sparse.indices)
         for graph in subgraphs(node):
             yield from _in_graph(graph)
