@@ -45,8 +45,8 @@ def asked(monkeypatch):
     """What `locate` is asked for; it finds nothing."""
     calls = []
 
-    def locate(model, candidate, samples, *, policy, runtime, limit):
-        calls.append((runtime, next(samples.batches(limit))["input"]))
+    def locate(case, *, runtime, limit):
+        calls.append((runtime, next(case.samples.batches(limit))["input"]))
         return Localisation(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
             first_divergence=None, cause="",
