@@ -15,7 +15,7 @@ from gate.errors import StorageError
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.storage.atomic import write_text
 from gate.storage.digest import Digest
-from gate.storage.record import Record
+from gate.storage.record import Record, later
 
 
 class Move(Record):
@@ -28,6 +28,8 @@ class Move(Record):
     """Where it goes; None: nowhere."""
     entry: LedgerEntry
     """The line that tells of it."""
+    previous: str | None = later(None)
+    """Where the alias `previous` goes afterwards; None: it stays."""
 
 
 class Journal:
@@ -37,11 +39,17 @@ class Journal:
         name = Digest.of_bytes(f"{registry}\n{model}".encode()).short
         self._path = ledger.path.with_name(f"{ledger.path.name}.{name}.move.json")
 
-    def begin(self, entry: LedgerEntry, *, seen: str | None, target: str | None) -> Move:
-        """Keep the move before it happens. Raises StorageError."""
+    def begin(self, entry: LedgerEntry, *, previous: str | None = None) -> Move:
+        """Keep the move that a line tells of before it happens: from its `previous_version` to its
+        `version`; the kept line has the operation's id. Raises StorageError."""
         operation = secrets.token_hex(8)
-        told = entry.model_copy(update={"operation": operation})
-        move = Move(operation=operation, seen=seen, target=target, entry=told)
+        move = Move(
+            operation=operation,
+            seen=entry.previous_version,
+            target=entry.version,
+            entry=entry.model_copy(update={"operation": operation}),
+            previous=previous,
+        )
         write_text(self._path, move.to_json(indent=1) + "\n")
         return move
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, Registry
 from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
+from gate.registry.champion import alone, move
+from gate.registry.history import History
 from gate.registry.ledger import Ledger
-from gate.registry.may_serve import since_passed, veto, vouching
 from gate.registry.port import (
     CANDIDATE,
     CHAMPION,
@@ -33,12 +35,10 @@ from gate.registry.port import (
 )
 from gate.registry.proof import Beside
 from gate.registry.records import RECORDS, Records
-from gate.registry.registered_model import Desk
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
 from gate.registry.twin import QUANTIZED, lay_out
-
-_WORDS = ("passed", "promoted", "refused", "rejected", "rolled_back", "violation")
 
 __all__ = ["Promotion", "Release", "promote", "rollback"]
 
@@ -56,52 +56,52 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
     another promotion is under way; the other RegistryErrors and StorageError as they come. After
     any of them the old champion serves, and the next call finishes the job.
     """
-    desk = Desk(registry, ledger, release.model_name)
+    model = RegisteredModel(registry, ledger, release.model_name)
     try:
         release.verify(policy)
     except (DigestMismatch, EvidenceError) as error:
-        desk.write("refused", str(error), about=release)
+        model.write("refused", str(error), about=release)
         raise
     if policy.precision == "quantized":
         reason = (
             "a quantized file is promoted beside the exact one, as its twin, never in its place: "
             "hand in the exact file, with a policy whose section twin is this one"
         )
-        return _refuse(desk, release, reason)
+        return _refuse(model, release, reason)
     refusal = release.refusal or release.outdated
     if refusal is not None:
-        return _refuse(desk, release, refusal)
+        return _refuse(model, release, refusal)
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)
-    with desk.alone():
-        return _promote(desk, release, policy)
+    with alone(model):
+        return _promote(model, release, policy)
 
 
-def _promote(desk: Desk, release: Release, policy: Policy) -> Promotion:
+def _promote(model: RegisteredModel, release: Release, policy: Policy) -> Promotion:
     # A broken ledger must stop the promotion before it touches the registry.
-    desk.history()
-    desk.registry.ensure_model(desk.model)
-    champion = desk.alias(CHAMPION)
-    found = desk.registry.find(desk.model, release.decision.subject_sha256)
+    history = model.history()
+    model.registry.ensure_model(model.name)
+    champion = model.alias(CHAMPION)
+    found = model.registry.find(model.name, release.decision.subject_sha256)
     for version in found:
-        veto = _veto(desk, version)
-        if veto is not None:
-            return _refuse(desk, release, veto, version=version.number)
-    if champion is not None and _serves_already(desk, release, champion, found):
-        if policy.review == "automatic" or _served(desk, champion):
-            return _unchanged(desk, release, champion)
-        return _hand_in(desk, release, champion, champion)
-    number = _left_behind(desk, release, champion, found) or _create(desk, release)
-    desk.expect(CHAMPION, champion)
-    desk.point(CANDIDATE, number)
+        objection = _objection(model, version, history)
+        if objection is not None:
+            return _refuse(model, release, objection, version=version.number)
+    serving = next((version for version in found if version.number == champion), None)
+    if serving is not None and _serves_already(model, release, serving, history):
+        if policy.review == "automatic" or history.was_served(serving.number):
+            return _unchanged(model, release, serving.number, history)
+        return _hand_in(model, release, serving.number, champion=champion, history=history)
+    others = [version for version in found if version.number != champion]
+    number = _left_behind(model, release, others, history) or _create(model, release)
+    model.expect(CHAMPION, champion)
+    model.point(CANDIDATE, number)
     if policy.review == "required":
-        return _hand_in(desk, release, number, champion)
-    if champion is not None and _may_serve_again(desk, champion):
-        desk.point(PREVIOUS, champion)
+        return _hand_in(model, release, number, champion=champion, history=history)
     reason = _why(release)
-    entry = desk.entry("promoted", reason, version=number, previous=champion, about=release)
-    desk.move_champion(number, seen=champion, entry=entry)
+    entry = model.entry("promoted", reason, version=number, previous=champion, about=release)
+    move(model, entry)
     return Promotion("promoted", number, champion, reason)
 
 
@@ -112,84 +112,86 @@ def _why(release: Release) -> str:
     return reason
 
 
-def _hand_in(desk: Desk, release: Release, number: str, champion: str | None) -> Promotion:
+def _hand_in(
+    model: RegisteredModel,
+    release: Release,
+    number: str,
+    *,
+    champion: str | None,
+    history: History,
+) -> Promotion:
     """Have the version wait for its review."""
     reason = f"{_why(release)}; waits for review: set the tag {TAG_REVIEW} to approved or rejected"
-    said = [e.action for e in desk.history() if e.version == number and e.action in _WORDS]
-    if not said or said[-1] != "passed":
-        desk.write("passed", reason, version=number, previous=champion, about=release)
+    standing = history.standing(number)
+    if standing is None or standing.action != "passed":
+        model.write("passed", reason, version=number, previous=champion, about=release)
     return Promotion("passed", number, champion, reason)
 
 
-def _veto(desk: Desk, version: Version) -> str | None:
+def _objection(model: RegisteredModel, version: Version, history: History) -> str | None:
+    """What was said against these bytes that keeps them out for good, or None."""
     if TAG_ROLLED_BACK in version.tags:
         return (
             f"these bytes were rolled back as version {version.number} "
             f"({version.tags[TAG_ROLLED_BACK]}). To promote them all the same, delete the tag "
-            f"{TAG_ROLLED_BACK} of version {version.number} of {desk.model}, then repeat."
+            f"{TAG_ROLLED_BACK} of version {version.number} of {model.name}, then repeat."
         )
-    said = version.tags.get(TAG_REVIEW) == REJECTED
-    told = since_passed(desk.history(), version.number)
-    if said or "rejected" in told:
+    rejected = "rejected" in history.since_passed(version.number)
+    if rejected or version.tags.get(TAG_REVIEW) == REJECTED:
         return (
-            f"a reviewer rejected these bytes as version {version.number} of {desk.model}. Train "
+            f"a reviewer rejected these bytes as version {version.number} of {model.name}. Train "
             "or export anew, and hand that in."
         )
     return None
 
 
-def _refuse(desk: Desk, release: Release, reason: str, *, version: str | None = None) -> Promotion:
-    desk.write("refused", reason, version=version, about=release)
+def _refuse(
+    model: RegisteredModel, release: Release, reason: str, *, version: str | None = None
+) -> Promotion:
+    model.write("refused", reason, version=version, about=release)
     return Promotion("refused", version, None, reason)
 
 
 def _serves_already(
-    desk: Desk, release: Release, champion: str, found: tuple[Version, ...]
+    model: RegisteredModel, release: Release, champion: Version, history: History
 ) -> bool:
     tags = release.draft().tags
-    known = vouching(desk.history(), champion) is not None
-    # Of a champion that came from elsewhere only its tags say what is beside its file.
-    names = (TAG_POLICY, TAG_TWIN, TAG_PREPROCESS) if known else (*tags, TAG_TWIN, TAG_PREPROCESS)
-    wanted = {tag: tags.get(tag) for tag in names}
-    same = [
-        v
-        for v in found
-        if v.number == champion and all(v.tags.get(tag) == value for tag, value in wanted.items())
-    ]
-    return bool(same) and _whole(desk, release, same[0])
+    names: tuple[str, ...] = (TAG_POLICY, TAG_TWIN, TAG_PREPROCESS)
+    if history.vouching_for(champion.number) is None:
+        # Of a champion that came from elsewhere only its tags say what is beside its file.
+        names = (*tags, TAG_TWIN, TAG_PREPROCESS)
+    same = all(champion.tags.get(name) == tags.get(name) for name in names)
+    return same and _whole(model, release, champion, history)
 
 
-def _unchanged(desk: Desk, release: Release, champion: str) -> Promotion:
-    previous = desk.alias(PREVIOUS)
-    if _served(desk, champion):
+def _unchanged(
+    model: RegisteredModel, release: Release, champion: str, history: History
+) -> Promotion:
+    previous = model.alias(PREVIOUS)
+    if history.was_served(champion):
         reason = f"version {champion} serves these bytes already, under the same policy"
         # What is beside its file is what was promoted, whatever was handed in now.
-        about = vouching(desk.history(), champion) or release
-        desk.write("unchanged", reason, version=champion, previous=previous, about=about)
+        about = history.vouching_for(champion) or release
+        model.write("unchanged", reason, version=champion, previous=previous, about=about)
     else:
         # A crash between the alias and the ledger's line, or a promotion from elsewhere.
         reason = f"version {champion} was champion already, without a line in this ledger"
-        desk.write("promoted", reason, version=champion, previous=previous, about=release)
+        model.write("promoted", reason, version=champion, previous=previous, about=release)
     return Promotion("unchanged", champion, previous, reason)
 
 
-def _served(desk: Desk, number: str) -> bool:
-    return any(e.action == "promoted" and e.version == number for e in desk.history())
-
-
 def _left_behind(
-    desk: Desk, release: Release, champion: str | None, found: tuple[Version, ...]
+    model: RegisteredModel, release: Release, versions: Sequence[Version], history: History
 ) -> str | None:
-    """A whole version of this very release that is not champion, or None."""
+    """The number of a whole version of this very release, or None."""
     wanted = release.draft().tags.items()
-    for version in found:
-        fits = version.number != champion and wanted <= version.tags.items()
-        if fits and _whole(desk, release, version):
+    for version in versions:
+        if wanted <= version.tags.items() and _whole(model, release, version, history):
             return version.number
     return None
 
 
-def _create(desk: Desk, release: Release) -> str:
+def _create(model: RegisteredModel, release: Release) -> str:
     draft = release.draft()
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
@@ -201,38 +203,29 @@ def _create(desk: Desk, release: Release) -> str:
             folders[QUANTIZED] = Path(folder, QUANTIZED)
             lay_out(release.twin, folders[QUANTIZED])
         whole = replace(draft, beside=folders)
-        number = desk.registry.create_version(desk.model, whole)
-    seen = desk.registry.version(desk.model, number)
-    if not draft.tags.items() <= seen.tags.items() or seen.description != draft.description:
+        number = model.registry.create_version(model.name, whole)
+    made = model.registry.version(model.name, number)
+    if not draft.tags.items() <= made.tags.items() or made.description != draft.description:
         raise RegistryError(
-            f"version {number} of {desk.model} reads back with other tags or another description "
-            f"than it was made with: {dict(seen.tags)}. It was not promoted; repeat."
+            f"version {number} of {model.name} reads back with other tags or another description "
+            f"than it was made with: {dict(made.tags)}. It was not promoted; repeat."
         )
     beside = Beside(draft.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256)
-    desk.prove(number, release.decision.subject_sha256, beside=beside)
+    model.prove(number, release.decision.subject_sha256, beside=beside)
     return number
 
 
-def _whole(desk: Desk, release: Release, version: Version) -> bool:
+def _whole(model: RegisteredModel, release: Release, version: Version, history: History) -> bool:
     """True if a version's bytes are the release's. A violation is written down once."""
-    if _violated(desk, version.number):
+    if "violation" in history.since_passed(version.number):
         return False
-    vouched = vouching(desk.history(), version.number)
+    vouched = history.vouching_for(version.number)
     handed_in = Beside(
         version.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256
     )
     beside = handed_in if vouched is None else Beside.of(vouched)
     try:
-        desk.prove(version.number, release.decision.subject_sha256, beside=beside)
+        model.prove(version.number, release.decision.subject_sha256, beside=beside)
     except (DigestMismatch, ArtifactMissing):
         return False
     return True
-
-
-def _may_serve_again(desk: Desk, number: str) -> bool:
-    """Whether a rollback may go to it: the gate passed it, and nothing was said against it."""
-    return veto(desk, desk.history(), number).problem is None
-
-
-def _violated(desk: Desk, number: str) -> bool:
-    return "violation" in since_passed(desk.history(), number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from gate.errors import EvidenceError, RegistryError
+from gate.registry.champion import alone, move
+from gate.registry.history import History
 from gate.registry.ledger import Ledger, LedgerEntry, now
-from gate.registry.may_serve import SERVED, veto
+from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
 from gate.registry.proof import Beside
-from gate.registry.registered_model import Desk
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
 
 
@@ -22,85 +24,81 @@ def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str
     ledger, DigestMismatch on other bytes, PromotionConflict where another promotion is under way.
     An interrupted rollback is finished by calling again.
     """
-    desk = Desk(registry, ledger, model_name)
-    with desk.alone():
-        return _rollback(desk, reason)
+    model = RegisteredModel(registry, ledger, model_name)
+    with alone(model) as finished:
+        if finished is not None and finished.action == "rolled_back":
+            return _resumed(model, finished)
+        return _rollback(model, reason)
 
 
-def _rollback(desk: Desk, reason: str) -> Promotion:
-    history = desk.history()
-    champion, target = desk.alias(CHAMPION), desk.alias(PREVIOUS)
+def _rollback(model: RegisteredModel, reason: str) -> Promotion:
+    history = model.history()
+    champion, target = model.alias(CHAMPION), model.alias(PREVIOUS)
     if champion is None or target is None:
         raise _refusal(
-            desk,
+            model,
             RegistryError(
-                f"{desk.model} can't be rolled back: the alias "
+                f"{model.name} can't be rolled back: the alias "
                 f"'{CHAMPION if champion is None else PREVIOUS}' points at no version. "
                 "There must have been two promotions."
             ),
         )
-    unfinished = _unfinished(history, champion, target)
-    if unfinished is not None and unfinished.previous_version is not None:
-        desk.point(PREVIOUS, unfinished.previous_version)
-        return Promotion("rolled_back", champion, unfinished.previous_version, unfinished.reason)
     if champion == target:
+        change = history.change
+        if change is not None and (change.action, change.version) == ("rolled_back", champion):
+            return _resumed(model, change)
         error = RegistryError(
-            f"{desk.model} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
+            f"{model.name} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
             f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat."
         )
-        raise _refusal(desk, error)
-    _check_target(desk, history, target)
-    if TAG_ROLLED_BACK not in desk.registry.version(desk.model, champion).tags:
+        raise _refusal(model, error)
+    vouched = _checked(model, target, history)
+    if TAG_ROLLED_BACK not in model.registry.version(model.name, champion).tags:
         # Before the alias moves: a crash in between must not leave the bad bytes promotable.
-        desk.registry.set_tag(desk.model, champion, (TAG_ROLLED_BACK, f"{now()}: {reason}"))
-    vouched = _vouching(history, target)
-    entry = desk.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
-    desk.move_champion(target, seen=champion, entry=entry)
-    # After champion: until then `previous` is the only word on where to go back to.
-    desk.point(PREVIOUS, champion)
-    return Promotion("rolled_back", target, champion, reason)
+        model.registry.set_tag(model.name, champion, (TAG_ROLLED_BACK, f"{now()}: {reason}"))
+    entry = model.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
+    return _outcome(move(model, entry))
 
 
-def _unfinished(
-    history: tuple[LedgerEntry, ...], champion: str, previous: str
-) -> LedgerEntry | None:
-    """The line of a rollback that was interrupted before it moved `previous`, or None."""
-    served = [entry for entry in history if entry.action in SERVED and entry.version]
-    if not served or champion != previous:
-        return None
-    last = served[-1]
-    return last if last.action == "rolled_back" and last.version == champion else None
+def _resumed(model: RegisteredModel, line: LedgerEntry) -> Promotion:
+    """The rollback of this line was interrupted. Where an older version of the gate began it, or
+    the registry refused, `previous` still has to follow."""
+    if line.previous_version is not None:
+        model.point(PREVIOUS, line.previous_version)
+    return _outcome(line)
 
 
-def _check_target(desk: Desk, history: tuple[LedgerEntry, ...], target: str) -> None:
-    tags = desk.registry.version(desk.model, target).tags
+def _outcome(line: LedgerEntry) -> Promotion:
+    return Promotion("rolled_back", line.version, line.previous_version, line.reason)
+
+
+def _checked(model: RegisteredModel, target: str, history: History) -> LedgerEntry:
+    """The line that vouches for the version to go back to, with proven bytes."""
+    tags = model.registry.version(model.name, target).tags
     if TAG_ROLLED_BACK in tags:
         error: RegistryError | EvidenceError = RegistryError(
-            f"version {target} of {desk.model} was itself rolled back ({tags[TAG_ROLLED_BACK]}). "
+            f"version {target} of {model.name} was itself rolled back ({tags[TAG_ROLLED_BACK]}). "
             f"To return to it, delete its tag {TAG_ROLLED_BACK}, then repeat."
         )
-        raise _refusal(desk, error)
-    vouched = _vouching(history, target)
+        raise _refusal(model, error)
+    vouched = history.vouching_for(target) if history.was_served(target) else None
     if vouched is None or vouched.sha256 is None:
         error = EvidenceError(
-            f"the ledger {desk.ledger.path} has no line that version {target} of {desk.model} was "
+            f"the ledger {model.ledger.path} has no line that version {target} of {model.name} was "
             "ever promoted, so nothing says which bytes it should hold. Roll back where the "
             "ledger is, or promote a measured file."
         )
-        raise _refusal(desk, error)
-    problem = veto(desk, history, target).problem
+        raise _refusal(model, error)
+    problem = veto(model, target, history=history).problem
     if problem is not None:
-        error = RegistryError(f"{desk.model} can't be rolled back to version {target}: {problem}.")
-        raise _refusal(desk, error)
-    desk.prove(target, vouched.sha256, beside=Beside.needed(vouched))
+        error = RegistryError(f"{model.name} can't be rolled back to version {target}: {problem}.")
+        raise _refusal(model, error)
+    model.prove(target, vouched.sha256, beside=Beside.needed(vouched))
+    return vouched
 
 
-def _vouching(history: tuple[LedgerEntry, ...], target: str) -> LedgerEntry | None:
-    """The last line that says that a version served."""
-    lines = [e for e in history if e.version == target and e.action in SERVED]
-    return lines[-1] if lines else None
-
-
-def _refusal(desk: Desk, error: RegistryError | EvidenceError) -> RegistryError | EvidenceError:
-    desk.write("refused", str(error))
+def _refusal(
+    model: RegisteredModel, error: RegistryError | EvidenceError
+) -> RegistryError | EvidenceError:
+    model.write("refused", str(error))
     return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,59 +14,49 @@ from gate.deploy.staging import prove
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch
 from gate.registry.ledger import Action, LedgerEntry
-from gate.registry.may_serve import veto, vouching
+from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION
 from gate.registry.proof import Beside
-from gate.registry.registered_model import Desk
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
-from gate.service.guard import serving
 from gate.service.port import Taken
 from gate.storage.digest import Digest
 
 
-def deploy_champion(desk: Desk, store: Store, *, thoroughly: bool = False) -> list[Taken]:
+def deploy_champion(
+    model: RegisteredModel, store: Store, *, thoroughly: bool = False
+) -> list[Taken]:
     """Deploy the champion, if the ledger put it there and it does not serve yet.
 
     `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
     refused here once more. Raises the RegistryErrors and StorageError.
     """
-    history, champion = desk.history(), desk.alias(CHAMPION)
-    if champion is None or champion != serving(history):
+    history, champion = model.history(), model.alias(CHAMPION)
+    if champion is None or champion != history.serving:
         return []
-    vouched = vouching(history, champion)
-    if vouched is None or veto(desk, history, champion).problem is not None:
+    vouched = history.vouching_for(champion)
+    if vouched is None or veto(model, champion, history=history).problem is not None:
         return []
-    said = _said(history, vouched)
-    refused = said is not None and said.action == "not_deployed"
+    last = history.deployment_of(vouched)
+    refused = last is not None and last.action == "not_deployed"
     waits = refused and not thoroughly
-    if waits or (said and not refused and _serves(desk, store, vouched, thoroughly=thoroughly)):
+    if waits or (last and not refused and _serves(model, store, vouched, thoroughly=thoroughly)):
         return []
-    done = _deploy(desk, store, vouched)
+    done = _deploy(model, store, vouched)
     if done.outcome != "refused":
-        return [_tell(desk, vouched, "deployed", done.reason)]
+        return [_tell(model, vouched, "deployed", done.reason)]
     with contextlib.suppress(DigestMismatch):  # which is written down as a violation
-        _prove(desk, vouched)
-    if refused and said is not None and said.reason == done.reason:
+        _prove(model, vouched)
+    if refused and last is not None and last.reason == done.reason:
         return []
-    return [_tell(desk, vouched, "not_deployed", done.reason)]
+    return [_tell(model, vouched, "not_deployed", done.reason)]
 
 
-def _said(history: Sequence[LedgerEntry], vouched: LedgerEntry) -> LedgerEntry | None:
-    """The last word on deploying this very version: of what was deployed, if it is the last that
-    was; or that it was refused."""
-    about = (vouched.version, vouched.sha256)
-    said = [entry for entry in history if entry.action in ("deployed", "not_deployed")]
-    if said and said[-1].action == "not_deployed" and (said[-1].version, said[-1].sha256) == about:
-        return said[-1]
-    deployed = [entry for entry in said if entry.action == "deployed"]
-    if deployed and (deployed[-1].version, deployed[-1].sha256) == about:
-        return deployed[-1]
-    return None
-
-
-def _serves(desk: Desk, store: Store, vouched: LedgerEntry, *, thoroughly: bool) -> bool:
-    live = store.live(desk.model)
+def _serves(
+    model: RegisteredModel, store: Store, vouched: LedgerEntry, *, thoroughly: bool
+) -> bool:
+    live = store.live(model.name)
     wanted = {EXACT: (vouched.sha256, vouched.golden_sha256)}
     if vouched.twin is not None:
         wanted[QUANTIZED] = (vouched.twin.sha256, vouched.twin.golden_sha256)
@@ -85,13 +75,13 @@ def _is(slot: Slot, sha256: Digest | None, golden: Digest | None) -> bool:
     return slot.sha256 == sha256 and golden in (None, seen)
 
 
-def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
+def _deploy(model: RegisteredModel, store: Store, vouched: LedgerEntry) -> Deployment:
     number, expected = vouched.version, vouched.sha256
     assert number is not None
     assert expected is not None
 
     def fetch(folder: Path) -> Path:
-        return desk.registry.download(desk.model, number, folder)
+        return model.registry.download(model.name, number, folder)
 
     def fetch_twin(folder: Path) -> Path:
         return twin_file(fetch(folder).parent / BESIDE)
@@ -100,20 +90,20 @@ def _deploy(desk: Desk, store: Store, vouched: LedgerEntry) -> Deployment:
     slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
     if vouched.twin is not None:
         slots[QUANTIZED] = _source(vouched.twin.sha256, vouched.twin.golden_sha256, fetch_twin)
-    return deploy(store, desk.model, slots)
+    return deploy(store, model.name, slots)
 
 
 def _source(sha256: Digest, golden: Digest | None, fetch: Callable[[Path], Path]) -> SlotSource:
     return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
 
 
-def _prove(desk: Desk, vouched: LedgerEntry) -> None:
+def _prove(model: RegisteredModel, vouched: LedgerEntry) -> None:
     assert vouched.version is not None
     assert vouched.sha256 is not None
-    desk.prove(vouched.version, vouched.sha256, beside=Beside.of(vouched))
+    model.prove(vouched.version, vouched.sha256, beside=Beside.of(vouched))
 
 
-def _tell(desk: Desk, vouched: LedgerEntry, action: Action, reason: str) -> Taken:
-    desk.write(action, reason, version=vouched.version, about=vouched)
+def _tell(model: RegisteredModel, vouched: LedgerEntry, action: Action, reason: str) -> Taken:
+    model.write(action, reason, version=vouched.version, about=vouched)
     outcome = "deployed" if action == "deployed" else "refused"
     return Taken("deploy", outcome, vouched.version, reason)

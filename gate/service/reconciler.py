@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from gate.deploy.store import Store
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
+from gate.registry.champion import alone
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
-from gate.registry.registered_model import Desk
+from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
 from gate.service.port import Taken
@@ -39,14 +40,14 @@ class Reconciler:
 
     def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
         """As `Reconcile`. Every action is a line in the ledger, with `cause`."""
-        desk = Desk(self._registry, self._ledger, model, cause=cause)
-        with desk.alone(quietly=True):
-            thoroughly = self._is_due(model, desk.alias(CHAMPION))
-            taken = guard(desk, self._policy, thoroughly=thoroughly)
-            taken += review(desk, self._policy)
-            taken += deploy_champion(desk, self._store, thoroughly=thoroughly)
+        registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
+        with alone(registered, quietly=True):
+            thoroughly = self._is_due(model, registered.alias(CHAMPION))
+            taken = guard(registered, self._policy, thoroughly=thoroughly)
+            taken += review(registered, self._policy)
+            taken += deploy_champion(registered, self._store, thoroughly=thoroughly)
             if thoroughly:
-                self._proven[model] = (desk.alias(CHAMPION), time.monotonic())
+                self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
         return taken
 
     def _is_due(self, model: str, champion: str | None) -> bool:

@@ -6,64 +6,60 @@ Approval can veto, never waive: what is approved is examined as if it were promo
 from __future__ import annotations
 
 from gate.policy.policy import Policy
+from gate.registry.champion import move
+from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
 from gate.registry.may_serve import examine
-from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, PREVIOUS, REJECTED, TAG_REVIEW
-from gate.registry.registered_model import Desk
+from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, TAG_REVIEW
+from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Taken
 
-_WORDS = ("passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation")
 
-
-def review(desk: Desk, policy: Policy) -> list[Taken]:
+def review(model: RegisteredModel, policy: Policy) -> list[Taken]:
     """Act on what reviewers said of the versions that wait for it. Only the candidate is promoted;
-    the others may be rejected, and an approval of them is answered with the reason."""
-    candidate = desk.alias(CANDIDATE)
+    the others may be rejected, and an approval of them is answered with the reason.
+
+    Raises the RegistryErrors, EvidenceError and StorageError where nothing can be said now.
+    """
+    history, candidate = model.history(), model.alias(CANDIDATE)
     taken = []
-    for number, waiting in _waiting(desk.history()).items():
-        said = desk.registry.version(desk.model, number).tags.get(TAG_REVIEW)
-        if said == REJECTED:
-            reason = f"a reviewer rejected version {number} ({TAG_REVIEW}={REJECTED})"
-            desk.write("rejected", reason, version=number, about=waiting)
-            taken.append(Taken("review", "rejected", number, reason))
-        elif said == APPROVED and number == candidate:
-            taken.append(_approved(desk, policy, number, waiting))
-        elif said == APPROVED:
+    for waiting in history.waiting:
+        assert waiting.version is not None
+        word = model.registry.version(model.name, waiting.version).tags.get(TAG_REVIEW)
+        if word == REJECTED:
+            taken.append(_rejected(model, waiting))
+        elif word == APPROVED and waiting.version == candidate:
+            taken.append(_approved(model, waiting, policy=policy, history=history))
+        elif word == APPROVED:
             reason = (
-                f"version {number} was approved, but version {candidate or 'none'} is the "
+                f"version {waiting.version} was approved, but version {candidate or 'none'} is the "
                 "candidate now: approve that, or hand this one in again"
             )
-            taken.append(_refuse(desk, number, waiting, reason))
+            taken.append(_refuse(model, waiting, reason))
     return taken
 
 
-def _waiting(history: tuple[LedgerEntry, ...]) -> dict[str, LedgerEntry]:
-    """Versions of which the last word is that they passed, with that line."""
-    last: dict[str, LedgerEntry] = {}
-    for entry in history:
-        if entry.version is not None and entry.action in _WORDS:
-            last[entry.version] = entry
-    return {number: entry for number, entry in last.items() if entry.action == "passed"}
+def _rejected(model: RegisteredModel, waiting: LedgerEntry) -> Taken:
+    reason = f"a reviewer rejected version {waiting.version} ({TAG_REVIEW}={REJECTED})"
+    model.write("rejected", reason, version=waiting.version, about=waiting)
+    return Taken("review", "rejected", waiting.version, reason)
 
 
-def _approved(desk: Desk, policy: Policy, number: str, waiting: LedgerEntry) -> Taken:
-    problem = examine(desk, number, policy, anew=True).problem
-    if problem is None:
-        return _promote(desk, number, waiting)
-    reason = f"version {number} was approved and is not promoted: {problem}"
-    return _refuse(desk, number, waiting, reason)
+def _refuse(model: RegisteredModel, waiting: LedgerEntry, reason: str) -> Taken:
+    model.write("refused", reason, version=waiting.version, about=waiting)
+    return Taken("review", "refused", waiting.version, reason)
 
 
-def _refuse(desk: Desk, number: str, waiting: LedgerEntry, reason: str) -> Taken:
-    desk.write("refused", reason, version=number, about=waiting)
-    return Taken("review", "refused", number, reason)
-
-
-def _promote(desk: Desk, number: str, waiting: LedgerEntry) -> Taken:
-    champion = desk.alias(CHAMPION)
-    if champion is not None and champion != number:
-        desk.point(PREVIOUS, champion)
+def _approved(
+    model: RegisteredModel, waiting: LedgerEntry, *, policy: Policy, history: History
+) -> Taken:
+    number = waiting.version
+    assert number is not None
+    problem = examine(model, number, policy=policy, history=history, anew=True).problem
+    if problem is not None:
+        reason = f"version {number} was approved and is not promoted: {problem}"
+        return _refuse(model, waiting, reason)
+    champion = model.alias(CHAMPION)
     reason = f"version {number} passed and was approved in review"
-    entry = desk.entry("promoted", reason, version=number, previous=champion, about=waiting)
-    desk.move_champion(number, seen=champion, entry=entry)
+    move(model, model.entry("promoted", reason, version=number, previous=champion, about=waiting))
     return Taken("review", "promoted", number, reason)

@@ -19,7 +19,7 @@ def _no_dvc_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gate.registry.registered_model.PATIENCE_S", 0.5)
+    monkeypatch.setattr("gate.registry.champion.PATIENCE_S", 0.5)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gate.service.guard import guard
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.desks import AUTOMATIC, REVIEWED, Place
+from tests.service.places import AUTOMATIC, REVIEWED, Place
 
 OTHER_POLICY = builders.policy(confidence=0.9)
 
@@ -28,7 +28,7 @@ def place(tmp_path) -> Place:
 
 
 def look(place: Place, *, policy=AUTOMATIC, thoroughly: bool = False):
-    return [(t.outcome, t.version) for t in guard(place.desk(), policy, thoroughly=thoroughly)]
+    return [(t.outcome, t.version) for t in guard(place.model(), policy, thoroughly=thoroughly)]
 
 
 @pytest.mark.parametrize("thoroughly", [True, False])

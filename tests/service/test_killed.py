@@ -25,7 +25,7 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_REVIEW
 from gate.service.reconciler import Reconciler
 from tests.registry.servers import make_run
-from tests.service.desks import REVIEWED, Place
+from tests.service.places import REVIEWED, Place
 
 pytestmark = [
     pytest.mark.slow,

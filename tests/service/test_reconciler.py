@@ -14,7 +14,7 @@ from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.desks import AUTOMATIC, REVIEWED, Place
+from tests.service.places import AUTOMATIC, REVIEWED, Place
 
 
 class Service:

@@ -7,7 +7,7 @@ import pytest
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK
 from gate.service.review import review
 from tests import builders
-from tests.service.desks import REVIEWED, Place
+from tests.service.places import REVIEWED, Place
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def place(tmp_path) -> Place:
 
 
 def look(place: Place, policy=REVIEWED):
-    return [(t.outcome, t.version) for t in review(place.desk(), policy)]
+    return [(t.outcome, t.version) for t in review(place.model(), policy)]
 
 
 def test_what_passed_waits(place):
@@ -49,6 +49,13 @@ def test_approval_promotes(place):
     assert line.evidence_sha256 == place.ledger.entries()[-2].evidence_sha256
     assert look(place) == []
     assert place.promote(2).outcome == "unchanged"
+
+
+def test_an_old_champion_that_must_not_serve_is_nothing_to_roll_back_to(place):
+    place.tag("1", "2026: wrong", TAG_ROLLED_BACK)
+    place.tag("2", "approved")
+    assert look(place) == [("promoted", "2")]
+    assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
 
 
 def test_rejection_is_recorded_once_and_final(place):

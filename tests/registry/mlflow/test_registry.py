@@ -23,7 +23,7 @@ from gate.errors import (
     RegistryUnavailable,
     StorageError,
 )
-from gate.registry import registered_model as desk
+from gate.registry import champion
 from gate.registry.judged import digest_of_model
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.process import lent
@@ -346,7 +346,7 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
             barrier.wait(240)
 
     registry.before = meet
-    desk.PATIENCE_S = 0.0
+    champion.PATIENCE_S = 0.0
     try:
         made = promote(
             registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.jsonl")

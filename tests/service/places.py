@@ -1,4 +1,4 @@
-"""A desk with versions that passed, for the tests of guard and review; the registry is simulated."""
+"""A model with versions that passed, for the tests of guard and review; the registry is simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gate.policy.policy import Policy
 from gate.registry.ledger import Ledger
 from gate.registry.port import CHAMPION, TAG_REVIEW
 from gate.registry.promotion import Promotion, promote
-from gate.registry.registered_model import Desk
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
@@ -31,8 +31,8 @@ class Place:
         self.ledger = Ledger(folder / "ledger.jsonl")
         self.begun = datetime.now(UTC)  # the same release again has the same evidence
 
-    def desk(self, cause: str = "delivery 1") -> Desk:
-        return Desk(self.registry, self.ledger, NAME, cause=cause)
+    def model(self, cause: str = "delivery 1") -> RegisteredModel:
+        return RegisteredModel(self.registry, self.ledger, NAME, cause=cause)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)

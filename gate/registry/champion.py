@@ -1,0 +1,141 @@
+"""Champion: the one place where what serves is moved, by one hand at a time.
+
+A move is an alias in the registry and a line in the ledger; the journal makes them one. A crash at
+any point leaves the old champion, or a move that whoever is alone next finishes exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable
+from gate.registry.addresses import plain
+from gate.registry.history import History
+from gate.registry.journal import Journal, Move
+from gate.registry.ledger import LedgerEntry
+from gate.registry.lock import promotion_lock
+from gate.registry.may_serve import veto
+from gate.registry.port import CHAMPION, PREVIOUS
+from gate.registry.registered_model import RegisteredModel
+
+PATIENCE_S = 30.0
+"""How long another promotion, or the service's look, is waited for."""
+
+
+@contextlib.contextmanager
+def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
+    """Hold the promotion lock, and finish the move of `champion` that a crash left; gives its line.
+
+    Raises PromotionConflict where another process holds it for too long, after writing it
+    down; `quietly`: without, because we come again. Raises the RegistryErrors, EvidenceError and
+    StorageError where the move can't be finished now.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
+        except PromotionConflict as error:
+            if not quietly:
+                model.write("conflict", str(error))
+            raise
+        # Under whichever address it was begun.
+        journals = [Journal(model.ledger, model.name, name) for name in sorted(model.identities())]
+        finished = [line for journal in journals if (line := _finish(model, journal)) is not None]
+        yield finished[-1] if finished else None
+
+
+def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
+    """Move `champion` from the line's `previous_version` to its `version` (None: take it away),
+    `previous` with it, and write the line; gives it as it is in the ledger. The caller is alone.
+
+    `previous` goes where a rollback may go: to the old champion, if that may serve again. After a
+    rollback it is the version that was come from, whatever is said of it. An alias that is where
+    it should be is left alone, so that no event tells of nothing.
+
+    A registry without compare-and-swap leaves a gap between the look and the move; the look
+    afterwards sees most of what slips through it. Raises PromotionConflict where `champion` is not
+    where it was, or not where it was put; the other RegistryErrors and StorageError as they come.
+    """
+    previous = _previous(model, entry, model.history())
+    if previous is not None and entry.action == "promoted":
+        model.point(PREVIOUS, previous)  # first, so that `champion` moves last
+        previous = None
+    model.expect(CHAMPION, entry.previous_version)
+    journal = Journal(model.ledger, model.name, plain(model.registry.identity))
+    begun = journal.begin(entry, previous=previous)
+    try:
+        if entry.version is not None:
+            model.point(CHAMPION, entry.version)
+        elif entry.previous_version is not None:
+            model.registry.delete_alias(model.name, CHAMPION)
+            model.expect(CHAMPION, None)
+    except PromotionConflict:  # which is written down
+        journal.end()
+        raise
+    line = model.ledger.append(begun.entry)
+    _end(model, journal, begun)
+    return line
+
+
+def _previous(model: RegisteredModel, entry: LedgerEntry, history: History) -> str | None:
+    """Where `previous` goes with a move; None: it stays."""
+    old, new = entry.previous_version, entry.version
+    if old is None or old == new:
+        return None
+    if entry.action == "rolled_back":
+        return old
+    if entry.action == "reverted":
+        # To what `previous` says: then it must say something else, and never the bad version.
+        follows = new is not None and model.alias(PREVIOUS) == new
+        return _served_before(model, history, but={old, new}) if follows else None
+    return old if veto(model, old, history=history).problem is None else None
+
+
+def _served_before(model: RegisteredModel, history: History, *, but: set[str | None]) -> str | None:
+    """A version to roll back to; a rollback proves its bytes."""
+    for version in history.served:
+        with contextlib.suppress(RegistryError):
+            if version not in but and veto(model, version, history=history).problem is None:
+                return version
+    return None
+
+
+def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
+    """Do what is left of a move that happened, and give its line; forget one that did not happen.
+    None: nothing was left to do."""
+    begun = journal.pending()
+    if begun is None:
+        return None
+    champion = model.alias(CHAMPION)
+    written = model.history().tells_of(begun.operation)
+    if champion != begun.target:
+        if not written and champion != begun.seen:
+            model.write("conflict", _nobody_knows(begun, champion), version=champion)
+        journal.end()
+        return None
+    whole = written and begun.previous in (None, model.alias(PREVIOUS))
+    if not written:
+        model.ledger.append(begun.entry)
+    _end(model, journal, begun)
+    return None if whole else begun.entry
+
+
+def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:
+    """`previous` follows. Until then it was the only word on where `champion` was to go."""
+    try:
+        if begun.previous is not None:
+            model.point(PREVIOUS, begun.previous)
+    except RegistryUnavailable:  # whoever is alone next tries again
+        raise
+    except RegistryError:  # no more than once: nobody else shall be kept from his work
+        journal.end()
+        raise
+    journal.end()
+
+
+def _nobody_knows(begun: Move, champion: str | None) -> str:
+    return (
+        f"a move of '{CHAMPION}' from version {begun.seen or 'none'} to {begun.target or 'none'} "
+        f"was interrupted, and now it points at {champion or 'none'}: nobody knows whether the "
+        "move happened"
+    )

@@ -1,0 +1,353 @@
+"""What serves is moved in one place: whole, exactly once, and told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable
+from gate.registry import champion
+from gate.registry.addresses import declare
+from gate.registry.journal import Journal
+from gate.registry.ledger import Ledger
+from gate.registry.lock import promotion_lock
+from gate.registry.port import CHAMPION, PREVIOUS, TAG_REVIEW, TAG_ROLLED_BACK
+from gate.registry.registered_model import RegisteredModel
+from gate.storage.digest import Digest
+from tests.registry.releases import NAME
+from tests.registry.simulator import Crash, CrashingLedger, Simulator, Stored, Watched
+
+
+def model_of(ledger: Ledger, registry=None) -> RegisteredModel:
+    registry = registry or Simulator(aliases={CHAMPION: "1"})
+    registry.versions[:] = [Stored(b"", {}, "run", "") for _ in range(3)]
+    return RegisteredModel(registry, ledger, "digits", cause="timer")
+
+
+def move(model: RegisteredModel, to: str | None = "2") -> None:
+    entry = model.entry("promoted", "because", version=to, previous="1")
+    champion.move(model, entry)
+
+
+def lines(ledger: Ledger) -> list[tuple[str, str | None]]:
+    return [(entry.action, entry.version) for entry in ledger.entries()]
+
+
+def pending(model: RegisteredModel) -> bool:
+    return Journal(model.ledger, model.name, model.registry.identity).pending() is not None
+
+
+def test_a_move_is_one_line_with_its_operation(ledger):
+    model = model_of(ledger)
+    move(model)
+    (line,) = ledger.entries()
+    assert line.operation is not None
+    assert line.cause == "timer"
+    assert model.alias(CHAMPION) == "2"
+    assert not pending(model)
+
+
+def test_champion_can_be_taken_away(ledger):
+    model = model_of(ledger)
+    move(model, None)
+    assert model.alias(CHAMPION) is None
+    assert lines(ledger) == [("promoted", None)]
+
+
+@pytest.mark.parametrize("to", ["2", None])
+@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_any_call_leaves_one_line_for_a_move_that_happened(ledger, to, call, moment):
+    registry = Watched(Simulator(aliases={CHAMPION: "1"}))
+
+    def crash(_: str, at: int) -> None:
+        if at == call:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    model = model_of(ledger, registry)
+    with contextlib.suppress(Crash):
+        move(model, to)
+    moved = registry.inner.aliases.get(CHAMPION) == to
+    setattr(registry, moment, lambda *_: None)
+    for _ in range(2):
+        with champion.alone(model):
+            assert lines(ledger) == ([("promoted", to)] if moved else [])
+            assert not pending(model)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
+    model = model_of(CrashingLedger(ledger.path, moment))
+    with pytest.raises(Crash):
+        move(model)
+    assert pending(model)
+    again = RegisteredModel(model.registry, ledger, "digits")
+    with champion.alone(again):
+        assert lines(ledger) == [("promoted", "2")]
+    assert not pending(model)
+
+
+def test_nobody_claims_a_move_that_nobody_knows_of(ledger):
+    model = model_of(CrashingLedger(ledger.path, "before"))
+    with pytest.raises(Crash):
+        move(model)
+    model.registry.aliases[CHAMPION] = "3"  # somebody else, in the meantime
+    with champion.alone(RegisteredModel(model.registry, ledger, "digits")):
+        pass
+    (line,) = ledger.entries()
+    assert (line.action, line.version) == ("conflict", "3")
+    assert "nobody knows" in line.reason
+
+
+def test_a_move_that_lost_a_race_is_over(ledger):
+    registry = Watched(Simulator(aliases={CHAMPION: "1"}))
+    model = model_of(ledger, registry)
+
+    def interfere(call: str, _: int) -> None:
+        if call == "set_alias champion":
+            registry.inner.aliases[CHAMPION] = "3"
+
+    registry.after = interfere
+    with pytest.raises(PromotionConflict):
+        move(model)
+    assert not pending(model)
+    assert lines(ledger) == [("conflict", "3")]
+
+
+def test_a_server_that_broke_off_leaves_the_move_open(ledger):
+    registry = Watched(Simulator(aliases={CHAMPION: "1"}))
+    model = model_of(ledger, registry)
+
+    def break_off(call: str, _: int) -> None:
+        if call == "set_alias champion":
+            raise RegistryUnavailable("no answer")
+
+    registry.after = break_off
+    with pytest.raises(RegistryUnavailable):
+        move(model)
+    registry.after = lambda *_: None
+    with champion.alone(model):
+        assert lines(ledger) == [("promoted", "2")]
+
+
+def test_moves_of_other_models_are_others(ledger):
+    model = model_of(CrashingLedger(ledger.path, "before"))
+    with pytest.raises(Crash):
+        move(model)
+    with champion.alone(RegisteredModel(model.registry, ledger, "letters")):
+        assert lines(ledger) == []
+    assert pending(model)
+
+
+@pytest.mark.parametrize("quietly", [True, False])
+def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
+    monkeypatch.setattr("gate.registry.champion.PATIENCE_S", 0.0)
+    model = model_of(ledger)
+    with (
+        promotion_lock(ledger),
+        pytest.raises(PromotionConflict),
+        champion.alone(model, quietly=quietly),
+    ):
+        pass
+    assert lines(ledger) == ([] if quietly else [("conflict", None)])
+
+
+def test_a_short_look_of_another_process_is_waited_for(ledger):
+    model = model_of(ledger)
+    lock = promotion_lock(ledger)
+    lock.__enter__()
+    threading.Timer(0.3, lock.__exit__, (None, None, None)).start()
+    with champion.alone(model):
+        assert lines(ledger) == []
+
+
+def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
+    model = model_of(CrashingLedger(ledger.path, "before"))
+    with pytest.raises(Crash):
+        move(model)
+    there = Simulator(identity="http://mlflow", aliases=model.registry.aliases)
+    declare(ledger, "http://mlflow", ["simulator"])
+    with champion.alone(RegisteredModel(there, ledger, "digits")):
+        assert lines(ledger) == [("promoted", "2")]
+    assert not pending(model)
+
+
+def vouched(ledger: Ledger, registry=None, *, champion: str = "3") -> RegisteredModel:
+    """Versions 1 to 4 served one after the other; `champion` serves, 2 served before."""
+    model = model_of(ledger, registry or Simulator())
+    model.registry.versions.append(Stored(b"", {}, "run", ""))
+    digest = Digest.of_bytes(b"")
+    for version in ("4", "1", "2", "3"):
+        model.write("promoted", "passed", version=version, about=digest)
+    for alias, version in ((CHAMPION, champion), (PREVIOUS, "2")):
+        model.registry.set_alias(NAME, alias, version)
+    return model
+
+
+def line(model: RegisteredModel, action: str, old: str | None, new: str | None):
+    vouching = model.history().vouching_for(new) if new else None
+    return model.entry(action, "because", version=new, previous=old, about=vouching)
+
+
+def aliases(model: RegisteredModel) -> tuple[str | None, str | None]:
+    return model.alias(CHAMPION), model.alias(PREVIOUS)
+
+
+MOVES = {
+    "a promotion": ("promoted", "3", "4", "3"),
+    "of what a rollback would go to": ("promoted", "3", "2", "3"),
+    "a rollback": ("rolled_back", "3", "2", "3"),
+    "a revert to another": ("reverted", "3", "1", "2"),
+    "a revert to what a rollback would go to": ("reverted", "3", "2", "1"),
+    "a revert to nothing": ("reverted", "3", None, "2"),
+    "to where it is": ("promoted", "3", "3", "2"),
+}
+"""The line's action, from where, to where; where `previous` is afterwards."""
+
+
+@pytest.mark.parametrize(("action", "old", "new", "previous"), MOVES.values(), ids=list(MOVES))
+def test_previous_goes_where_a_rollback_may_go(ledger, action, old, new, previous):
+    model = vouched(ledger)
+    written = champion.move(model, line(model, action, old, new))
+    assert aliases(model) == (new, previous)
+    assert ledger.entries()[-1] == written
+    assert (written.version, written.previous_version) == (new, old)
+    assert not pending(model)
+
+
+def nothing(model: RegisteredModel) -> None:
+    """Said against version 3."""
+
+
+def rejected(model: RegisteredModel) -> None:
+    model.registry.set_tag(NAME, "3", (TAG_REVIEW, "rejected"))
+
+
+def rolled_back(model: RegisteredModel) -> None:
+    model.registry.set_tag(NAME, "3", (TAG_ROLLED_BACK, "2026: wrong"))
+
+
+def violated(model: RegisteredModel) -> None:
+    model.write("violation", "other bytes", version="3")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kept"), [(nothing, True), (rejected, False), (rolled_back, False), (violated, False)]
+)
+def test_an_old_champion_that_must_not_serve_is_not_kept_for_a_rollback(ledger, spoil, kept):
+    model = vouched(ledger)
+    spoil(model)
+    champion.move(model, line(model, "promoted", "3", "4"))
+    assert aliases(model) == ("4", "3" if kept else "2")
+
+
+def test_an_old_champion_that_the_ledger_does_not_know_is_not_kept(ledger):
+    model = vouched(ledger, champion="5")
+    model.registry.versions.append(Stored(b"", {}, "run", ""))
+    champion.move(model, line(model, "promoted", "5", "4"))
+    assert aliases(model) == ("4", "2")
+
+
+def test_after_a_revert_previous_is_none_that_must_not_serve(ledger):
+    model = vouched(ledger)
+    model.write("violation", "other bytes", version="1")
+    champion.move(model, line(model, "reverted", "3", "2"))
+    assert aliases(model) == ("2", "4")
+
+
+def test_an_alias_that_is_there_already_is_left_alone(ledger):
+    """Setting it again would fire an event that tells of nothing."""
+    registry = Watched(Simulator())
+    model = vouched(ledger, registry, champion="4")
+    registry.inner.aliases[PREVIOUS] = "3"
+    registry.calls.clear()
+    champion.move(model, line(model, "promoted", "4", "4"))
+    champion.move(model, line(model, "rolled_back", "4", "4"))
+    assert not [call for call in registry.calls if call.startswith(("set_", "delete_"))]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("call", range(14))
+@pytest.mark.parametrize("kind", MOVES)
+def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
+    ledger, kind, call, moment
+):
+    action, old, new, previous = MOVES[kind]
+    registry = Watched(Simulator())
+    model = vouched(ledger, registry)
+    entry, before = line(model, action, old, new), len(ledger.entries())
+    registry.calls.clear()
+
+    def crash(_: str, at: int) -> None:
+        if at == call:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with contextlib.suppress(Crash):
+        champion.move(model, entry)
+    moved = registry.inner.aliases.get(CHAMPION) == new
+    assert moved or registry.inner.aliases[CHAMPION] == old
+    setattr(registry, moment, lambda *_: None)
+    for _ in range(2):
+        with champion.alone(model):
+            pass
+        assert not pending(model)
+        if old != new:
+            assert len(ledger.entries()) == before + moved
+        if moved:
+            assert aliases(model) == (new, previous)
+    if not moved:  # it is simply done again
+        champion.move(model, entry)
+        assert aliases(model)[0] == new
+        assert len(ledger.entries()) == before + 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_the_line_of_a_revert_leaves_previous_right(ledger, moment):
+    model = vouched(ledger)
+    entry = line(model, "reverted", "3", "2")
+    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.path, moment), NAME)
+    with pytest.raises(Crash):
+        champion.move(crashing, entry)
+    with champion.alone(model) as finished:
+        assert finished is not None
+        assert finished.action == "reverted"
+    assert aliases(model) == ("2", "1")
+    with champion.alone(model) as finished:
+        assert finished is None
+
+
+def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
+    """The registry refuses for good: that is said once. While it is away, it is tried again."""
+    registry = Watched(Simulator())
+    model = vouched(ledger, registry)
+    trouble: list[RegistryError] = [RegistryUnavailable("away"), RegistryError("it was deleted")]
+
+    def refuse(call: str, _: int) -> None:
+        if call == "set_alias previous" and trouble:
+            raise trouble[0]
+
+    registry.before = refuse
+    with pytest.raises(RegistryUnavailable):
+        champion.move(model, line(model, "reverted", "3", "2"))
+    for expected in (RegistryUnavailable, RegistryError):
+        with pytest.raises(expected), champion.alone(model):
+            pass
+        trouble.pop(0)
+    with champion.alone(model) as finished:
+        assert finished is None
+    assert aliases(model) == ("2", "2")
+
+
+def test_what_was_told_and_then_moved_by_somebody_else_is_over(ledger):
+    model = vouched(ledger)
+    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.path, "after"), NAME)
+    with pytest.raises(Crash):
+        champion.move(crashing, line(model, "reverted", "3", "2"))
+    model.registry.set_alias(NAME, CHAMPION, "4")
+    with champion.alone(model) as finished:
+        assert finished is None
+    assert aliases(model) == ("4", "2")

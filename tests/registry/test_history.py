@@ -1,0 +1,168 @@
+"""What the ledger's lines say: one vocabulary, asked by everybody."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.registry.history import History
+from gate.registry.ledger import Action, LedgerEntry
+from gate.storage.digest import Digest
+
+ACTIONS = get_args(Action)
+DIGEST = Digest.of_bytes(b"model")
+SERVING = {"promoted", "unchanged", "rolled_back", "reverted"}
+
+
+def entry(action: str, version: str | None = "1", **fields) -> LedgerEntry:
+    given_ = {"sha256": DIGEST, "reason": "because", "registry": "here", "model": "digits"}
+    return LedgerEntry(action=action, version=version, actor="me", **given_ | fields)
+
+
+def history(*lines: str) -> History:
+    """Each line: an action and a version, or an action that is about none."""
+    parts = (line.split() for line in lines)
+    return History(tuple(entry(action, *(rest or [None])) for action, *rest in parts))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_each_action_says_of_its_version(action):
+    one = history(f"{action} 1")
+    vouches = action in SERVING | {"passed"}
+    assert (one.vouching_for("1") is not None) is vouches
+    assert one.passed_any is vouches
+    assert one.was_served("1") is (action in SERVING)
+    assert one.serving == ("1" if action in SERVING else None)
+    assert one.served == (("1",) if action in SERVING else ())
+    silent = ("reverted", "deployed", "not_deployed", "conflict")
+    assert (one.standing("1") is not None) is (action not in silent)
+    assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
+    assert one.since_passed("1") == (action,)
+
+
+@pytest.mark.parametrize(
+    ("lines", "serving", "served"),
+    [
+        ([], None, ()),
+        (["passed 1", "refused 2"], None, ()),
+        (["promoted 1", "promoted 2"], "2", ("2", "1")),
+        (["promoted 1", "promoted 2", "rolled_back 1"], "1", ("1", "2")),
+        (["promoted 1", "promoted 2", "reverted 1", "violation 2"], "1", ("1", "2")),
+        (["promoted 1", "reverted"], None, ("1",)),
+        (["promoted 1", "unchanged 1", "deployed 1", "conflict 7"], "1", ("1",)),
+        (["promoted 1", "promoted 2", "reverted", "promoted 1"], "1", ("1", "2")),
+    ],
+)
+def test_what_serves_and_what_served(lines, serving, served):
+    assert (history(*lines).serving, history(*lines).served) == (serving, served)
+
+
+@pytest.mark.parametrize(
+    ("lines", "waiting"),
+    [
+        ([], []),
+        (["passed 1", "passed 2"], ["1", "2"]),
+        (["passed 1", "rejected 1"], []),
+        (["passed 1", "promoted 1"], []),
+        (["passed 1", "refused 1", "passed 2", "passed 1"], ["1", "2"]),
+        (["passed 1", "promoted 1", "unchanged 1"], []),
+        (["promoted 1", "promoted 2", "passed 1"], ["1"]),
+        (["passed 1", "violation 1"], []),
+        (["passed 1", "reverted 1", "conflict 1", "not_deployed 1"], ["1"]),
+    ],
+)
+def test_what_waits_for_review(lines, waiting):
+    assert [line.version for line in history(*lines).waiting] == waiting
+
+
+@pytest.mark.parametrize(
+    ("lines", "actions"),
+    [
+        ([], ()),
+        (["violation 1"], ("violation",)),
+        (["violation 1", "passed 1"], ("passed",)),
+        (["promoted 1", "violation 1", "rejected 2"], ("promoted", "violation")),
+        (["violation 1", "promoted 1", "deployed 1"], ("promoted", "deployed")),
+        (["promoted 1", "violation 1", "unchanged 1"], ("promoted", "violation", "unchanged")),
+    ],
+)
+def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, actions):
+    assert history(*lines).since_passed("1") == actions
+
+
+def test_the_last_line_with_digests_vouches():
+    old, new = entry("passed"), entry("promoted", sha256=Digest.of_bytes(b"other"))
+    assert History((old, new)).vouching_for("1") == new
+    assert History((old, entry("promoted", sha256=None))).vouching_for("1") == old
+    assert History((entry("promoted", sha256=None),)).vouching_for("1") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (["promoted 1"], None),
+        (["promoted 1", "deployed 1"], "deployed"),
+        (["deployed 1", "deployed 2"], None),
+        (["deployed 1", "deployed 2", "deployed 1"], "deployed"),
+        (["deployed 1", "not_deployed 1"], "not_deployed"),
+        (["deployed 1", "not_deployed 2"], "deployed"),
+        (["not_deployed 1", "not_deployed 2"], None),
+        (["not_deployed 1", "deployed 1"], "deployed"),
+    ],
+)
+def test_the_last_word_on_deploying_a_version(lines, word):
+    last = history(*lines).deployment_of(entry("promoted", "1"))
+    assert (None if last is None else last.action) == word
+
+
+def test_a_deployment_of_other_bytes_under_the_number_is_none():
+    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    assert History((other,)).deployment_of(entry("promoted")) is None
+
+
+def test_a_move_is_told_by_its_operation():
+    moved = History((entry("promoted", operation="ab"), entry("deployed")))
+    assert moved.tells_of("ab")
+    assert not moved.tells_of("cd")
+
+
+VERSIONS = st.sampled_from(["1", "2", "3", None])
+LINES = st.lists(st.builds(entry, st.sampled_from(ACTIONS), VERSIONS), max_size=12)
+
+
+def of(one: History, version: str) -> tuple[object, ...]:
+    return (one.vouching_for(version), one.was_served(version), one.standing(version),
+            one.since_passed(version))  # fmt: skip
+
+
+@given(LINES)
+def test_lines_about_one_version_say_nothing_of_another(lines):
+    for version in ("1", "2", "3"):
+        alone = tuple(line for line in lines if line.version == version)
+        assert of(History(tuple(lines)), version) == of(History(alone), version)
+
+
+@given(LINES)
+def test_what_serves_is_what_served_last(lines):
+    one = History(tuple(lines))
+    assert one.serving in (None, *one.served[:1])
+    assert set(one.served) == {v for v in ("1", "2", "3") if one.was_served(v)}
+    assert len(set(one.served)) == len(one.served)
+
+
+@given(LINES)
+def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
+    one = History(tuple(lines))
+    standing = {v: one.standing(v) for v in ("1", "2", "3")}
+    waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
+    assert {line.version: line for line in one.waiting} == waiting
+    assert len(one.waiting) == len(waiting)
+
+
+@given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
+def test_some_lines_change_neither_what_serves_nor_what_waits(lines, action):
+    one, other = History(tuple(lines)), History((*lines, entry(action)))
+    assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
