@@ -14,7 +14,7 @@ from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.registry.judged import Judged
+from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
@@ -105,11 +105,11 @@ def main() -> int:
     return Status.of_promotion(report.outcome, report.verdict.value)
 
 
-def _golden(folder: Path, policy: Policy, evidence: Evidence) -> Path:
+def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
     """The vectors that `parity` wrote, with the tolerances of the policy as it is now: another
     bound decides anew without another measurement."""
     refit(paths.GOLDEN, folder / "golden", policy=policy, evidence=evidence)
-    return folder / "golden"
+    return GoldenFolder.open(folder / "golden")
 
 
 def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:

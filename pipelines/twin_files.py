@@ -10,7 +10,7 @@ from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.names import EVIDENCE
-from gate.registry.judged import Judged
+from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS
 from pipelines import paths
@@ -35,5 +35,5 @@ def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | No
         onnx_path=paths.TWIN / NAME,
         evidence=evidence,
         decision=decision,
-        golden=folder / GOLDEN if made else None,
+        golden=GoldenFolder.open(folder / GOLDEN) if made else None,
     )

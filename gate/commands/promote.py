@@ -18,7 +18,7 @@ from gate.records.names import DECISION, EVIDENCE, GOLDEN
 if TYPE_CHECKING:
     from gate.decide.decision import Decision
     from gate.policy.policy import Policy
-    from gate.registry.judged import Judged
+    from gate.registry.judged import GoldenFolder, Judged
 
 
 class _Request(TypedDict):
@@ -110,7 +110,7 @@ def _promote(request: _Request) -> Outcome:
         decision=decision,
         run_id=request["run_id"] or "",
         description=describe(decision, evidence, {}),
-        golden=request["golden"] or _golden(request["report"]),
+        golden=_golden(request["golden"], request["report"]),
         preprocessing=request["preprocessing"],
         twin=_twin(request["twin"], request["twin_report"]),
     )
@@ -123,12 +123,15 @@ def _promote(request: _Request) -> Outcome:
     return promoted(promotion, verdict=decision.verdict.value)
 
 
-def _golden(report: Path) -> Path | None:
-    """Those of the report; releases of before there were any have none."""
+def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
+    """Those that were named, else those of the report; older reports have none."""
     from gate.golden.folder import GOLDEN_JSON
+    from gate.registry.judged import GoldenFolder
 
     beside = report / GOLDEN
-    return beside if (beside / GOLDEN_JSON).exists() else None
+    if named is None and not (beside / GOLDEN_JSON).exists():
+        return None
+    return GoldenFolder.open(named or beside)
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:
@@ -142,7 +145,7 @@ def _twin(path: Path | None, report: Path | None) -> Judged | None:
         onnx_path=path,
         evidence=Evidence.load(report / EVIDENCE),
         decision=Decision.load(report / DECISION),
-        golden=_golden(report),
+        golden=_golden(None, report),
     )
 
 

@@ -4,26 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from gate.decide.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
-from gate.golden.folder import Vectors, read_golden
-from gate.golden.record import Origin
+from gate.golden.folder import read_golden
+from gate.golden.record import Golden, Origin
 from gate.policy.policy import Policy
 from gate.preprocess.beside import prove_spec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 
 
+@dataclass(frozen=True)
+class GoldenFolder:
+    """Golden vectors on the disk, as they were when they were opened: read and proven then, once.
+
+    Whoever takes the files along compares what arrives with `sha256`.
+    """
+
+    path: Path
+    golden: Golden
+    sha256: Digest
+    """Of golden.json, which names the digests of all else."""
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read and prove the vectors. Raises EvidenceError, DigestMismatch."""
+        vectors = read_golden(path)
+        return cls(path, vectors.golden, vectors.sha256)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A file, its evidence and decision, and the golden vectors that go beside it."""
+    """A file, its evidence and decision, and the golden vectors that go beside it.
+
+    What it says of itself is what was opened: only `verify` looks at the disk.
+    """
 
     onnx_path: Path
     evidence: Evidence
     decision: Decision
-    golden: Path | None = None
-    """The folder of golden vectors, made with the decision's policy."""
+    golden: GoldenFolder | None = None
+    """Made with the decision's policy."""
     preprocessing: Path | None = None
     """The spec of preprocessing whose digest is in the evidence."""
 
@@ -31,8 +54,8 @@ class Judged:
         """Prove that file, evidence, policy, decision and golden vectors belong together.
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
-        again does not give this decision, or the golden vectors are not whole or were computed by
-        other code of the model.
+        again does not give this decision, or the golden vectors were computed by other code of the
+        model.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
@@ -41,14 +64,12 @@ class Judged:
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
         again = decide(policy, self.evidence, decided_at=decision.decided_at)
-        golden = self.vectors()
-        if golden is not None:
-            made_for, origin = golden.golden.model.sha256, golden.golden.origin
-            subject.verify(made_for, what=f"the file of the golden vectors in {self.golden}")
-            decision.policy_sha256.verify(
-                origin.policy_sha256, what=f"the policy of the golden vectors in {self.golden}"
-            )
-            self._verify_code(origin)
+        if self.golden is not None:
+            made_for, origin = self.golden.golden.model.sha256, self.golden.golden.origin
+            vectors = f"the golden vectors in {self.golden.path}"
+            subject.verify(made_for, what=f"the file of {vectors}")
+            decision.policy_sha256.verify(origin.policy_sha256, what=f"the policy of {vectors}")
+            self._verify_code(origin, what=vectors)
         self._verify_preprocessing()
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
@@ -58,15 +79,10 @@ class Judged:
                 "same ones. It was edited, or made by another version of the gate: decide again."
             )
 
-    def vectors(self) -> Vectors | None:
-        """The golden vectors, proven; None if there are none. Raises EvidenceError."""
-        return None if self.golden is None else read_golden(self.golden)
-
     @property
     def golden_sha256(self) -> Digest | None:
-        """Digest of the golden vectors, if there are any. Raises EvidenceError."""
-        vectors = self.vectors()
-        return None if vectors is None else vectors.sha256
+        """Digest of the golden vectors, if there are any."""
+        return None if self.golden is None else self.golden.sha256
 
     @property
     def why_not(self) -> str | None:
@@ -77,12 +93,12 @@ class Judged:
         first = decision.problems[0].explanation if decision.problems else "no runtime passed"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
-    def _verify_code(self, origin: Origin) -> None:
+    def _verify_code(self, origin: Origin, *, what: str) -> None:
         code = self.evidence.source.code
         measured = None if code is None else code.digest()
         if origin.code_sha256 != measured:
             raise EvidenceError(
-                f"the golden vectors in {self.golden} were computed by the model's code "
+                f"{what} were computed by the model's code "
                 f"{origin.code_sha256 or '(not recorded)'}, the evidence is on "
                 f"{measured or '(not recorded)'}. Measure again, which makes both."
             )
@@ -109,12 +125,12 @@ class Judged:
         """What is uploaded follows the subject (its external data): it must be the file's own."""
         from gate.onnxfile.subject import read_subject
 
-        seen, told = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
-        other = sorted(field for field in seen if seen[field] != told[field])
+        file, described = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
+        other = sorted(field for field in file if file[field] != described[field])
         if other:
             raise EvidenceError(
                 f"the evidence describes {self.onnx_path} otherwise than it is: "
-                f"{', '.join(f'{field} {told[field]}, not {seen[field]}' for field in other)}. "
+                f"{', '.join(f'{name} {described[name]}, not {file[name]}' for name in other)}. "
                 "It was edited, or made by another version of the gate: measure and decide again."
             )
 
@@ -124,17 +140,17 @@ def digest_of_model(path: Path, *, expected: Digest) -> Digest:
 
     Raises StorageError if the file can't be read, DigestMismatch if it is a text.
     """
-    seen = Digest.of_file(path)
+    digest = Digest.of_file(path)
     if _is_text(path):
         raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
-    if seen == expected:
-        return seen
+    if digest == expected:
+        return digest
     from gate.onnxfile.subject import read_subject
 
     try:
         return read_subject(path).sha256
     except OnnxFileError:  # damaged: surely not the expected bytes
-        return seen
+        return digest
 
 
 def _is_text(path: Path) -> bool:

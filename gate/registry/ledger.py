@@ -99,18 +99,18 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: tuple[bytes, tuple[LedgerEntry, ...]] = (b"", ())
+        self._parsed: tuple[bytes, tuple[LedgerEntry, ...]] = (b"", ())
         """Whole lines that were read and their entries: only what follows them is parsed again."""
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, oldest first; a torn last line is left out (see `torn`).
+        """All entries, oldest first; a torn last line is left out (see `is_torn`).
 
         Raises EvidenceError where a line is not an entry or the chain is broken.
         """
         lines, _ = self._read()
         data = b"".join(line + b"\n" for line in lines)
-        known, read = self._known
-        entries = list(read) if data.startswith(known) else []
+        before, parsed = self._parsed
+        entries = list(parsed) if data.startswith(before) else []
         parent = Digest.of_bytes(lines[len(entries) - 1]) if entries else None
         for number, line in enumerate(lines[len(entries) :], start=len(entries) + 1):
             entry = self._parse(line, number)
@@ -123,11 +123,10 @@ class Ledger:
                 )
             entries.append(entry)
             parent = Digest.of_bytes(line)
-        self._known = (data, tuple(entries))
+        self._parsed = (data, tuple(entries))
         return tuple(entries)
 
-    @property
-    def torn(self) -> bool:
+    def is_torn(self) -> bool:
         """True if the last line was cut off by a crash; the next `append` moves it aside."""
         return bool(self._read()[1])
 

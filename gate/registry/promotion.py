@@ -68,7 +68,7 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
             "hand in the exact file, with a policy whose section twin is this one"
         )
         return _refuse(model, release, reason)
-    refusal = release.refusal or release.outdated
+    refusal = release.refusal or release.outdated()
     if refusal is not None:
         return _refuse(model, release, refusal)
     if "DVC_EXP_NAME" in os.environ:

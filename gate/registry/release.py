@@ -98,10 +98,9 @@ class Release(Judged):
             return f"the quantized twin: {self.twin.why_not}"
         return None
 
-    @property
     def outdated(self) -> str | None:
-        """Why the evidence is on other code of the model than there is here; None where it is the
-        same, and where the code is not at hand."""
+        """Look at the model's source files: why the evidence is on other code than there is here;
+        None where it is the same, and where the code is not at hand."""
         from gate.model.modules import changed_files
 
         code = self.evidence.source.code
@@ -139,11 +138,10 @@ class Release(Judged):
             tags[TAG_TWIN] = self.twin.decision.subject_sha256.hex
         if self.preprocess_sha256 is not None:
             tags[TAG_PREPROCESS] = self.preprocess_sha256.hex
-        golden = self.vectors()
         beside = {}
-        if golden is not None and self.golden is not None:
-            tags[TAG_GOLDEN] = golden.sha256.hex
-            beside = {GOLDEN: self.golden}
+        if self.golden is not None:
+            tags[TAG_GOLDEN] = self.golden.sha256.hex
+            beside = {GOLDEN: self.golden.path}
         return Draft(
             self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, beside
         )

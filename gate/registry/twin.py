@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import GOLDEN_JSON
-from gate.registry.judged import Judged
+from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
 from gate.storage.record import Record, Sha256
@@ -36,7 +36,7 @@ class TwinDigests(Record):
 
     @classmethod
     def of(cls, twin: Judged) -> TwinDigests:
-        """Of a twin on the disk. Raises EvidenceError for golden vectors that are not whole."""
+        """Of a twin as it was opened."""
         return cls(
             sha256=twin.decision.subject_sha256,
             evidence_sha256=twin.decision.evidence_sha256,
@@ -52,7 +52,7 @@ def lay_out(twin: Judged, folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(twin.onnx_path.parent / name, target)
         if twin.golden is not None:
-            shutil.copytree(twin.golden, folder / GOLDEN)
+            shutil.copytree(twin.golden.path, folder / GOLDEN)
     except OSError as error:
         raise StorageError(
             f"cannot copy the twin {twin.onnx_path} to {folder}: {error.strerror or error}. "
@@ -62,7 +62,8 @@ def lay_out(twin: Judged, folder: Path) -> None:
 
 
 def twin_in(folder: Path) -> Judged:
-    """The twin in a folder laid out as above. Raises EvidenceError where it is not whole."""
+    """The twin in a folder laid out as above. Raises EvidenceError where it is not whole, and
+    DigestMismatch where its golden vectors are not."""
     path = twin_file(folder)
     records = Records.beside(path)
     golden = folder / GOLDEN
@@ -70,7 +71,7 @@ def twin_in(folder: Path) -> Judged:
         onnx_path=path,
         evidence=records.evidence,
         decision=records.decision,
-        golden=golden if (golden / GOLDEN_JSON).exists() else None,
+        golden=GoldenFolder.open(golden) if (golden / GOLDEN_JSON).exists() else None,
     )
 
 
@@ -78,9 +79,9 @@ def twin_file(folder: Path) -> Path:
     """The one ONNX file of the folder. Raises EvidenceError."""
     found = sorted(p for p in folder.glob("*.onnx") if p.is_file() and not p.is_symlink())
     if len(found) != 1:
-        seen = ", ".join(path.name for path in found) or "none"
+        names = ", ".join(path.name for path in found) or "none"
         raise EvidenceError(
-            f"{folder} holds the ONNX files {seen}, expected exactly one: the quantized twin. "
+            f"{folder} holds the ONNX files {names}, expected exactly one: the quantized twin. "
             "Make it with gate quantize, judge it with gate check --report, and put both there."
         )
     return found[0]

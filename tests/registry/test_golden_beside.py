@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.verify import verify_golden
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
+from gate.registry.judged import GoldenFolder
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_GOLDEN
@@ -36,7 +38,7 @@ def registry(tmp_path: Path) -> tuple[MlflowRegistry, str]:
 def with_golden(path: Path, folder: Path, *, policy: Policy = POLICY, **overrides: Any) -> Release:
     origin = vectors.origin().model_copy(update={"policy_sha256": policy.digest()})
     vectors.golden_of(folder, path, **{"origin": origin, **overrides})
-    return release(path, golden=folder, policy=policy)
+    return release(path, golden=GoldenFolder.open(folder), policy=policy)
 
 
 def external(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -74,7 +76,7 @@ def test_new_vectors_of_the_same_bytes_leave_the_old_ones_in_force(tmp_path, led
         update={"policy_sha256": POLICY.digest(), "versions": {"torch": "99"}}
     )
     vectors.golden_of(tmp_path / "other", path, origin=origin)
-    again = release(path, golden=tmp_path / "other", policy=POLICY)
+    again = release(path, golden=GoldenFolder.open(tmp_path / "other"), policy=POLICY)
     assert promote(registry, again, policy=POLICY, ledger=ledger).outcome == "unchanged"
     first, second = ledger.entries()
     assert again.golden_sha256 != first.golden_sha256
@@ -104,12 +106,11 @@ def test_vectors_of_another_file_or_policy_are_not_promoted(ledger, tmp_path: Pa
     with pytest.raises(DigestMismatch, match="the file of the golden vectors"):
         promote(Simulator(), wrong, policy=POLICY, ledger=ledger)
     vectors.golden_of(tmp_path / "loose", first.onnx_path)
-    loose = dataclasses.replace(first, golden=tmp_path / "loose")
+    loose = dataclasses.replace(first, golden=GoldenFolder.open(tmp_path / "loose"))
     with pytest.raises(DigestMismatch, match="the policy of the golden vectors"):
         promote(Simulator(), loose, policy=POLICY, ledger=ledger)
-    missing = dataclasses.replace(first, golden=tmp_path / "nowhere")
     with pytest.raises(EvidenceError, match=r"golden\.json"):
-        promote(Simulator(), missing, policy=POLICY, ledger=ledger)
+        GoldenFolder.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,38 @@ def test_vectors_of_other_code_of_the_model_are_not_promoted(
     )
     vectors.golden_of(tmp_path / "golden", path, origin=origin)
     source = builders.evidence().source.model_copy(update={"code": code(measured)})
-    of = release(path, golden=tmp_path / "golden", evidence=evidence(path, source=source))
+    of = release(
+        path, golden=GoldenFolder.open(tmp_path / "golden"), evidence=evidence(path, source=source)
+    )
     if computed == measured:
         assert promote(Simulator(), of, policy=POLICY, ledger=ledger).outcome == "promoted"
         return
     with pytest.raises(EvidenceError, match="computed by the model's code"):
         promote(Simulator(), of, policy=POLICY, ledger=ledger)
+
+
+def test_what_a_release_says_of_itself_is_what_was_opened(tmp_path: Path) -> None:
+    of = with_golden(onnx_file(tmp_path / "model.onnx"), tmp_path / "golden")
+    before = (of.golden_sha256, of.draft())
+    shutil.rmtree(tmp_path / "golden")
+    of.onnx_path.unlink()
+    assert (of.golden_sha256, of.draft()) == before
+
+
+def test_vectors_that_change_on_their_way_are_not_promoted(ledger, tmp_path: Path) -> None:
+    """They were verified, and then exchanged for others that are whole, too."""
+    path, registry = onnx_file(tmp_path / "model.onnx"), Watched(Simulator())
+    of = with_golden(path, tmp_path / "golden")
+
+    def exchange(call: str, _: int) -> None:
+        if call == "create_version":
+            vectors.golden_of(tmp_path / "golden", path, inputs={"input": vectors.inputs() + 1})
+
+    registry.before = exchange
+    with pytest.raises(DigestMismatch, match="golden vectors with digest"):
+        promote(registry, of, policy=POLICY, ledger=ledger)
+    assert registry.inner.aliases == {}
+    assert [entry.action for entry in ledger.entries()] == ["violation"]
 
 
 @pytest.mark.parametrize("how", ["exchange", "remove", "damage"])

@@ -58,7 +58,7 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_ledger_is_an_empty_one(ledger: Ledger) -> None:
     assert ledger.entries() == ()
-    assert not ledger.torn
+    assert not ledger.is_torn()
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_torn_last_line_is_moved_aside(ledger: Ledger, caplog, kept: int) -> N
     ledger.path.write_bytes(first + torn)
 
     assert [e.reason for e in ledger.entries()] == ["one"]
-    assert ledger.torn
+    assert ledger.is_torn()
     with caplog.at_level(logging.WARNING):
         ledger.append(entry("three"))
     assert "cut off by a crash" in caplog.text
     assert [e.reason for e in ledger.entries()] == ["one", "three"]
-    assert not ledger.torn
+    assert not ledger.is_torn()
     (aside,) = ledger.path.parent.glob("*.torn-*")
     assert aside.read_bytes() == torn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.model_code import ModelCode
-from gate.registry.judged import Judged
+from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, TAG_TWIN
@@ -183,7 +184,7 @@ def with_vectors(of: Release, folder: Path) -> Release:
     assert of.twin is not None
     origin = vectors.origin().model_copy(update={"policy_sha256": TWIN.digest()})
     vectors.golden_of(folder, of.twin.onnx_path, origin=origin)
-    return replace(of, twin=replace(of.twin, golden=folder))
+    return replace(of, twin=replace(of.twin, golden=GoldenFolder.open(folder)))
 
 
 def test_handing_in_more_beside_the_same_bytes_condemns_nothing(tmp_path, ledger) -> None:
@@ -194,6 +195,15 @@ def test_handing_in_more_beside_the_same_bytes_condemns_nothing(tmp_path, ledger
     first, second = ledger.entries()
     assert second.twin == first.twin
     assert "violation" not in (first.action, second.action)
+
+
+def test_what_is_noted_of_a_twin_is_what_was_opened(tmp_path: Path) -> None:
+    of = with_vectors(made(tmp_path), tmp_path / "golden")
+    assert of.twin is not None
+    before = of.twin_digests
+    shutil.rmtree(tmp_path / "golden")
+    of.twin.onnx_path.unlink()
+    assert of.twin_digests == before
 
 
 def test_a_quantized_file_is_never_promoted_in_the_place_of_the_exact_one(tmp_path, ledger) -> None:
@@ -240,7 +250,7 @@ def test_through_mlflow_with_its_golden_vectors(tmp_path: Path, ledger: Ledger) 
     origin = vectors.origin().model_copy(update={"policy_sha256": TWIN.digest()})
     vectors.golden_of(tmp_path / "golden", small, origin=origin)
     of = replace(made(tmp_path), run_id=run_id)
-    twin = twin_of(small, policy=TWIN, golden=tmp_path / "golden")
+    twin = twin_of(small, policy=TWIN, golden=GoldenFolder.open(tmp_path / "golden"))
     of = replace(of, twin=twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
