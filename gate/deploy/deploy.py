@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gate.deploy import steps
 from gate.deploy.disk import make_folder, point, settle, told
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
 from gate.deploy.source import SlotSource
@@ -17,7 +16,7 @@ from gate.deploy.store import Store
 from gate.errors import StorageError
 from gate.storage.atomic import sync
 
-__all__ = ["Deployment", "SlotSource", "Store", "deploy", "rollback"]
+__all__ = ["Deployment", "SlotSource", "Store", "deploy", "rollback", "serves"]
 
 Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
 
@@ -55,15 +54,11 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
         )
     with told(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
-        steps.step("alone")
         live = store.live(name)
-        if live is not None and _serves(store, live, slots):
+        if live is not None and serves(store, name, slots):
             return Deployment("unchanged", name, live, f"release {live.release} serves it already")
         try:
-            staged = {
-                slot: stage(source, store.workshop / slot, label=slot)
-                for slot, source in slots.items()
-            }
+            staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
         except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal))
         previous = () if live is None else (live.earlier(), *live.previous)
@@ -80,7 +75,6 @@ def rollback(store: Store, name: str) -> Deployment:
     check_name(name, what="deployed model")
     with told(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
-        steps.step("alone")
         live = store.live(name)
         if live is None or not live.previous:
             reason = "there is no earlier release to go back to"
@@ -92,17 +86,23 @@ def rollback(store: Store, name: str) -> Deployment:
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
-            steps.step(f"proved {label}")
         manifest = _go_live(store, name, slots, live.previous[1:], back_to=target.release)
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
-def _serves(store: Store, live: Manifest, slots: Mapping[str, SlotSource]) -> bool:
-    if live.slots.keys() != slots.keys():
+def serves(
+    store: Store, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
+) -> bool:
+    """Whether these very slots serve as `name`, and no others; `thoroughly`: with whole bytes.
+
+    Raises StorageError where the manifest of what serves is damaged.
+    """
+    live = store.live(name)
+    if live is None or live.slots.keys() != slots.keys():
         return False
-    return all(_is(live.slots[slot], source) for slot, source in slots.items()) and all(
-        prove(store, slot) is None for slot in live.slots.values()
-    )
+    if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
+        return False
+    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
 
 
 def _is(slot: Slot, source: SlotSource) -> bool:
@@ -118,8 +118,8 @@ def _is(slot: Slot, source: SlotSource) -> bool:
 def _publish(
     store: Store, name: str, staged: Mapping[str, Staged], previous: tuple[Earlier, ...]
 ) -> Manifest:
-    for label, entry in staged.items():
-        store_staged(store, entry, label=label)
+    for entry in staged.values():
+        store_staged(store, entry)
     slots = {label: entry.slot for label, entry in staged.items()}
     return _go_live(store, name, slots, previous)
 
@@ -140,11 +140,8 @@ def _go_live(
         previous=previous[: store.keep],
     )
     folder = _release_folder(store, manifest)
-    steps.step("release")
     point(store.live_link(name), f"../releases/{name}/{folder.name}")
-    steps.step("live")
     store.prune(name)
-    steps.step("pruned")
     return manifest
 
 
@@ -156,7 +153,6 @@ def _release_folder(store: Store, manifest: Manifest) -> Path:
     for label, slot in manifest.slots.items():
         (made / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
     settle(made)
-    steps.step("release made")
     releases = store.root / "releases" / manifest.name
     make_folder(releases)
     short = manifest.slots[EXACT].sha256.short

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.deploy import steps
 from gate.errors import StorageError
 from gate.storage.atomic import sync
 
@@ -36,7 +35,6 @@ def discard(path: Path, *, into: Path) -> None:
     """Remove a folder so that nobody ever sees a part of it: first it gets another place."""
     grave = into / f"discarded-{uuid.uuid4().hex}"
     path.rename(grave)
-    steps.step("discarded")
     shutil.rmtree(grave, ignore_errors=True)
 
 
@@ -45,7 +43,6 @@ def point(link: Path, target: str) -> None:
     fresh = link.with_name(f".{link.name}.next")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
-    steps.step("link made")
     fresh.replace(link)
     sync(link.parent)
 

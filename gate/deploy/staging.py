@@ -6,7 +6,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.deploy import steps
 from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, SlotSource, fetched
@@ -38,36 +37,30 @@ class Staged:
     golden: Path | None
 
 
-def stage(source: SlotSource, folder: Path, *, label: str) -> Staged:
-    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
-    are not good, and whatever fetching raises where they could not be had."""
+def stage(source: SlotSource, folder: Path) -> Staged:
+    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes are
+    not good, and whatever fetching raises where they could not be had."""
     folder.mkdir()
     try:
         path = fetched(source, folder / "fetched")
-        steps.step(f"fetched {label}")
         subject = _subject(path, folder / "fetched", source)
         spec = _spec(path, source)
         model, golden = _taken(path, subject, folder)
     except (TooLarge, OnnxFileError, DigestMismatch) as error:
         raise NotDeployed(str(error)) from error
-    steps.step(f"hashed {label}")
     vectors = _computed(model / path.name, golden, source)
-    steps.step(f"computed {label}")
     for made in (model, golden):
         if made is not None:
             settle(made)
-    steps.step(f"settled {label}")
     slot = _slot(subject, model, path.name, vectors)
     return Staged(slot.model_copy(update={"preprocessing": spec}), model, golden)
 
 
-def store_staged(store: Store, staged: Staged, *, label: str) -> None:
+def store_staged(store: Store, staged: Staged) -> None:
     """Put the proven folders into the store, each by one rename."""
     if staged.golden is not None and staged.slot.golden is not None:
         _put(store, staged.golden, staged.slot.golden.sha256)
-        steps.step(f"stored golden {label}")
     _put(store, staged.model, staged.slot.sha256)
-    steps.step(f"stored {label}")
 
 
 def prove(store: Store, slot: Slot) -> str | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gate.deploy.deploy import Deployment, deploy
-from gate.deploy.manifest import EXACT, QUANTIZED, Slot
+from gate.deploy.deploy import deploy, serves
+from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.source import SlotSource
-from gate.deploy.staging import prove
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch
+from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION
@@ -21,7 +20,6 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
 from gate.service.port import Taken
-from gate.storage.digest import Digest
 
 
 def deploy_champion(
@@ -30,20 +28,19 @@ def deploy_champion(
     """Deploy the champion, if the ledger put it there and it does not serve yet.
 
     `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
-    refused here once more. Raises the RegistryErrors and StorageError.
+    refused here once more. Raises the RegistryErrors, EvidenceError and StorageError.
     """
-    history, champion = model.history(), model.alias(CHAMPION)
-    if champion is None or champion != history.serving:
+    history = model.history()
+    vouched = _rightful(model, history)
+    if vouched is None:
         return []
-    vouched = history.vouching_for(champion)
-    if vouched is None or veto(model, champion, history=history).problem is not None:
-        return []
-    last = history.deployment_of(vouched)
+    last, slots = history.deployment_of(vouched), _slots(model, vouched)
     refused = last is not None and last.action == "not_deployed"
-    waits = refused and not thoroughly
-    if waits or (last and not refused and _serves(model, store, vouched, thoroughly=thoroughly)):
+    if refused and not thoroughly:
         return []
-    done = _deploy(model, store, vouched)
+    if last and not refused and serves(store, model.name, slots, thoroughly=thoroughly):
+        return []
+    done = deploy(store, model.name, slots)
     if done.outcome != "refused":
         return [_tell(model, vouched, "deployed", done.reason)]
     with contextlib.suppress(DigestMismatch):  # which is written down as a violation
@@ -53,48 +50,65 @@ def deploy_champion(
     return [_tell(model, vouched, "not_deployed", done.reason)]
 
 
-def _serves(
-    model: RegisteredModel, store: Store, vouched: LedgerEntry, *, thoroughly: bool
-) -> bool:
-    live = store.live(model.name)
-    wanted = {EXACT: (vouched.sha256, vouched.golden_sha256)}
-    if vouched.twin is not None:
-        wanted[QUANTIZED] = (vouched.twin.sha256, vouched.twin.golden_sha256)
-    if live is None or live.slots.keys() != wanted.keys():
-        return False
-    spec = live.slots[EXACT].preprocessing
-    if vouched.preprocess_sha256 not in (None, spec and spec.digest()):
-        return False
-    if not all(_is(live.slots[slot], *digests) for slot, digests in wanted.items()):
-        return False
-    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
+def _rightful(model: RegisteredModel, history: History) -> LedgerEntry | None:
+    """The line that vouches for the champion; None where it is not there rightly."""
+    champion = model.alias(CHAMPION)
+    if champion is None or champion != history.serving:
+        return None
+    examined = veto(model, champion, history=history)
+    return examined.vouched if examined.problem is None else None
 
 
-def _is(slot: Slot, sha256: Digest | None, golden: Digest | None) -> bool:
-    seen = slot.golden.sha256 if slot.golden is not None else None
-    return slot.sha256 == sha256 and golden in (None, seen)
+class _Download:
+    """One download of a version, of which every slot takes its files."""
+
+    def __init__(self, model: RegisteredModel, number: str) -> None:
+        self._model = model
+        self._number = number
+        self._path: Path | None = None
+        """The exact file, in the folder of whoever came first."""
+
+    def exact(self, folder: Path) -> Path:
+        """Download into `folder`. Raises the RegistryErrors."""
+        registry = self._model.registry
+        self._path = registry.download(self._model.name, self._number, folder)
+        return self._path
+
+    def twin(self, folder: Path) -> Path:
+        """Move what is beside the exact file into `folder`, which is on the same file system.
+
+        Raises EvidenceError where it is not whole.
+        """
+        path = self._path or self.exact(folder)
+        beside = path.parent / BESIDE
+        name = twin_file(beside).relative_to(beside)
+        return beside.rename(folder / BESIDE) / name
 
 
-def _deploy(model: RegisteredModel, store: Store, vouched: LedgerEntry) -> Deployment:
-    number, expected = vouched.version, vouched.sha256
-    assert number is not None
-    assert expected is not None
-
-    def fetch(folder: Path) -> Path:
-        return model.registry.download(model.name, number, folder)
-
-    def fetch_twin(folder: Path) -> Path:
-        return twin_file(fetch(folder).parent / BESIDE)
-
-    exact = _source(expected, vouched.golden_sha256, fetch)
-    slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
-    if vouched.twin is not None:
-        slots[QUANTIZED] = _source(vouched.twin.sha256, vouched.twin.golden_sha256, fetch_twin)
-    return deploy(store, model.name, slots)
-
-
-def _source(sha256: Digest, golden: Digest | None, fetch: Callable[[Path], Path]) -> SlotSource:
-    return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
+def _slots(model: RegisteredModel, vouched: LedgerEntry) -> dict[str, SlotSource]:
+    """What the line vouches for; the exact file comes first."""
+    assert vouched.version is not None
+    assert vouched.sha256 is not None
+    download = _Download(model, vouched.version)
+    exact = SlotSource(
+        vouched.sha256,
+        download.exact,
+        golden_sha256=vouched.golden_sha256,
+        golden_required=vouched.golden_sha256 is not None,
+        preprocess_sha256=vouched.preprocess_sha256,
+    )
+    if vouched.twin is None:
+        return {EXACT: exact}
+    golden = vouched.twin.golden_sha256
+    twin = replace(
+        exact,
+        sha256=vouched.twin.sha256,
+        fetch=download.twin,
+        golden_sha256=golden,
+        golden_required=golden is not None,
+        preprocess_sha256=None,
+    )
+    return {EXACT: exact, QUANTIZED: twin}
 
 
 def _prove(model: RegisteredModel, vouched: LedgerEntry) -> None:

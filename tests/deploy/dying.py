@@ -1,9 +1,11 @@
-"""Run in a process of its own: a deployment that dies at its n-th step."""
+"""Run in a process of its own: a deployment that dies before its n-th change of the disk."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from gate.deploy import steps
 from gate.deploy.deploy import deploy, rollback
 from gate.deploy.store import Store
 from tests.deploy import models
@@ -19,27 +20,54 @@ from tests.deploy.models import NAME
 
 __all__ = ["die", "onnx", "onnxruntime"]
 
+CHANGES = (
+    (os, "rename"), (os, "replace"), (os, "symlink"), (os, "fsync"), (shutil, "rmtree"),
+)  # fmt: skip
+"""Through these everything goes that lasts, or that somebody else sees: the rest is made in a folder
+that the next one empties."""
+
 
 def die(root: Path, files: Path, seeds: tuple[int, ...], survived: int, answers: Any) -> None:
-    """Deploy the models of these seeds as slots (none: roll back); killed after so many steps.
+    """Deploy the models of these seeds as slots (none: roll back); killed after so many changes.
 
-    The names of the steps that were passed go into `answers`, before death.
+    What was changed goes into `answers`, each before the next: `rename store`, `replace live`, ...
     """
+    labels = ("exact", "quantized")
+    slots = {label: models.source(files, seed) for label, seed in zip(labels, seeds, strict=False)}
     left = [survived]
 
-    def step(name: str) -> None:
-        answers.send(name)
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*arguments: Any, **options: Any) -> Any:
+            place = _place(root, name, arguments)
+            if place is None:
+                return call(*arguments, **options)
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            result = call(*arguments, **options)
+            answers.send(f"{name} {place}")
+            return result
 
-    steps.step = step
+        return change
+
+    for owner, name in CHANGES:
+        setattr(owner, name, wrapped(name, getattr(owner, name)))
     store = Store(root, keep=1)
-    if seeds:
-        labels = ("exact", "quantized")
-        slots = {
-            label: models.source(files, seed) for label, seed in zip(labels, seeds, strict=False)
-        }
+    if slots:
         deploy(store, NAME, slots)
     else:
         rollback(store, NAME)
+
+
+def _place(root: Path, name: str, arguments: tuple[Any, ...]) -> str | None:
+    """The part of the store that is changed; None: it is elsewhere, or a part of what rmtree does.
+
+    Of two paths it is the one that is made.
+    """
+    target = arguments[1 if name in ("rename", "replace", "symlink") else 0]
+    if isinstance(target, int):
+        target = Path(f"/proc/self/fd/{target}").readlink()
+    path = Path(target)
+    if not path.is_absolute() or not path.is_relative_to(root):
+        return None
+    return (*path.relative_to(root).parts, "root")[0]

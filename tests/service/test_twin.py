@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.errors import EvidenceError
 from gate.registry.promotion import rollback
 from gate.registry.twin import QUANTIZED
+from gate.service.deployment import deploy_champion
 from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import NAME, twin_policy
+from tests.registry.simulator import Watched
 from tests.service.test_reconciler import Service
 
 POLICY = builders.policy(twin=twin_policy())
@@ -42,6 +46,26 @@ def test_both_are_deployed_and_once(service: Service) -> None:
     service.place.promote(2)
     assert service.look() == [("deploy", "deployed", "2")]
     assert slots(service) == of(service, 2)
+
+
+def test_a_version_is_downloaded_once_for_both(service: Service, tmp_path) -> None:
+    place, store = service.place, Store(tmp_path / "another")
+    place.registry = watched = Watched(place.registry)
+    assert [taken.outcome for taken in deploy_champion(place.model(), store)] == ["deployed"]
+    assert watched.calls.count("download") == 1
+    live = store.live(NAME)
+    assert live is not None
+    assert {name: slot.sha256 for name, slot in live.slots.items()} == of(service, 1)
+
+
+def test_a_twin_that_is_gone_takes_neither_into_service(service: Service) -> None:
+    service.place.promote(2)
+    beside = service.place.stored("2").beside
+    for name in [name for name in beside if name.startswith(QUANTIZED)]:
+        del beside[name]
+    with pytest.raises(EvidenceError, match="exactly one"):
+        deploy_champion(service.place.model(), service.store)
+    assert slots(service) == of(service, 1)
 
 
 def test_a_rollback_brings_both_back(service: Service) -> None:
