@@ -93,8 +93,8 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        told = markdown.describe(decision, evidence, _links(page, report), explanation) + beside
-        _write_outcome(page, report, told)
+        story = markdown.describe(decision, evidence, _links(page, report), explanation) + beside
+        _write_outcome(page, report, story)
         report.save(paths.PROMOTION)
     _tell(decision, evidence, report, confidence=policy.confidence)
     if twin is not None:

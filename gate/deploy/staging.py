@@ -10,7 +10,7 @@ from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, first_line
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.verify import verify_golden
 from gate.onnxfile.session import open_on_cpu
@@ -72,8 +72,8 @@ def prove(store: Store, slot: Slot) -> str | None:
         for entry in slot.files:
             entry.sha256.verify(Digest.of_file(store.file(slot.sha256, entry)), what=entry.name)
         if slot.golden is not None:
-            seen = read_golden(store.content(slot.golden.sha256)).sha256
-            slot.golden.sha256.verify(seen, what="the golden vectors")
+            digest = read_golden(store.content(slot.golden.sha256)).sha256
+            slot.golden.sha256.verify(digest, what="the golden vectors")
     except Exception as error:
         return str(error)
     return None
@@ -136,11 +136,13 @@ def _computed(path: Path, golden: Path | None, source: SlotSource) -> Digest | N
             "no golden vectors came with the model, so nothing proves that it computes the same "
             "here. Promote it anew, or deploy its file by hand"
         )
-    seen = Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
-    if source.golden_sha256 is not None and seen != source.golden_sha256:
-        raise NotDeployed(f"the golden vectors have digest {seen}, expected {source.golden_sha256}")
+    digest = Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
+    if source.golden_sha256 is not None and digest != source.golden_sha256:
+        raise NotDeployed(
+            f"the golden vectors have digest {digest}, expected {source.golden_sha256}"
+        )
     _run(path, golden)
-    return seen
+    return digest
 
 
 def _run(path: Path, golden: Path | None) -> None:
@@ -155,10 +157,8 @@ def _run(path: Path, golden: Path | None) -> None:
     try:
         open_on_cpu(path)
     except Exception as error:
-        told = str(error).strip().splitlines() or [""]
-        raise NotDeployed(
-            f"ONNX Runtime can't load it: {type(error).__name__}: {told[0]}"
-        ) from error
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise NotDeployed(f"ONNX Runtime can't load it: {why}") from error
 
 
 def _slot(subject: Subject, folder: Path, name: str, vectors: Digest | None) -> Slot:

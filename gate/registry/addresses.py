@@ -39,9 +39,9 @@ def same(ledger: Ledger, identity: str) -> frozenset[str]:
 
 def declare(ledger: Ledger, identity: str, others: Iterable[str]) -> None:
     """Keep that these are the same registry. Raises EvidenceError, StorageError."""
-    known = same(ledger, identity)
-    wanted = known | {plain(other) for other in others}
-    if wanted == known:
+    names = same(ledger, identity)
+    wanted = names | {plain(other) for other in others}
+    if wanted == names:
         return
     kept = [group for group in _read(ledger) if not group & wanted]
     joined = wanted.union(*(group for group in _read(ledger) if group & wanted))

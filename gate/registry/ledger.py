@@ -88,11 +88,6 @@ class LedgerEntry(Record):
     parent: Sha256 | None = None
     """Digest of the line before, without its newline; None in the first line. `append` sets it."""
 
-    @property
-    def golden(self) -> str | None:
-        """The digest of the golden vectors in hexadecimal."""
-        return None if self.golden_sha256 is None else self.golden_sha256.hex
-
 
 class Ledger:
     """The ledger in one file. Several processes may append; readers see whole lines only."""

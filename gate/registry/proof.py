@@ -28,7 +28,7 @@ class Beside:
     @classmethod
     def of(cls, line: LedgerEntry) -> Beside:
         """What a line of the ledger says."""
-        return cls(line.golden, line.twin, line.preprocess_sha256)
+        return cls(_hex(line.golden_sha256), line.twin, line.preprocess_sha256)
 
     @classmethod
     def needed(cls, line: LedgerEntry) -> Beside:
@@ -53,7 +53,11 @@ def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
         path = twin_file(folder)
     except EvidenceError as error:
         raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
-    prove(path, expected.sha256, Beside(expected.golden), what=f"the twin of {what}")
+    prove(path, expected.sha256, Beside(_hex(expected.golden_sha256)), what=f"the twin of {what}")
+
+
+def _hex(digest: Digest | None) -> str | None:
+    return None if digest is None else digest.hex
 
 
 def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
@@ -71,11 +75,11 @@ def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
 
 def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
     try:
-        seen = read_golden(folder).sha256
+        digest = read_golden(folder).sha256
     except EvidenceError as error:
         raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
-    if seen.hex != expected:
+    if digest.hex != expected:
         raise DigestMismatch(
-            f"{what} has golden vectors with digest {seen}, expected {expected}. "
+            f"{what} has golden vectors with digest {digest}, expected {expected}. "
             "They were exchanged: promote the file anew."
         )

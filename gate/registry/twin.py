@@ -29,11 +29,6 @@ class TwinDigests(Record):
     evidence_sha256: Sha256
     golden_sha256: Sha256 | None = None
 
-    @property
-    def golden(self) -> str | None:
-        """The digest of the golden vectors in hexadecimal."""
-        return None if self.golden_sha256 is None else self.golden_sha256.hex
-
     @classmethod
     def of(cls, twin: Judged) -> TwinDigests:
         """Of a twin as it was opened."""

@@ -61,7 +61,7 @@ def test_a_plain_reload_shows_what_serves(tmp_path: Path, page: Page) -> None:
     assert deploy(store, NAME, {"exact": sources[0]}).outcome == "deployed"
     app = Starlette(routes=[Route("/", _page), Mount("/models", store_app(store))])
 
-    def shows(source: models.Source, release: int) -> None:
+    def shows(source: models.SlotSource, release: int) -> None:
         page.wait_for_function("document.title === 'done'", timeout=20_000)
         seen = page.evaluate("window.seen")
         assert seen == {

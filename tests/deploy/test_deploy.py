@@ -14,7 +14,7 @@ import pytest
 
 from gate.deploy import deploy as deploying
 from gate.deploy import staging
-from gate.deploy.deploy import Deployment, deploy, rollback
+from gate.deploy.deploy import Deployment, deploy, rollback, serves
 from gate.deploy.manifest import Manifest
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
@@ -228,6 +228,35 @@ def test_vectors_of_another_file_are_refused(store: Store, tmp_path: Path) -> No
     refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden)})
     assert refused.outcome == "refused"
     assert "has digest" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [((1, 2), True), ((1, 3), False), ((3, 2), False), ((1,), False), ((2, 1), False)],
+)
+def test_what_serves_is_every_slot(store: Store, tmp_path: Path, wanted, answer: bool) -> None:
+    def slots(*seeds: int) -> dict[str, SlotSource]:
+        labels = ("exact", "quantized")
+        return {
+            label: models.source(tmp_path, seed) for label, seed in zip(labels, seeds, strict=False)
+        }
+
+    assert not serves(store, NAME, slots(*wanted))
+    deploy(store, NAME, slots(1, 2))
+    assert serves(store, NAME, slots(*wanted)) is answer
+    assert serves(store, NAME, slots(*wanted), thoroughly=False) is answer
+    done = deploy(store, NAME, slots(*wanted))
+    assert done.outcome == ("unchanged" if answer else "deployed")
+
+
+def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: Store, tmp_path: Path) -> None:
+    slots = {"exact": models.source(tmp_path)}
+    deploy(store, NAME, slots)
+    path = store.live_path(NAME) / "model.onnx"
+    path.chmod(0o644)
+    path.write_bytes(b"other")
+    assert serves(store, NAME, slots, thoroughly=False)
+    assert not serves(store, NAME, slots)
 
 
 def test_without_vectors_a_model_must_load(store: Store, tmp_path: Path) -> None:

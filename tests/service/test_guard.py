@@ -104,7 +104,7 @@ def third_by_hand(place, **release):
 
 @pytest.mark.parametrize("spoil", [spoil for spoil, _ in SPOILED.values()], ids=list(SPOILED))
 def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
-    told = next(words for one, words in SPOILED.values() if one is spoil)
+    words = next(text for one, text in SPOILED.values() if one is spoil)
     third_by_hand(place)
     spoil(place)
     place.point("3")
@@ -113,8 +113,8 @@ def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
     line = place.ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("reverted", "2", "3")
     assert line.cause == "delivery 1"
-    assert told in line.reason
-    assert told in place.stored("3").tags[TAG_REVERTED]
+    assert words in line.reason
+    assert words in place.stored("3").tags[TAG_REVERTED]
     before = place.lines()
     assert look(place, thoroughly=True) == []
     assert place.lines() == before
