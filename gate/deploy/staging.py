@@ -38,8 +38,8 @@ class Staged:
 
 
 def stage(source: SlotSource, folder: Path) -> Staged:
-    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes are
-    not good, and whatever fetching raises where they could not be had."""
+    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
+    are not good, and whatever fetching raises where they could not be had."""
     folder.mkdir()
     try:
         path = fetched(source, folder / "fetched")
