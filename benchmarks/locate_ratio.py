@@ -26,7 +26,7 @@ import torchvision
 from torch import nn
 
 from benchmarks.measure_ratio import export_resnet18
-from gate.locate.locate import locate
+from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples

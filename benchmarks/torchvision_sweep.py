@@ -4,7 +4,7 @@
 
 All below 100 million parameters, with the weights of `benchmarks.torchvision_models` and eight
 images: exported by the first opset of 13, 14, 17 and 18 that works, by the rung that the gate's
-own ladder takes, then judged by `gate.check.check` without any policy of ours. Each runs in a
+own ladder takes, then judged by `gate.front_door.check` without any policy of ours. Each runs in a
 process of its own, on one thread: threads of several programs on one machine wait for each other.
 FILE is written after every row; rows in it that passed are not measured again, so a run that was
 broken off goes on where it was.
@@ -105,8 +105,8 @@ def in_own_process(name: str) -> Row:
 def trial(name: str) -> Row:
     """Build, export, check."""
     from benchmarks.torchvision_models import build, images
-    from gate.check import Reference, Workload, check
     from gate.errors import GateError
+    from gate.front_door import Reference, Workload, check
     from gate.parity.arrays.samples import Samples
     from gate.records.evidence import Source
 

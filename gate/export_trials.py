@@ -19,11 +19,11 @@ import onnx
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from gate.check import Reference, Workload
-from gate.decide.checks import Verdict
-from gate.decide.decision import Decision, decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
 from gate.errors import ExportError, GateError, first_line
 from gate.export.export import Exported, export_model
+from gate.front_door import Reference, Workload
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gate.check import Reference, Workload, evidence_on, parity_of_preprocessing
 from gate.commands.progress import bar
 from gate.errors import EvidenceError, GateError
+from gate.front_door import Reference, Workload, evidence_on, parity_of_preprocessing
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
 from gate.model.code import code_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.decide.checks import CheckResult
-from gate.decide.decision import Decision
+from gate.decision.checks import CheckResult
+from gate.decision.decision import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.registry.judged import Judged

@@ -11,8 +11,8 @@ import io
 import json
 
 from gate.commands.status import Status
-from gate.decide.decision import decide
-from gate.locate.explanation import explain
+from gate.decision.decision import decide
+from gate.localisation.explanation import explain
 from gate.onnxfile.subject import read_subject
 from gate.parity.case import Case
 from gate.policy.policy import Policy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gate.commands.outcome import console
 from gate.commands.status import Status
-from gate.decide.decision import Decision, decide
+from gate.decision.decision import Decision, decide
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence

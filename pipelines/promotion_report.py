@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.storage.record import Record, Sha256
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.decide.decision import decide
+from gate.decision.decision import decide
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy

@@ -16,7 +16,7 @@ import pytest
 from gate import cli
 from gate.commands.outcome import Outcome, console
 from gate.commands.status import Status
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.errors import GateError
 from gate.records.evidence import Evidence
 from tests.small_project import made

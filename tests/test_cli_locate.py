@@ -129,7 +129,7 @@ class TestAnswer:
         assert out.rstrip().endswith(f"report  {chart}")
 
     def test_the_policys_switches_are_in_force(self, capsys, monkeypatch, tmp_path: Path) -> None:
-        from gate.locate import locate
+        from gate.localisation import locate
 
         seen, switched = [], locate.deterministic
 

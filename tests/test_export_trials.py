@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate import export_trials as trials
-from gate.check import Reference
 from gate.errors import ExportError, ModelError
 from gate.export_trials import Plan, compare
+from gate.front_door import Reference
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings

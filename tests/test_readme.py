@@ -89,7 +89,7 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
 
 
 def test_the_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = [block for block in _blocks("python") if "gate.check" in block]
+    (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (place / "example.py").write_text(example)
     runpy.run_path("example.py")
     assert capsys.readouterr().out == "PASS\n"

@@ -19,8 +19,8 @@ from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
-from gate.check import Reference, Workload, check
 from gate.errors import GateError
+from gate.front_door import Reference, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Source

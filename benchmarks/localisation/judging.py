@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.localisation.architecture import ARCHITECTURES
 from benchmarks.localisation.exporting import Exporter, export
 from benchmarks.localisation.fault import Fault
-from gate.locate.locate import locate
+from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples

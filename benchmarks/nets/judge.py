@@ -15,9 +15,9 @@ from benchmarks.nets.faults import Fault, draw_fault
 from benchmarks.nets.net import Drawn, draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
-from gate.check import Reference, Workload, check
-from gate.decide.checks import CheckResult
+from gate.decision.checks import CheckResult
 from gate.errors import GateError
+from gate.front_door import Reference, Workload, check
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy

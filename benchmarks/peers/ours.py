@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers.case import Case
-from gate.check import Reference, Workload, check
+from gate.front_door import Reference, Workload, check
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity import case as judged

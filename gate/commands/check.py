@@ -16,7 +16,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.check import Verdicted
+    from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
 
 _TASKS = ("auto", "classification", "tensors")
@@ -113,7 +113,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _judge(question: _Question) -> Outcome:
-    from gate.check import Reference, Workload, check
+    from gate.front_door import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
     from gate.records.names import GOLDEN
     from gate.report import folder

@@ -140,9 +140,9 @@ def _refused(why: str) -> Outcome:
 def _export(question: _Question) -> Outcome:
     import warnings
 
-    from gate.check import Reference
     from gate.export.export import staged
     from gate.export.self_check import self_check
+    from gate.front_door import Reference
     from gate.onnxfile.export_note import ExportNote, note_path
     from gate.parity.arrays.samples import Samples
 

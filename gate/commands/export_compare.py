@@ -79,8 +79,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _compare(question: _Question) -> Outcome:
-    from gate.check import Reference
     from gate.export_trials import Plan, compare
+    from gate.front_door import Reference
     from gate.parity.arrays.samples import Samples
     from gate.records.strategy import ExportSettings
     from gate.report.trials import chart, markdown

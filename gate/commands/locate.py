@@ -81,8 +81,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _locate(question: _Question) -> Outcome:
-    from gate.check import Reference
-    from gate.locate.locate import locate
+    from gate.front_door import Reference
+    from gate.localisation.locate import locate
     from gate.onnxfile.candidate import Candidate
     from gate.onnxfile.subject import read_subject
     from gate.parity.arrays.samples import Samples

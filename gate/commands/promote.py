@@ -16,7 +16,7 @@ from gate.errors import PolicyError
 from gate.records.names import DECISION, EVIDENCE, GOLDEN
 
 if TYPE_CHECKING:
-    from gate.decide.decision import Decision
+    from gate.decision.decision import Decision
     from gate.policy.policy import Policy
     from gate.registry.judged import GoldenFolder, Judged
 
@@ -87,7 +87,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 def _promote(request: _Request) -> Outcome:
     from gate.commands.release_run import release_run
-    from gate.decide.decision import Decision
+    from gate.decision.decision import Decision
     from gate.records.evidence import Evidence
     from gate.registry.ledger import Ledger
     from gate.registry.mlflow.registry import MlflowRegistry, preflight
@@ -135,7 +135,7 @@ def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:
-    from gate.decide.decision import Decision
+    from gate.decision.decision import Decision
     from gate.records.evidence import Evidence
     from gate.registry.judged import Judged
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gate.decide.decision import Decision, decide
+from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden, Origin

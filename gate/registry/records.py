@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.errors import EvidenceError
 from gate.records.evidence import Evidence
 from gate.records.names import DECISION, EVIDENCE

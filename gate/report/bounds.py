@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gate.decide.checks import CheckResult, Verdict
-from gate.decide.decision import Decision
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
 from gate.report.figure import BLUE, GREY, RED, figure, finite, legend, name_rows
 from gate.report.wording import observed, printable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.records.names import DECISION, EVIDENCE, LOCALISATION, MARKDOWN, PAGE, PLOTS

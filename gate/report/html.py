@@ -6,8 +6,8 @@ import base64
 import html
 from collections.abc import Iterator, Mapping
 
-from gate.decide.checks import CheckResult, Verdict
-from gate.decide.decision import Decision
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report import localisation, wording

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import Decision
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report import localisation, wording

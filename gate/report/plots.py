@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.records.evidence import ClassParity, Evidence
 from gate.report import bounds
 from gate.report.figure import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gate.decide.checks import CheckResult, Verdict
-from gate.decide.decision import Decision
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report import localisation, wording

@@ -9,10 +9,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from gate.decide.checks import CheckResult, Verdict
-from gate.decide.decision import Decision
-from gate.decide.remedies import REMEDIES
-from gate.decide.rules.comparisons import top1_lower_bound
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
+from gate.decision.remedies import REMEDIES
+from gate.decision.rules.comparisons import top1_lower_bound
 from gate.records.evidence import Evidence
 
 _KINDS: tuple[tuple[str, Callable[[CheckResult], bool]], ...] = (

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.check import Reference, Workload, check
 from gate.export.export import export_model
+from gate.front_door import Reference, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Source

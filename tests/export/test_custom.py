@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from gate.check import Reference, Workload, check
-from gate.decide.decision import Verdict
+from gate.decision.decision import Verdict
 from gate.errors import ExportError
 from gate.export.capture import captured
 from gate.export.custom import Symbolics, overriding, registered
 from gate.export.foreign import foreign_objection, foreign_operators
+from gate.front_door import Reference, Workload, check
 from tests.export import custom_example
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from torchvision.models.maxvit import MaxVit
 from torchvision.models.vision_transformer import VisionTransformer
 
 from benchmarks import torchvision_models
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings

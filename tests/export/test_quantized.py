@@ -13,11 +13,11 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from gate.check import Reference, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import ExportError, OnnxFileError
 from gate.export.quantize_settings import QuantizeSettings
 from gate.export.quantized import quantize
+from gate.front_door import Reference, Workload, check
 from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
 from gate.export.export import export_model
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Source

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import DataError
 from gate.export.capture import captured
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Source

@@ -11,8 +11,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gate.check import Verdicted
-from gate.decide.checks import CheckResult, Verdict
+from gate.decision.checks import CheckResult, Verdict
+from gate.front_door import Verdicted
 from gate.golden.verify import verify_golden
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject

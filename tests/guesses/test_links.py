@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import DigestMismatch
 from gate.onnxfile.candidate import Candidate, WithData
 from gate.onnxfile.subject import read_subject

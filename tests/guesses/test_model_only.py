@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import GateError
 from gate.export.capture import captured
-from gate.locate.locate import locate
+from gate.front_door import Reference, Verdicted, Workload, check
+from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gate.check import Reference, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
+from gate.front_door import Reference, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.export.capture import captured
+from gate.front_door import Reference, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.records.evidence import Source
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.export.export import export_model
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.float64.precision import keeps_double
 from gate.policy.policy import Instruments, Policy

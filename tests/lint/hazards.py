@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.errors import ModelError
 
 WIDTH = 6

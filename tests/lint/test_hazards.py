@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
 from gate.export.capture import captured
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.lint import lint_model
 from gate.lint.rulebook import RULES
 from gate.parity.arrays.samples import Samples

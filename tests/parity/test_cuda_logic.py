@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.decide.checks import Verdict
-from gate.decide.rules import all_checks
+from gate.decision.checks import Verdict
+from gate.decision.rules import all_checks
 from gate.parity import measure as measuring
 from gate.parity.arrays.binding import bind
 from gate.parity.case import Case

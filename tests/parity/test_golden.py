@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.export import export_model
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden
 from gate.golden.verify import verify_golden

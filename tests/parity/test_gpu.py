@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.environment import cuda_absent_reason

@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
@@ -640,7 +640,7 @@ class Drawing(nn.Module):
 )
 def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
     """Its noise floor is as large as its dice, so that everything would lie within it."""
-    from gate.check import Reference, Workload, check
+    from gate.front_door import Reference, Workload, check
     from gate.parity.arrays.samples import Samples
     from gate.records.evidence import Source
     from tests.registry.releases import onnx_file

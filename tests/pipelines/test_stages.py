@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from onnx import numpy_helper
 
 from gate.commands.status import Status
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
 from gate.records.evidence import Evidence

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.errors import DataError, EvidenceError
 from gate.onnxfile.subject import read_subject
 from gate.policy.policy import PreprocessingPolicy

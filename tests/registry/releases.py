@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.decide.decision import decide
+from gate.decision.decision import decide
 from gate.onnxfile.origin import QUANTIZED_FROM
 from gate.onnxfile.subject import read_subject
 from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy

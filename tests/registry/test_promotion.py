@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.records.model_code import ModelCode
 from gate.registry.ledger import Ledger

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.errors import StorageError
 from gate.records.evidence import Evidence
 from gate.report.folder import write

@@ -5,8 +5,8 @@ import io
 import pytest
 from PIL import Image
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence
 from gate.report import bounds, plots
 from gate.report.figure import BLUE, RED

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gate.decide.decision import Decision
+from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.report.terminal import print_decision
 from gate.report.wording import folded_groups

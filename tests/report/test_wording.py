@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decide.checks import CheckResult, Verdict
-from gate.decide.decision import decide
-from gate.decide.remedies import REMEDIES
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import decide
+from gate.decision.remedies import REMEDIES
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
 from gate.report import wording

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decide.checks import Verdict
-from gate.decide.decision import decide
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
 from gate.parity.examination import Examination
 from gate.storage.digest import Digest
 from tests.parity import tiny

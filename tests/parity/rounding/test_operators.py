@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.check import Reference, Verdicted, Workload, check
-from gate.decide.checks import Verdict
+from gate.decision.checks import Verdict
+from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.rounding.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
 from gate.records.evidence import Source

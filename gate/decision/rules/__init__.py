@@ -1,0 +1,77 @@
+"""The rules: policy and evidence in, checks out. Pure, total, fail closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.rules import (
+    comparisons,
+    devices,
+    export,
+    instruments,
+    preprocessing,
+    roles,
+    statements,
+)
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.policy.roles import all_nonfinite
+from gate.records.evidence import Evidence
+from gate.records.runtime import RUNTIMES, RuntimeName
+
+
+def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """All checks, in the order in which people should read them.
+
+    It does not follow the order in the policy's file, which is no part of the policy's digest.
+    """
+    yield statements.samples(policy, evidence)
+    yield statements.determinism(policy, evidence)
+    yield statements.measured_once(evidence)
+    yield from statements.repeats(evidence)
+    yield from statements.inputs(evidence)
+    yield from export.export_checks(policy, evidence)
+    yield from roles.named(policy, evidence)
+    yield from instruments.graph(policy, evidence)
+    yield from preprocessing.parity(policy, evidence)
+    for name in RUNTIMES:
+        runtime_policy = policy.runtimes.get(name)
+        if runtime_policy is not None and runtime_policy.required != "never":
+            yield from _of_runtime(policy, runtime_policy, evidence, name)
+
+
+def _of_runtime(
+    policy: Policy, runtime_policy: RuntimePolicy, evidence: Evidence, name: RuntimeName
+) -> Iterator[CheckResult]:
+    runtime = evidence.runtime(name)
+    if runtime is None or not runtime.outputs or runtime.failure or runtime.absent_reason:
+        yield statements.missing(runtime_policy, runtime, name)
+        return
+    yield statements.session(policy, runtime)
+    yield statements.provider(runtime)
+    if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
+        yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
+    yield statements.outputs(policy, evidence, runtime)
+    yield from statements.varies(runtime)
+    samples_fail = False
+    for output in runtime.outputs:
+        if output.elements == 0:  # `outputs` says so; it has no numbers
+            continue
+        yield statements.reference(policy, runtime, output)
+        yield statements.finite(policy, runtime, output)
+        yield from roles.role(policy, runtime, output)
+        compared = roles.comparisons(policy, runtime_policy.bounds, output)
+        checks = [
+            comparisons.unsure(comparisons.check(c, runtime, output), output)
+            for c in compared
+            if c.bound is not None
+        ]
+        if roles.judges_noise(policy, output):
+            checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
+        if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
+            yield statements.unbounded(runtime, output)
+        yield from checks
+        yield from comparisons.near_ties(policy, runtime, output)
+        yield from instruments.stability(runtime_policy.bounds, runtime, output)
+        samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
+    yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)

@@ -1,0 +1,303 @@
+"""Checks on what the instruments saw: noise floor, stability, probes, the graph of the file.
+
+An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is an
+ERROR; only the noise floor can be waived, by name, where it could not be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.remedies import REMEDIES
+from gate.decision.rules.comparisons import BoundedMetric, check
+from gate.policy.policy import Bounds, Policy
+from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.instruments import (
+    GraphCode,
+    GraphReport,
+    NoiseParity,
+    ProbeParity,
+    drawn_batch_sizes,
+)
+
+_CLOSER = {
+    "reference": "PyTorch is closer to the float64 truth.",
+    "candidate": "The runtime is closer to the float64 truth than PyTorch.",
+    "neither": "Both are equally far from the float64 truth.",
+}
+_WEIGHTS = ("other_weights", "rounded_weights")
+_ROUNDING = 1e-9
+"""Of float64 sums: two ways to the same ratio."""
+
+
+def noises(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
+    """The metrics in units of rounding; none for integers and bools, which have no rounding."""
+    if not output.dtype.startswith("float"):
+        return []
+    measured = output.noise
+    allowed = bounds.noise_ratio
+    if measured is not None and measured.scatter is None:
+        allowed = _widened(bounds.noise_ratio, measured.elements)
+    return [
+        BoundedMetric("noise_ratio", _noise_ratio(measured) if measured else None, "<=", allowed),
+        BoundedMetric(
+            "noise_peak", _noise_peak(output) if measured else None, "<=", bounds.noise_peak
+        ),
+        BoundedMetric("noise_diff", measured.diff if measured else None, "<=", bounds.noise_diff),
+    ]
+
+
+def noise(
+    policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
+) -> Iterator[CheckResult]:
+    """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
+    runtime, output = place
+    measured = output.noise
+    lacking = _lacking(policy, evidence, measured)
+    for one in noises(bounds, output):
+        if one.bound is None:
+            continue
+        result = check(one, runtime, output)
+        verdict, explanation = result.verdict, result.explanation
+        # What was seen of a bad one is enough to refuse it, waived or not.
+        if lacking is not None and (not _compared(measured) or one.holds()):
+            verdict = Verdict.WAIVED if one.name in policy.waive else Verdict.ERROR
+            explanation = f"{one.name} was not measured: {lacking}"
+        elif measured is not None:
+            explanation = (
+                f"{one.name} is {one.observed:.6g}, allowed <= {one.bound:.6g} "
+                f"(n = {measured.samples}){_place(one.name, measured)}. {_CLOSER[measured.closer]}"
+            )
+        yield result.model_copy(
+            update={
+                "samples": measured.samples if measured else 0,
+                "verdict": verdict,
+                "explanation": explanation,
+            }
+        )
+
+
+def stability(
+    bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
+) -> Iterator[CheckResult]:
+    """Repeatability and batch invariance of an output, where the policy bounds them."""
+    measured = output.stability
+    for name, bound in (
+        ("repeatability", bounds.repeatability),
+        ("repeatability_ratio", bounds.repeatability_ratio),
+        ("batch_invariance", bounds.batch_invariance),
+        ("batch_invariance_ratio", bounds.batch_invariance_ratio),
+    ):
+        if bound is not None:
+            observed = getattr(measured, name) if measured else None
+            result = check(BoundedMetric(name, observed, "<=", bound), runtime, output)
+            if measured is not None and measured.samples == 0:
+                result = result.model_copy(update={"verdict": Verdict.ERROR})
+            yield result.model_copy(update={"samples": measured.samples if measured else 0})
+
+
+def probes(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, *, samples_fail: bool = False
+) -> Iterator[CheckResult]:
+    """One check a probe; an ERROR where probes that the policy asks for are lacking.
+
+    `samples_fail`: the samples themselves disagree, so a probe that does says nothing new.
+    """
+    if not policy.instruments.probes:
+        return
+    lacking = list(_lacking_probes(policy, evidence, runtime))
+    if lacking:
+        yield CheckResult(
+            name="probes",
+            runtime=runtime.runtime,
+            verdict=Verdict.ERROR,
+            explanation=f"{'; '.join(lacking)}: behaviour that was baked in would pass unseen.",
+            remedy=REMEDIES["probes"],
+        )
+    for probe in runtime.probes:
+        result = _probe(policy, runtime, probe)
+        if samples_fail and result.verdict is Verdict.FAIL:
+            result = result.model_copy(update={"remedy": REMEDIES["probe_as_samples"]})
+        yield result
+
+
+def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """One check for each kind of finding that the policy forbids."""
+    if not policy.instruments.graph:
+        return
+    report = evidence.graph
+    unread = _unread(evidence, report)
+    if report is None or unread is not None:
+        yield CheckResult(
+            name="graph",
+            verdict=Verdict.ERROR,
+            explanation=f"the graph of the file was not read: {unread}",
+            remedy=REMEDIES["graph"],
+        )
+        return
+    for code in policy.instruments.graph_forbid:
+        if code == "fixed_batch" and not _dynamic_asked(evidence):
+            continue
+        if code in ("float16", "rounded_weights") and policy.precision != "exact":
+            continue
+        if code == "quantized" and policy.precision == "quantized":
+            continue
+        found = [finding for finding in report.findings if finding.code == code]
+        if code in _WEIGHTS and report.weights is None and not found:
+            yield CheckResult(
+                name=f"graph_{code}",
+                verdict=Verdict.ERROR,
+                explanation="the weights of the file were not compared with the model's: the "
+                "evidence is of an older version.",
+                remedy=REMEDIES["graph"],
+            )
+            continue
+        shown = "; ".join(f"{finding.place}: {finding.detail}" for finding in found[:3])
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        yield CheckResult(
+            name=f"graph_{code}",
+            observed=float(len(found)),
+            bound=0.0,
+            relation="<=",
+            verdict=Verdict.FAIL if found else Verdict.PASS,
+            explanation=f"{shown}{more}." if found else _nothing(report, code),
+            remedy=REMEDIES[f"graph_{code}"],
+        )
+
+
+def _nothing(report: GraphReport, code: GraphCode) -> str:
+    if code in _WEIGHTS and report.weights is not None:
+        return report.weights.sentence
+    return "Nothing of the kind is in the graph."
+
+
+def _widened(bound: float | None, elements: int) -> float | None:
+    """The bound for a ratio that was not divided by its scatter, of records of before: 2 allows
+    2.02 on 32 000 elements, 2.2 on 320, 3.4 on 8."""
+    return bound if bound is None or not elements else bound * (1.0 + 2.0 / math.sqrt(elements))
+
+
+def _noise_ratio(measured: NoiseParity) -> float:
+    """The recorded ratio, or that of the recorded errors where it is larger: numbers that
+    contradict each other must not pass by the better of them."""
+    if not (math.isfinite(measured.ratio) and measured.ratio >= 0.0):
+        return measured.ratio
+    floor = measured.floor_rms
+    if not (math.isfinite(floor) and math.isfinite(measured.candidate_rms)):
+        return math.nan
+    scatter = 1.0 if measured.scatter is None else measured.scatter
+    if not (math.isfinite(scatter) and scatter >= 1.0):
+        return math.nan
+    return max(measured.ratio, measured.candidate_rms / floor / scatter * (1.0 - _ROUNDING))
+
+
+def _noise_peak(output: OutputParity) -> float:
+    """The recorded peak; of a constant twice its error in units of the floor: that is no largest of
+    many but one error, however often it is repeated, and no scatter excuses it."""
+    measured = output.noise
+    assert measured is not None
+    if not output.reference_constant or not measured.floor_peak or math.isnan(measured.peak):
+        return measured.peak
+    return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
+
+
+def _place(name: str, measured: NoiseParity) -> str:
+    """Where the ratio is largest, if that is not the whole output."""
+    return f" in {measured.group}" if measured.group and name == "noise_ratio" else ""
+
+
+def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> str | None:
+    """Why the noise floor is not measured, or not on all samples that the policy asks for."""
+    why = evidence.noise_unmeasured or "no reason is recorded"
+    required = min(policy.instruments.noise_samples, evidence.dataset.samples)
+    if measured is None:
+        return why
+    if not _compared(measured):
+        return "no element could be compared with the float64 truth"
+    if measured.samples < required:
+        return f"only {measured.samples} of {required} samples were computed in float64: {why}"
+    return None
+
+
+def _compared(measured: NoiseParity | None) -> bool:
+    return measured is not None and measured.samples > 0 and measured.elements > 0
+
+
+def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[str]:
+    instruments = policy.instruments
+    if not any(probe.inapplicable is None for probe in runtime.probes):
+        yield "no probe was computed"
+    first_axes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
+    if not any(isinstance(axis, int) for axis in first_axes):
+        sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
+        batch_sizes = instruments.probe_batch_sizes
+        drawn, _ = drawn_batch_sizes(evidence.subject.sha256, batch_sizes)
+        lacking = sorted({*batch_sizes, drawn} - sizes)
+        if lacking:
+            yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
+    if instruments.search_inputs and evidence.trace_search is None:
+        yield "inputs on which trace and model disagree were not searched"
+
+
+def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> CheckResult:
+    instruments = policy.instruments
+    exact = policy.precision == "exact" and probe.noise_ratio is not None
+    observed = probe.noise_ratio if exact else probe.relative_diff
+    bound = instruments.probe_noise_ratio if exact else instruments.probe_relative_diff
+    metric = "noise_ratio" if exact else "relative_diff"
+    numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
+    told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
+    if probe.failure is not None:
+        verdict, explanation = Verdict.FAIL, probe.failure
+    elif told_twice:
+        verdict, explanation = Verdict.ERROR, "the probe has numbers and a reason why it has none"
+    elif probe.inapplicable is not None:
+        verdict, explanation = (
+            Verdict.PASS,
+            f"the model does not take this input: {probe.inapplicable}",
+        )
+    elif observed is None:
+        verdict, explanation = Verdict.ERROR, "the probe has neither numbers nor a reason"
+    else:
+        held = BoundedMetric(metric, observed, "<=", bound).holds()
+        are_numbers = not any(math.isnan(number) for number in numbers)
+        verdict = Verdict.PASS if held and are_numbers else Verdict.FAIL
+        explanation = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
+        if policy.precision == "quantized" and probe.kind == "value" and are_numbers and not held:
+            # Beyond the calibrated range values are cut off on purpose; a failure still counts.
+            verdict = Verdict.WAIVED
+            explanation += (
+                " It may lie outside of the calibrated range, which a quantized file cuts off."
+            )
+    return CheckResult(
+        name=f"probe_{probe.name}",
+        runtime=runtime.runtime,
+        observed=observed if probe.inapplicable is None else None,
+        bound=bound,
+        relation="<=",
+        samples=probe.batch_size,
+        verdict=verdict,
+        explanation=explanation,
+        remedy=REMEDIES[f"probe_{probe.kind}"],
+    )
+
+
+def _unread(evidence: Evidence, report: GraphReport | None) -> str | None:
+    """Why there is no report on the graph of this file; None: there is."""
+    if report is None or evidence.graph_unread is not None:
+        return evidence.graph_unread or "no reason is recorded"
+    if report.nodes == 0 or sum(report.operators.values()) != report.nodes:
+        return f"the report counts {report.nodes} nodes and names {len(report.operators)} operators"
+    if set(report.external_data) != set(evidence.subject.external_data):
+        return (
+            f"the report is about the data files {sorted(report.external_data)}, the file has "
+            f"{list(evidence.subject.external_data)}"
+        )
+    return None
+
+
+def _dynamic_asked(evidence: Evidence) -> bool:
+    """True if the record of the export says that the batch axis should be dynamic."""
+    return evidence.export is not None and evidence.export.settings.get("dynamic_batch") is True

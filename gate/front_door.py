@@ -1,0 +1,213 @@
+"""One file against one model: measure, then decide. The front door of the library.
+
+reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
+verdicted = check(Path("model.onnx"), reference=reference,
+                  workload=Workload.open(Path("samples.npy")))
+assert verdicted.decision.passed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from gate.decision.decision import Decision, decide
+from gate.localisation.explanation import explain
+from gate.model.code import code_of
+from gate.model.loading import build_model, load_checkpoint
+from gate.model.modules import verify_unchanged
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.export_note import ExportNote
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.preprocess.spec import PreprocessSpec
+from gate.records.evidence import Evidence, ExportRecord, Source
+from gate.records.localisation import Explanation
+from gate.records.preprocessing import PreprocessingParity
+from gate.storage.digest import Digest
+
+Progress = Callable[[int, int], None]
+"""Called with the samples that are done and their total."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The PyTorch model that the file must compute like, and where it comes from."""
+
+    model: nn.Module
+    source: Source
+    export: ExportRecord | None = None
+    """How the file was asked for, where that is known."""
+    spec: PreprocessSpec | None = None
+    """How the samples were made of pictures, where that is known."""
+    note: ExportNote | None = None
+    """The same as `export`, bound to the file: goes before it."""
+
+    @classmethod
+    def load(
+        cls,
+        factory: str,
+        *,
+        checkpoint: Path | None = None,
+        preprocessing: Path | None = None,
+        export_record: Path | None = None,
+    ) -> Reference:
+        """Call `package.module:factory` and load a checkpoint into its model.
+
+        `preprocessing`: the spec by which the samples were made, whose digest goes into the
+        evidence. `export_record`: what gate export wrote beside the file. Raises ModelError,
+        CheckpointError, PolicyError and EvidenceError.
+        """
+        note = ExportNote.load(export_record) if export_record else None
+        model = build_model(factory)
+        code = code_of(model, factory=factory)
+        sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
+        spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
+        digest = spec.digest() if spec else None
+        source = Source(
+            factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
+        )
+        return cls(model, source, spec=spec, note=note)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What both sides compute on."""
+
+    samples: Samples
+    labels: NDArray[np.int64] | None = None
+    """Class indices, shape (samples,)."""
+    labels_sha256: Digest | None = None
+    batch_size: int = 32
+    pictures: tuple[Path, ...] = ()
+    """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
+    dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+
+    @classmethod
+    def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
+        """Open `.npy`, `.npz` or a folder of them, and labels from an `.npy`. Raises DataError."""
+        samples = Samples.open(inputs)
+        if labels is None:
+            return cls(samples, batch_size=batch_size)
+        correct_classes = open_labels(labels, samples=len(samples))
+        return cls(samples, correct_classes, Digest.of_file(labels), batch_size)
+
+
+@dataclass(frozen=True)
+class Verdicted:
+    """The evidence, the decision on it, what was judged, and after a rejection which layer diverges
+    first."""
+
+    evidence: Evidence
+    decision: Decision
+    case: Case
+    explanation: Explanation
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that was applied."""
+        return self.case.policy
+
+
+def check(
+    onnx: Path,
+    *,
+    reference: Reference,
+    workload: Workload,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> Verdicted:
+    """Measure the file `onnx` against the reference and decide.
+
+    Without a policy the built-in one applies: each output is judged as what it is seen to be. The
+    model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
+    changed meanwhile, or the record of the export is about another, EvidenceError if the model's
+    source files changed meanwhile; a bad file is a returned decision.
+    """
+    policy = policy or Policy.default()
+    evidence, case = evidence_on(
+        onnx, reference=reference, workload=workload, policy=policy, progress=progress
+    )
+    preprocessing = _preprocessing(policy, reference, workload, onnx)
+    evidence = evidence.model_copy(update={"preprocessing": preprocessing})
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    decision = decide(policy, evidence, decided_at=now)
+    return Verdicted(evidence, decision, case, explain(case, evidence, decision))
+
+
+def evidence_on(
+    onnx: Path,
+    *,
+    reference: Reference,
+    workload: Workload,
+    policy: Policy,
+    progress: Progress | None = None,
+) -> tuple[Evidence, Case]:
+    """All that is measured on the file but parity of preprocessing, and what it was measured on.
+
+    Raises as `check`.
+    """
+    subject = read_subject(onnx)
+    if reference.note is not None:
+        reference.note.verify(subject, path=onnx)
+    code = reference.source.code or code_of(reference.model)
+    case = Case(
+        reference.model,
+        Candidate(onnx, subject),
+        workload.samples,
+        policy,
+        workload.batch_size,
+        workload.labels,
+    )
+    measurement = measure(case, progress=progress)
+    verify_unchanged(code)
+    source = reference.source.model_copy(
+        update={"labels_sha256": workload.labels_sha256, "code": code}
+    )
+    export = reference.note.record if reference.note else reference.export
+    return measurement.evidence(subject, source=source, export=export), case
+
+
+def _preprocessing(
+    policy: Policy, reference: Reference, workload: Workload, onnx: Path
+) -> PreprocessingParity | None:
+    """None where the policy asks for none, and where there is nothing to measure it on: the
+    decision takes what is lacking for an ERROR."""
+    section, spec = policy.preprocessing, reference.spec
+    if section is None or spec is None or not workload.pictures:
+        return None
+    return parity_of_preprocessing(
+        onnx, spec, workload.pictures, policy=section, dumped=workload.dumped
+    )
+
+
+def parity_of_preprocessing(
+    onnx: Path,
+    spec: PreprocessSpec,
+    pictures: Sequence[Path],
+    *,
+    policy: PreprocessingPolicy,
+    dumped: Mapping[str, NDArray[Any]] | None = None,
+) -> PreprocessingParity:
+    """As `measure_preprocessing`, on the pictures in files and folders, and where answers are
+    bounded with those of the file `onnx` as it is now. Raises GateError."""
+    from gate.preprocess.answers import ModelFile
+    from gate.preprocess.measure import measure_preprocessing
+    from gate.preprocess.pictures import pictures_in
+
+    answers = policy.max_flips is not None
+    model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None
+    return measure_preprocessing(
+        spec, pictures_in(pictures), policy=policy, model=model, dumped=dumped
+    )

@@ -1,0 +1,259 @@
+"""Why a layer diverges, as far as the file and the numbers tell, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import onnx
+from torch import nn
+
+from gate.localisation import settings, weights
+from gate.localisation.counterparts import Floats
+from gate.localisation.graph import FileGraph
+from gate.localisation.layout import Layout
+from gate.localisation.loose import tensor_names, tensors_around
+from gate.localisation.rows import Deviation
+from gate.localisation.values import ComputedValue
+from gate.records.runtime import RUNTIMES, RuntimeName
+
+_TF32 = 2.0**-12
+"""Typical relative error (rms) of rounding to 10 bits of mantissa."""
+_SHOWN = 4
+"""Nodes."""
+_NAMES = 6
+"""Tensors and settings."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
+WEIGHTS = (
+    "Export again from the checkpoint of the reference; if it stays, try "
+    "export.do_constant_folding: false."
+)
+_ROUNDED = "Export in float32, and convert nothing afterwards; or say precision: reduced."
+_OTHER_MODEL = (
+    "Export again from the code and checkpoint of the reference: the file is of another model."
+)
+_OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
+_OPERATOR = (
+    "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
+    "update ONNX Runtime."
+)
+_CODE = (
+    "Look at the functions that forward calls there (F.interpolate, indexing, integer arithmetic, "
+    "in-place changes): write them with operators that the exporter knows, or export with another "
+    "opset or exporter."
+)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A value that is wrong although what it was computed from is right."""
+
+    value: ComputedValue
+    tensor: str
+    missing: bool
+    """True if no node computes it, and its readers read `tensor` instead."""
+    folded: ComputedValue | None
+    """The layer whose BatchNorm this is, where one node computes both."""
+    alone: Deviation
+    got: ComputedValue | None = None
+    """What code between modules computed and it was computed from, if no tensor has that value."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of the modules that it may be, the likeliest first."""
+        own = (self.value.path,)
+        return (self.folded.path, *own) if self.folded else own
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is known about one source."""
+
+    module: str
+    """Path of the module at fault."""
+    text: str
+    """What is wrong, without a full stop."""
+    remedy: str
+
+
+class Detective:
+    """Looks for the cause of a source in the file and in the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: FileGraph,
+        layout: Layout,
+        runtime: RuntimeName,
+        *,
+        loose: Callable[[], Mapping[str, Floats]] = dict,
+    ) -> None:
+        """`loose`: finds the tensors that code may use anywhere, where that is asked."""
+        self._model = model
+        self._loose = cache(loose)
+        self._names = tensor_names(model)
+        self._graph = graph
+        self._cuts = layout.cuts
+        self._cuda = RUNTIMES[runtime].cuda
+
+    def cause(self, suspect: Suspect) -> Cause:
+        """The first explanation that the evidence gives, from the most certain to the least."""
+        if suspect.missing:
+            text = f"no node of the file computes it: what follows reads {suspect.tensor}"
+            return Cause(suspect.value.path, text, _OTHER_MODEL)
+        places, met = self._graph.segment(suspect.tensor, self._cuts)
+        nodes = [self._graph.nodes[place] for place in places]
+        for evidence in (
+            self._training(suspect, nodes),
+            self._weights(suspect, places, nodes),
+            self._settings(suspect, nodes),
+            self._shape(suspect, nodes),
+            self._precision(suspect, nodes),
+            self._code(suspect, nodes, met),
+        ):
+            if evidence is not None:
+                return evidence
+        path, shown = suspect.paths[0], _operators(nodes)
+        kind = type(self._model.get_submodule(path)).__name__
+        text = f"{shown} computes something else than {kind}"
+        same, unfound = self._compared(suspect, places, nodes)
+        if same:
+            text = f"{_listed(same)} {'is' if len(same) == 1 else 'are'} the model's, but {text}"
+        if unfound:
+            text += f" (not compared: {_listed(unfound)})"
+        return Cause(path, text, _OPERATOR)
+
+    def nowhere(self, value: ComputedValue, behind: str) -> Cause:
+        """The cause where no tensor has the value, and the first one behind is wrong."""
+        text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
+        return Cause(value.path, text, _OTHER_MODEL)
+
+    def output(self, name: str, right: str) -> Cause:
+        """The cause where an output of the file is another tensor than the right one, although
+        all layers are right."""
+        if right in self._graph.outputs:
+            text = (
+                f"output {name} is what the model returns elsewhere, and {right} is what it returns"
+            )
+            return Cause("", f"{text} there: the outputs are in another order", _OUTPUTS)
+        places, _ = self._graph.segment(name, self._cuts)
+        nodes = _operators([self._graph.nodes[place] for place in places])
+        text = f"output {name} is not what the model returns, which is {right} in the file"
+        return Cause("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
+
+    def _training(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if not settings.training(nodes):
+            return None
+        return Cause(suspect.value.path, "its nodes compute as in training", _EVAL)
+
+    def _weights(
+        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> Cause | None:
+        found = self._graph.constants(places)
+        value, layer = suspect.value, suspect.folded
+        module = self._model.get_submodule(value.path)
+        if layer is None:
+            differences = [*self._comparison(suspect, places).differences]
+            differences += weights.affine_differences(module, value.path, found)
+            turned = weights.transposed(module, value.path, nodes, found)
+            differences += [] if turned is None else [turned]
+            differences.sort(key=lambda one: one.module != value.path)  # its own ones first
+        else:
+            pair = (self._model.get_submodule(layer.path), module)
+            differences = weights.folded_differences(pair, (layer.path, value.path), found)
+        if not differences:
+            return None
+        return Cause(
+            differences[0].module,
+            differences[0].text,
+            _ROUNDED if differences[0].rounded_to else WEIGHTS,
+        )
+
+    def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
+        """Of the module's tensors; where code computed the value, also of what it may have used:
+        parameters first, and where none of them differs, constants that modules returned."""
+        value, found = suspect.value, self._graph.constants(places)
+        compare = partial(
+            weights.comparison,
+            self._model.get_submodule(value.path),
+            value.path,
+            found,
+            others=self._names,
+        )
+        if not value.functional:
+            gates = any(self._graph.nodes[at].op_type in _RECURRENT for at in places)
+            return compare(reordered=gates)
+        loose = {**self._loose(), **tensors_around(self._model, value.path)}
+        comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
+        if comparison.differences:
+            return comparison
+        # What a module returned may have been turned before it was stored.
+        return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
+
+    def _compared(
+        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> tuple[list[str], list[str]]:
+        """What of the module is as in the file, and what could not be compared."""
+        if suspect.folded is not None:
+            return [], []
+        comparison = self._comparison(suspect, places)
+        cut = len(suspect.value.path) + 1 if suspect.value.path else 0
+        module = self._model.get_submodule(suspect.value.path)
+        same = [f"`{name[cut:]}`" for name in comparison.same] + settings.compared(module, nodes)
+        return same, [f"`{name[cut:]}`" for name in comparison.unfound]
+
+    def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if suspect.value.functional and suspect.folded is None:
+            return None
+        for path in suspect.paths:
+            differences = list(settings.differing(self._model.get_submodule(path), nodes))
+            if differences:
+                return Cause(path, "; ".join(differences), _OTHER_MODEL)
+        return None
+
+    def _shape(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        if suspect.alone.mismatch is None:
+            return None
+        text = f"its shape is {suspect.alone.mismatch}; it comes from {_operators(nodes)}"
+        return Cause(suspect.paths[0], text, _OTHER_MODEL)
+
+    def _precision(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+        narrow = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+        for node in nodes:
+            for attribute in node.attribute:
+                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
+                    text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
+                    return Cause(suspect.paths[0], text, _ROUNDED)
+        size = suspect.alone.relative
+        if self._cuda and _TF32 / 8 <= size <= _TF32 * 8:
+            text = f"its relative error, {size:.2g}, is that of TF32"
+            remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
+            return Cause(suspect.paths[0], text, remedy)
+        return None
+
+    def _code(
+        self, suspect: Suspect, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+    ) -> Cause | None:
+        value = suspect.value if suspect.value.functional else suspect.got
+        if value is None:
+            return None
+        forward = f"the forward of {value.path}" if value.path else "the model's own forward"
+        place = f" before {value.before}" if value.before != value.path else ""
+        between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
+        text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
+        return Cause(value.path, text, _CODE)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:_NAMES]) + ([f"{len(names) - _NAMES} more"] if len(names) > _NAMES else [])
+    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
+
+
+def _operators(nodes: Sequence[onnx.NodeProto]) -> str:
+    """The last nodes, with their names."""
+    names = [f"{node.op_type} {node.name}".strip() for node in nodes if node.op_type != "Constant"]
+    more = len(names) - _SHOWN
+    before = "" if more <= 0 else "1 node and " if more == 1 else f"{more} nodes and "
+    return before + ", ".join(names[-_SHOWN:])

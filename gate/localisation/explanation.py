@@ -1,0 +1,64 @@
+"""Why a file was refused: localisation, by itself, of the first runtime whose numbers failed.
+
+It comes after the verdict and never changes it; what breaks in it is told, not raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
+from gate.localisation.locate import locate
+from gate.parity.case import Case
+from gate.parity.track import describe_failure
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.localisation import Explanation
+from gate.records.runtime import RUNTIMES
+
+SAMPLES = 8
+"""Samples on which the layers are compared."""
+
+
+def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
+    """Localise where a comparison of outputs failed; an empty explanation elsewhere.
+
+    Computed on the worst sample and the first ones. The caller's model stays as it is.
+    """
+    runtime = _failed(evidence, decision)
+    if decision.verdict is not Verdict.FAIL or runtime is None:
+        return Explanation()
+    places = _places(case, runtime)
+    try:
+        found = locate(
+            replace(case, samples=case.samples.pick(places)),
+            runtime=runtime.runtime,
+            limit=len(places),
+        )
+    except Exception as error:
+        return Explanation(failure=describe_failure(error))
+    return Explanation(localisation=found)
+
+
+def _failed(evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:
+    """The first runtime of ONNX Runtime of which a number of an output is beyond its bound."""
+    for check in decision.problems:
+        if _is_comparison(check) and check.runtime and RUNTIMES[check.runtime].engine != "torch":
+            return evidence.runtime(check.runtime)
+    return None
+
+
+def _is_comparison(check: CheckResult) -> bool:
+    return check.verdict is Verdict.FAIL and check.output is not None
+
+
+def _places(case: Case, runtime: RuntimeEvidence) -> list[int]:
+    """The worst sample and the first ones; of a file with a fixed batch, the worst one's batch."""
+    total = len(case.samples)
+    worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)
+    fixed = [spec.shape[0] for spec in case.candidate.subject.inputs if spec.shape]
+    size = next((axis for axis in fixed if isinstance(axis, int)), None)
+    if size:
+        start = min(worst, total - 1) // size * size
+        return list(range(start, min(start + size, total)))
+    return list(dict.fromkeys([worst, *range(min(SAMPLES, total))]))[:SAMPLES]

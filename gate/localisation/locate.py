@@ -1,0 +1,154 @@
+"""Which layer of a file diverges first from its model, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from gate.errors import EvidenceError, GateError
+from gate.localisation.bench import BUDGET, Bench
+from gate.localisation.finding import Finder
+from gate.localisation.graph import FileGraph
+from gate.localisation.layout import Layout
+from gate.localisation.matching import ValueMatcher
+from gate.localisation.measuring import Measured, Measuring
+from gate.localisation.names import Paths
+from gate.localisation.sides import ModelSide
+from gate.localisation.telling import Findings, tell
+from gate.localisation.values import Survey
+from gate.localisation.verdicts import Limits
+from gate.parity.case import Case
+from gate.parity.runners.determinism import deterministic
+from gate.parity.runners.runner import Batch
+from gate.parity.runners.torch_runner import private_copy
+from gate.parity.track import describe_failure
+from gate.policy.policy import Policy
+from gate.records.localisation import Localisation
+from gate.records.runtime import RuntimeName
+
+_FIRST = 2
+"""Samples on which tensors are matched and the float64 reference runs."""
+
+
+def locate(
+    case: Case, *, runtime: RuntimeName, limit: int = 8, budget: int = BUDGET
+) -> Localisation:
+    """Compare every layer of the file in `runtime` with the modules of the model.
+
+    On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
+    bytes of tensors that are held at a time on each side. The model and all global switches are
+    afterwards as they were.
+
+    Raises InputMismatch and DataError for samples that don't fit, ModelError and EvidenceError
+    where the model or the file can't compute them or nothing can be matched, DigestMismatch if
+    the file is not the one that `candidate.subject` describes.
+    """
+    candidate, samples, policy = case.candidate, case.inputs, case.policy
+    binding = case.bind(batch_size=_FIRST)
+    size = binding.batch_size
+    wanted = -(-limit // size) * size if binding.fixed else limit
+    taken = next(samples.batches(min(wanted, len(samples))))
+    with _switched(policy):
+        graph = FileGraph(candidate)
+        side = ModelSide(private_copy(case.model, device="cpu", double=binding.double), binding)
+        first = {name: array[:size] for name, array in taken.items()}
+        survey = side.survey(first)
+        step = size if binding.fixed else _step(survey, size, budget)
+        rest = [
+            {name: array[start : start + step] for name, array in taken.items()}
+            for start in range(size, _count(taken), step)
+        ]
+        bench = Bench(side, graph, [first, *rest], binding.pairs, policy, budget)
+        names = [name for name, _ in binding.pairs]
+        matcher = ValueMatcher(
+            survey,
+            graph,
+            Paths(side.model),
+            inputs=names,
+            constants=lambda: side.constants(first, survey),
+        )
+        try:
+            layout = Finder(bench, survey, matcher).find()
+            _check_matched(survey, layout.matching.tensors, matcher.folded)
+            measured = _measured(bench, survey, layout, runtime)
+        except GateError:
+            raise
+        except Exception as error:  # of ONNX Runtime, without a common base
+            raise EvidenceError(
+                f"{candidate.path.name} can't compute the samples layer by layer: "
+                f"{describe_failure(error)}. If the whole file can, it is of another model: give "
+                "the factory and the checkpoint that it was exported from."
+            ) from error
+    candidate.verify()
+    _check_finite(measured)
+    findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
+    limits = Limits(runtime, float64=measured.noise_unmeasured is None)
+    return tell(findings, side.model, limits, candidate.subject)
+
+
+def _measured(bench: Bench, survey: Survey, layout: Layout, runtime: RuntimeName) -> Measured:
+    """All samples; where a batch of another size does not fit the tensors, the first ones."""
+    try:
+        return Measuring(bench, survey, layout, runtime).run()
+    except GateError:
+        raise
+    except Exception:
+        if len(bench.batches) == 1:
+            raise
+        return Measuring(replace(bench, batches=bench.batches[:1]), survey, layout, runtime).run()
+
+
+@contextmanager
+def _switched(policy: Policy) -> Iterator[None]:
+    """The policy's switches; tensors with versions, because in-place operations are told by them;
+    attention by its ordinary operators, because the fused ones call no modules."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with deterministic(policy.determinism), torch.inference_mode(False), torch.no_grad():
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _step(survey: Survey, size: int, budget: int) -> int:
+    """Samples a batch, so that all values of a batch fit the budget with the file's."""
+    each = sum(value.nbytes for value in survey.values) / size
+    return max(1, int(budget // max(1.0, 2 * each)))
+
+
+def _count(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _check_finite(measured: Measured) -> None:
+    """Raises EvidenceError if the model has nothing to compare an output with."""
+    for name, output in measured.marked.items():
+        if not output.finite:
+            raise EvidenceError(
+                f"the model returns no finite number for output '{name}' on {measured.samples} "
+                "samples: nothing can be compared. Give samples on which it does."
+            )
+
+
+def _check_matched(
+    survey: Survey, tensors: Mapping[int, object], folded: Mapping[int, int]
+) -> None:
+    """Raises EvidenceError if no call of a module has a tensor in the file."""
+    calls = [
+        value.number
+        for value in survey.values
+        if not value.functional
+        and value.repeats is None
+        and value.number not in (*survey.inputs, *folded)
+    ]
+    if calls and not any(number in tensors for number in calls):
+        kinds = sorted({survey.values[number].kind for number in calls})
+        raise EvidenceError(
+            f"mapped 0 of {len(calls)} module calls ({', '.join(kinds[:5])}): no tensor of the "
+            "file has the shape and the name, operator or values of any of them. Give the "
+            "factory and the checkpoint of the model that the file was exported from."
+        )

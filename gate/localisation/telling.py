@@ -1,0 +1,293 @@
+"""The record of a localisation: rows, first divergence, cause and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from gate.localisation.cause import WEIGHTS, Cause, Detective, Suspect
+from gate.localisation.counterparts import Floats
+from gate.localisation.graph import FileGraph
+from gate.localisation.layout import Layout
+from gate.localisation.loose import loose_tensors
+from gate.localisation.measuring import LayerDeviations, Level, Measured
+from gate.localisation.rows import Deviation
+from gate.localisation.values import ComputedValue, Survey
+from gate.localisation.verdicts import Limits, worst
+from gate.records.evidence import Subject
+from gate.records.localisation import LayerRow, LayerVerdict, Localisation
+
+_LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
+_FUSION = (
+    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
+    "or export with another opset, so that the pattern is not fused."
+)
+_PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
+_GROWTH = (
+    "The model amplifies rounding there: look for differences of large numbers, sharp softmax or "
+    "division by small numbers; or allow more noise in the policy knowingly."
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was found out."""
+
+    survey: Survey
+    graph: FileGraph
+    layout: Layout
+    measured: Measured
+    folded: Mapping[int, int]
+    """Values of layers to those of the BatchNorm that is folded into them."""
+    constants: Callable[[], Container[int]] = frozenset
+    """Finds the values that are the same for all samples."""
+
+    def suspect(self, number: int) -> Suspect:
+        """The value as a suspect."""
+        layers = {norm: layer for layer, norm in self.folded.items()}
+        unmatched = number in layers and layers[number] not in self.layout.matching.tensors
+        return Suspect(
+            value=self.survey.values[number],
+            tensor=self.layout.names[number],
+            missing=number not in self.layout.matching.tensors,
+            folded=self.survey.values[layers[number]] if unmatched else None,
+            alone=self.measured.layers[number].alone,
+            got=self._lost(number),
+        )
+
+    def _lost(self, number: int) -> ComputedValue | None:
+        """What code computed, and no tensor has, of what the value was computed from."""
+        values = (self.survey.values[before] for before in self.survey.values[number].inputs)
+        return next((v for v in values if v.functional and v.number not in self.layout.names), None)
+
+    def is_comparable(self, value: ComputedValue) -> bool:
+        """False for what needs no tensor: code between modules, inputs, what only hands on a
+        value, what is folded into the next."""
+        return not (
+            value.functional
+            or value.repeats is not None
+            or value.number in self.folded
+            or value.number in self.survey.inputs
+        )
+
+    def loose(self, model: nn.Module) -> Mapping[str, Floats]:
+        """As `loose_tensors`, of the values that no tensor of the file has."""
+        unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
+        constant = self.constants()
+        return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
+
+    def unmatched_before(self, number: int) -> ComputedValue | None:
+        """The first value without a tensor that this one is computed from, if there is any: a
+        node would equal it, as right as its inputs are, if the file computed it."""
+        value = self.survey.values[number]
+        names = self.layout.names
+        matched = {(v.path, v.call) for v in self.survey.values if v.number in names}
+        for before in self.survey.values[:number]:
+            unknown = before.number not in names and (before.path, before.call) not in matched
+            parent = before.path.rpartition(".")[0]
+            read = parent == value.path if value.functional else before.number in value.inputs
+            if unknown and read and self.is_comparable(before) and not self._is_constant(before):
+                return before
+        return None
+
+    def _is_constant(self, value: ComputedValue) -> bool:
+        """True for what an exporter may have computed beforehand."""
+        return value.number in self.constants()
+
+
+def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject) -> Localisation:
+    """The record."""
+    measured = findings.measured
+    detective = Detective(
+        model,
+        findings.graph,
+        findings.layout,
+        limits.runtime,
+        loose=lambda: findings.loose(model),
+    )
+    causes: dict[int, Cause] = {}
+    for number, layer in measured.layers.items():
+        if limits.is_source(layer):
+            unmatched = findings.unmatched_before(number)
+            causes.setdefault(
+                number if unmatched is None else unmatched.number,
+                detective.cause(findings.suspect(number))
+                if unmatched is None
+                else detective.nowhere(unmatched, findings.layout.names[number]),
+            )
+    causes = dict(sorted(causes.items()))
+    exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
+    divergences = list(causes.values()) or list(exchanged.values())
+    rows = [*_layers(findings, limits, causes, model)]
+    rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
+    text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
+    if divergences and _is_optimiser(measured, limits):
+        text, remedy = f"{text} With optimisations off the file agrees.", _FUSION
+    if measured.noise_unmeasured is not None:
+        text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
+    return Localisation(
+        subject_sha256=subject.sha256,
+        runtime=limits.runtime,
+        samples=measured.samples,
+        layers=tuple(rows),
+        first_divergence=divergences[0].module if divergences else None,
+        whole_ratio=worst(measured.whole[limits.level]),
+        cause=text,
+        remedy=remedy,
+    )
+
+
+def _layers(
+    findings: Findings, limits: Limits, causes: Mapping[int, Cause], model: nn.Module
+) -> Iterator[LayerRow]:
+    """One row a value that a module computed, or that code between modules did."""
+    before: float | None = None
+    calls = {(v.path, v.call) for v in findings.survey.values if v.number in findings.layout.names}
+    for value in findings.survey.values:
+        layer, cause = findings.measured.layers.get(value.number), causes.get(value.number)
+        if layer is None:
+            # Where other outputs of the call have a tensor, nothing uses this one.
+            used = (value.path, value.call) not in calls
+            if cause is not None or (used and findings.is_comparable(value)):
+                yield LayerRow(
+                    module=value.path,
+                    call=value.call,
+                    kind=value.kind,
+                    verdict="unmapped" if cause is None else "source",
+                    detail=None if cause is None else cause.text,
+                )
+            continue
+        suspect = findings.suspect(value.number)
+        ratio = layer.through.ratio
+        module = value.path if cause is None else cause.module
+        yield LayerRow(
+            module=module,
+            call=value.call,
+            kind=_kind(findings, suspect, model, module),
+            tensor=suspect.tensor,
+            max_abs_diff=_number(layer.through, layer.through.largest),
+            mean_abs_diff=_number(layer.through, layer.through.mean),
+            noise_ratio=ratio,
+            local_ratio=layer.alone.ratio,
+            amplification=ratio / before if before else None,
+            verdict=_verdict(limits, layer, cause),
+            detail=_detail(suspect, layer, cause),
+        )
+        before = ratio
+
+
+def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -> str:
+    """The module's type; of functional values the operators of the file."""
+    if not suspect.value.functional:
+        return type(model.get_submodule(module)).__name__
+    places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
+    operators = dict.fromkeys(findings.graph.nodes[place].op_type for place in places)
+    return "code: " + ", ".join(name for name in operators if name != "Constant")
+
+
+def _verdict(limits: Limits, layer: LayerDeviations, cause: Cause | None) -> LayerVerdict:
+    if cause is not None:
+        return "source"
+    return "propagated" if limits.is_off(layer) else "ok"
+
+
+def _detail(suspect: Suspect, layer: LayerDeviations, cause: Cause | None) -> str | None:
+    if cause is not None:
+        return cause.text
+    if layer.through.mismatch is not None:
+        return layer.through.mismatch
+    if layer.through.equal and not layer.through.finite:
+        return "no finite number in the file, nor in PyTorch"
+    return f"with {suspect.folded.path} folded in" if suspect.folded else None
+
+
+def _outputs(
+    measured: Measured, limits: Limits, exchanged: Container[str], *, has_source: bool
+) -> Iterator[LayerRow]:
+    """The outputs of the file as it is, which marking could have changed. `exchanged`: those that
+    are other tensors than the right ones."""
+    for level, outputs in measured.whole.items():
+        for name, output in outputs.items():
+            agrees = limits.agrees({name: output})
+            inside_right = name in exchanged or limits.agrees({name: measured.marked[name]})
+            alone = inside_right and not has_source
+            yield LayerRow(
+                module="",
+                kind=f"output of the whole file, {_LEVELS[level]}",
+                tensor=name,
+                max_abs_diff=_number(output, output.largest),
+                mean_abs_diff=_number(output, output.mean),
+                noise_ratio=output.ratio,
+                verdict="ok" if agrees else "source" if alone else "propagated",
+                detail=output.mismatch,
+            )
+
+
+def _exchanged(
+    findings: Findings, limits: Limits, detective: Detective
+) -> Iterator[tuple[str, Cause]]:
+    """Outputs that are other tensors than the right ones, where all layers are right."""
+    returned = zip(findings.graph.outputs, findings.survey.outputs, strict=False)
+    for name, number in returned:
+        right = findings.layout.names.get(number, name)
+        if right != name and not limits.agrees({name: findings.measured.marked[name]}):
+            yield name, detective.output(name, right)
+
+
+def _sources(causes: list[Cause]) -> tuple[str, str]:
+    first = causes[0]
+    titles = dict.fromkeys(cause.module or "(model)" for cause in causes)
+    others = [title for title in titles if title != (first.module or "(model)")]
+    name = first.module or "The model itself"
+    text = f"{name} is wrong although its inputs are right: {first.text}."
+    if len(others) > 2 and all(cause.remedy == WEIGHTS for cause in causes):
+        text += f" So are {len(others)} more: the file is of another checkpoint."
+    elif others:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        text += (
+            f" So are {', '.join(others[:5])}{more}." if len(others) > 1 else f" So is {others[0]}."
+        )
+    return text, first.remedy
+
+
+def _is_optimiser(measured: Measured, limits: Limits) -> bool:
+    """True if the file as it is agrees with optimisations off, but not as the runtime has them."""
+    plain = measured.whole["ORT_DISABLE_ALL"]
+    return limits.agrees(plain) and not limits.agrees(measured.whole[limits.level])
+
+
+def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[str, str | None]:
+    """Where no layer alone is wrong."""
+    optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
+    if not limits.agrees(measured.marked):
+        grown = [row for row in rows if row.amplification is not None]
+        most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
+        where = f", most at {most.title} (by {most.amplification:.3g})" if most else ""
+        ratio = worst(measured.marked)
+        return (
+            f"No layer alone is off by more than rounding; errors grow on the way{where}, up to a "
+            f"noise ratio of {ratio:.4g} in the outputs.",
+            _GROWTH,
+        )
+    if not limits.agrees(optimised):
+        also = "" if limits.agrees(plain) else ", and also with optimisations off"
+        return (
+            "Every layer agrees while its tensor is an output; the file as it is does not (noise "
+            f"ratio {worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
+            "else.",
+            _FUSION,
+        )
+    if not limits.agrees(plain):
+        return (
+            "Every layer agrees; the file as it is does not with optimisations off (noise ratio "
+            f"{worst(plain):.4g}).",
+            _PLAIN,
+        )
+    return f"No layer diverges on {measured.samples} samples.", None
+
+
+def _number(deviation: Deviation, value: float) -> float | None:
+    """None where the shapes differ: there is nothing to subtract."""
+    return None if deviation.mismatch is not None else value

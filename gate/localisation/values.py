@@ -1,0 +1,118 @@
+"""The values that a forward of the model passes from module to module, in their order.
+
+A value is one tensor at one time: what an in-place operation leaves behind is another value.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from gate.localisation.sketch import places
+from gate.localisation.tape import Moment
+from gate.parity.statistics.output import Array
+
+
+@dataclass(frozen=True)
+class ComputedValue:
+    """What one call of a module, or code between two calls, computed on the first batch."""
+
+    number: int
+    path: str
+    """Of the module whose forward computed it; empty for the model itself."""
+    kind: str
+    """Class name of that module; of functional values empty."""
+    call: int
+    before: str | None
+    """Functional values: path of the module that got it, or of the one that returned it."""
+    inputs: tuple[int, ...]
+    """Numbers of the values that the module got; none for functional values."""
+    shape: tuple[int, ...]
+    sketch: Array
+    repeats: int | None
+    """Number of an earlier value that it equals, as what Dropout returns in eval mode."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole value."""
+        return math.prod(self.shape) * self.sketch.itemsize
+
+    @property
+    def functional(self) -> bool:
+        """True if code in the forward of `path` computed it, and not a module called there."""
+        return self.before is not None
+
+
+class Survey:
+    """Hears one forward and tells its values apart. Needs tensors with versions: call the model
+    outside of inference mode."""
+
+    def __init__(self) -> None:
+        self.values: list[ComputedValue] = []
+        self.at: list[int] = []
+        """Number of the value that was heard at each moment."""
+        self.paths: list[str] = []
+        """Path of the module at each moment."""
+        self.inputs: tuple[int, ...] = ()
+        """What the model got, in the order of its arguments."""
+        self.outputs: tuple[int, ...] = ()
+        """What the model returned, flattened."""
+        self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._got: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
+
+    def hear(self, moment: Moment, tensor: torch.Tensor) -> None:
+        """Take note of a tensor."""
+        key = (id(tensor), tensor._version)
+        previous, number = self._by_identity.get(key, (None, -1))
+        same = previous is not None and previous() is tensor  # ids are used again
+        # What a module of its own hands on as it is may be another value in the file.
+        handed_on = moment.side == "out" and not moment.composite
+        if not same or handed_on:
+            number = len(self.values)
+            self.values.append(self._value(moment, tensor))
+            self._by_identity[key] = (weakref.ref(tensor), number)
+        self.at.append(number)
+        self.paths.append(moment.path)
+        call = (moment.path, moment.call)
+        if moment.side == "in":
+            self._got[call] = (*self._got.get(call, ()), number)
+        if moment.path == "":
+            self.inputs, self.outputs = (
+                ((*self.inputs, number), ())
+                if moment.side == "in"
+                else (self.inputs, (*self.outputs, number))
+            )
+
+    def got(self, path: str) -> tuple[int, ...]:
+        """Numbers of the values that the first call of a module got."""
+        return self._got.get((path, 0), ())
+
+    def _value(self, moment: Moment, tensor: torch.Tensor) -> ComputedValue:
+        entering = moment.side == "in"
+        functional = (entering or moment.composite) and not (entering and moment.path == "")
+        got = () if functional else self._got.get((moment.path, moment.call), ())
+        sketched = sketch_of(tensor)
+        shape, number = tuple(tensor.shape), len(self.values)
+        first = self._first.setdefault((shape, sketched.dtype.str, sketched.tobytes()), number)
+        return ComputedValue(
+            number=number,
+            path=moment.caller if entering else moment.path,
+            kind="" if functional else moment.kind,
+            call=0 if entering else moment.call,
+            before=moment.path if functional else None,
+            inputs=got,
+            shape=shape,
+            sketch=sketched,
+            repeats=None if first == number else first,
+        )
+
+
+def sketch_of(tensor: torch.Tensor) -> Array:
+    """As `gate.localisation.sketch.sketch`, of a tensor."""
+    flat = tensor.detach().reshape(-1)[torch.from_numpy(places(tensor.numel()))]
+    array: Array = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
+    return array

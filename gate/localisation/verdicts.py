@@ -1,0 +1,74 @@
+"""What the numbers of a layer mean: within rounding, wrong in itself, or wrong by what it got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gate.localisation.measuring import LayerDeviations, Level
+from gate.localisation.rows import Deviation
+from gate.records.runtime import RUNTIMES, RuntimeName
+
+_ALONE = (8.0, 24.0)
+"""Bounds on `ratio` and `peak` of a layer alone.
+
+Measured on the corpus of correct files (benchmarks/corpus: all architectures, exporters and
+opsets, both levels of optimisation) and on resnet18, mobilenet_v3_small, densenet121,
+convnext_tiny, swin_t and a small vision transformer by all exporters that take them: layers that
+are right have at most 3.2 and 6.6. One weight of a layer off by 10 % gives 2 400, one tensor
+through float16 1 100, GELU by tanh 3 400, epsilon 1e-3 for 1e-5 4 000 and 1e-5 for 1e-6 14.
+"""
+_THROUGH = 16.0
+"""Bound on `ratio` of a layer in the run through, where errors add up: right ones have at most 7.
+It only tells what is propagated from what is still ok."""
+_OUTPUT = (8.0, 64.0)
+"""Bounds on `ratio` and `peak` of the outputs of the file as it is: right ones have at most 3 and
+7. Wider than the policy's, because here are few samples and no verdict depends on it."""
+_ON_CUDA = 10.0
+"""Other algorithms, with other orders of summation, round more; the policy's bounds for CUDA are as
+much wider."""
+_WITHOUT_FLOAT64 = 64.0
+"""Then the unit is one rounding, not that of all operations of the layer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Up to where a difference is rounding."""
+
+    runtime: RuntimeName
+    float64: bool
+    """False if the model can't run in float64."""
+
+    @property
+    def level(self) -> Level:
+        """Optimisation level of the runtime."""
+        enabled = RUNTIMES[self.runtime].optimization == "ORT_ENABLE_ALL"
+        return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
+
+    def is_source(self, layer: LayerDeviations) -> bool:
+        """True if the layer is wrong although its inputs are right."""
+        return not self._within(layer.alone, _ALONE)
+
+    def is_off(self, layer: LayerDeviations) -> bool:
+        """True if its output in the file differs by more than rounding."""
+        return not layer.through.ratio <= _THROUGH * self._wider
+
+    def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
+        """True if all outputs differ by rounding only."""
+        return all(self._within(output, _OUTPUT) for output in outputs.values())
+
+    def _within(self, deviation: Deviation, bounds: tuple[float, float]) -> bool:
+        ratio, peak = (bound * self._wider for bound in bounds)
+        return deviation.ratio <= ratio and deviation.peak <= peak
+
+    @property
+    def _wider(self) -> float:
+        wider = _ON_CUDA if RUNTIMES[self.runtime].cuda else 1.0
+        return wider if self.float64 else wider * _WITHOUT_FLOAT64
+
+
+def worst(outputs: Mapping[str, Deviation]) -> float:
+    """The largest `ratio`; NaN without outputs."""
+    ratios = [output.ratio for output in outputs.values()]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=math.nan)

@@ -1,0 +1,120 @@
+"""What the export told: shown where the policy says so, refused where it says that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import ExportFindings
+from gate.records.evidence import Evidence, ExportRecord
+from gate.records.lint import LEVELS, LintFinding
+from tests import builders
+
+AT = "2026-01-01T00:00:00+00:00"
+PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
+STRATEGIES = st.builds(
+    ExportFindings,
+    tracer_warnings=st.sampled_from(["show", "refuse"]),
+    hazards=st.sampled_from(["show", "refuse"]),
+    lint=st.sampled_from(["show", "refuse_errors", "refuse_warnings"]),
+    record=st.sampled_from(["optional", "required"]),
+)
+
+
+def finding(level: str = "error", **fields: Any) -> LintFinding:
+    return LintFinding(
+        code="TRC008",
+        level=level,
+        path="models/net.py",
+        line=7,
+        module="stem",
+        expression="x.sum() > 0",
+        message="baked",
+        rewrite="torch.where",
+        **fields,
+    )
+
+
+def told(**fields: Any) -> Evidence:
+    return builders.evidence(export=ExportRecord(strategy="traced", settings={}, **fields))
+
+
+def judge(evidence: Evidence, **asked: Any) -> Decision:
+    policy = builders.policy(export_findings=ExportFindings(**asked))
+    return decide(policy, evidence, decided_at=AT)
+
+
+def rows(decision: Decision) -> dict[str, Verdict]:
+    return {c.name: c.verdict for c in decision.checks if c.name.startswith("export_")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "expected"),
+    [
+        ({}, {}, {}),
+        ({}, {"lint": (finding(),)}, {"export_lint": FAIL}),
+        ({}, {"lint": (finding("warning"),)}, {"export_lint": PASS}),
+        ({}, {"lint": (finding(suppressed=True),)}, {"export_lint": PASS}),
+        ({"lint": "refuse_warnings"}, {"lint": (finding("warning"),)}, {"export_lint": FAIL}),
+        ({"lint": "refuse_warnings"}, {"lint": (finding("note"),)}, {"export_lint": PASS}),
+        ({"lint": "show"}, {"lint": (finding(),)}, {"export_lint": PASS}),
+        ({}, {"tracer_warnings": ("x.py:1: baked",)}, {}),
+        ({"tracer_warnings": "refuse"}, {"tracer_warnings": ("x",)}, {"export_tracer_warnings": FAIL}),
+        ({"tracer_warnings": "refuse"}, {}, {}),
+        ({}, {"hazards": ("Dropout is in training mode",)}, {}),
+        ({"hazards": "refuse"}, {"hazards": ("Dropout",)}, {"export_hazards": FAIL}),
+        ({"record": "required"}, {}, {}),
+    ],
+)  # fmt: skip
+def test_each_kind_has_its_verdict(asked, fields, expected):
+    decision = judge(told(**fields), **asked)
+    assert rows(decision) == expected
+    assert decision.passed is (FAIL not in expected.values())
+    assert all(check.remedy for check in decision.checks if check.name in expected)
+
+
+@pytest.mark.parametrize(("record", "expected"), [("optional", {}), ("required", {"export_record": ERROR})])  # fmt: skip
+def test_evidence_without_a_record(record, expected):
+    evidence = builders.evidence(export=None)
+    decision = judge(evidence, record=record, tracer_warnings="refuse", hazards="refuse")
+    assert rows(decision) == expected
+    assert decision.passed is (not expected)
+
+
+def test_a_refusal_says_where_and_how_many():
+    findings = (*(finding(),) * 5, finding(suppressed=True))
+    (check,) = judge(told(lint=findings)).problems
+    assert check.observed == 5.0
+    assert "TRC008 error at models/net.py:7 (x.sum() > 0)" in check.explanation
+    assert "and 2 more" in check.explanation
+    assert "1 silenced by noqa" in check.explanation
+
+
+@given(
+    asked=STRATEGIES,
+    before=st.lists(st.sampled_from(LEVELS), max_size=3),
+    added=st.sampled_from(LEVELS),
+    suppressed=st.booleans(),
+    warned=st.booleans(),
+)
+def test_adding_a_finding_never_makes_it_pass(asked, before, added, suppressed, warned):
+    policy = builders.policy(export_findings=asked)
+    lint = tuple(map(finding, before))
+    less = told(lint=lint)
+    more = told(
+        lint=(*lint, finding(added, suppressed=suppressed)),
+        tracer_warnings=("x",) if warned else (),
+        hazards=("y",) if warned else (),
+    )
+    one, other = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
+    assert one.passed or not other.passed
+
+
+def test_an_old_record_keeps_its_text():
+    assert "lint" not in told().to_json()
+    assert "export_findings" not in builders.policy().to_json()

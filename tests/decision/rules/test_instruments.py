@@ -1,0 +1,461 @@
+"""The rules over the instruments: whatever is missing, broken or worse never passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.decision.remedies import REMEDIES
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.records.evidence import Evidence, ExportRecord, TensorSpec
+from gate.records.instruments import GraphFinding, TraceSearch, WeightsReport
+from gate.records.runtime import RUNTIMES
+from gate.storage.record import Record
+from tests import builders
+
+NAN, INF = math.nan, math.inf
+FAIL, ERROR, PASS, WAIVED = Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.WAIVED
+AT = "2026-01-01T00:00:00+00:00"
+
+
+def judge(evidence: Evidence, **policy: Any) -> Decision:
+    return decide(builders.policy(**policy), evidence, decided_at=AT)
+
+
+def everywhere(**fields: Any) -> Evidence:
+    """Good evidence, but for these fields of the output of both runtimes."""
+    runtimes = tuple(
+        builders.absent(name)
+        if traits.cuda
+        else builders.runtime_evidence(name, outputs=(builders.output_parity(**fields),))
+        for name, traits in RUNTIMES.items()
+    )
+    return builders.evidence(runtimes=runtimes)
+
+
+def noise(**fields: Any) -> Evidence:
+    return everywhere(noise=builders.noise_parity(**fields))
+
+
+def stability(**fields: Any) -> Evidence:
+    return everywhere(stability=builders.stability_parity(**fields))
+
+
+def only(*probes: Any, **evidence: Any) -> Evidence:
+    """Good evidence, but for the probes of `ort-cpu`."""
+    bad = builders.runtime_evidence("ort-cpu", probes=probes)
+    good = builders.evidence(**evidence)
+    runtimes = tuple(bad if r.runtime == "ort-cpu" else r for r in good.runtimes)
+    return good.model_copy(update={"runtimes": runtimes})
+
+
+def probed(*probes: Any, **evidence: Any) -> Evidence:
+    """The same, with the probes of the batch sizes beside them."""
+    batches = [p for p in builders.runtime_evidence("ort-cpu").probes if p.kind == "batch"]
+    return only(*batches, *probes, **evidence)
+
+
+def graph(**fields: Any) -> Evidence:
+    return builders.evidence(graph=builders.graph_report(**fields))
+
+
+def finding(code: str) -> dict[str, Any]:
+    return {"findings": (GraphFinding(code=code, place="Conv:conv1", detail="is odd"),)}
+
+
+def unmeasured(**evidence: Any) -> Evidence:
+    """No float64 reference ran."""
+    return everywhere(noise=None).model_copy(
+        update={"noise_unmeasured": "the model can't run in float64", **evidence}
+    )
+
+
+def dynamic(asked: bool | None) -> ExportRecord:
+    settings = {} if asked is None else {"dynamic_batch": asked}
+    return ExportRecord(strategy="traced", settings=settings)
+
+
+PROBE = builders.probe_parity
+EMPTY = {"noise_ratio": None, "relative_diff": None}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "name", "verdict"),
+    [
+        (everywhere(noise=None), "noise_ratio", ERROR),
+        (unmeasured(), "noise_peak", ERROR),
+        (unmeasured(), "noise_diff", ERROR),
+        (noise(samples=0), "noise_ratio", ERROR),
+        (noise(samples=31), "noise_ratio", ERROR),
+        (noise(elements=0), "noise_peak", ERROR),
+        (noise(samples=31, ratio=1e6), "noise_ratio", FAIL),
+        (noise(ratio=0.0, candidate_rms=1e-3), "noise_ratio", FAIL),
+        (noise(ratio=0.0, reference_rms=0.0, truth_rms=0.0), "noise_ratio", FAIL),
+        (noise(candidate_rms=NAN), "noise_ratio", FAIL),
+        (noise(reference_rms=INF), "noise_ratio", FAIL),
+        (noise(rounding_rms=NAN), "noise_ratio", FAIL),
+        (noise(rounding_rms=INF), "noise_ratio", FAIL),
+        (noise(ratio=0.0, candidate_rms=1e-3, rounding_rms=1e-4), "noise_ratio", FAIL),
+        (noise(truth_rms=NAN), "finite", FAIL),
+        (everywhere(stability=None), "repeatability_ratio", ERROR),
+        (stability(samples=0), "batch_invariance_ratio", ERROR),
+        (stability(unit=NAN), "finite", FAIL),
+        (stability(repeatability=NAN), "finite", FAIL),
+        (only(), "probes", ERROR),
+        (only(PROBE(**EMPTY, inapplicable="too small")), "probes", ERROR),
+        (only(PROBE()), "probes", ERROR),
+        (only(PROBE("b", kind="batch", batch_size=1)), "probes", ERROR),
+        (only(*(PROBE(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
+        (probed(PROBE(**EMPTY)), "probe_zeros", ERROR),
+        (probed(PROBE(noise_ratio=None)), "probe_zeros", PASS),
+        (probed(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
+        (probed(PROBE(noise_ratio=33.0)), "probe_zeros", FAIL),
+        (probed(PROBE(noise_ratio=NAN)), "probe_zeros", FAIL),
+        (probed(PROBE(noise_ratio=INF)), "probe_zeros", FAIL),
+        (probed(PROBE(noise_ratio=-1.0)), "probe_zeros", FAIL),
+        (probed(PROBE(relative_diff=NAN)), "probe_zeros", FAIL),
+        (probed(PROBE(failure="other shapes")), "probe_zeros", FAIL),
+        (probed(PROBE(**EMPTY, failure="other shapes")), "probe_zeros", FAIL),
+        (probed(PROBE(**EMPTY, failure="x", inapplicable="y")), "probe_zeros", FAIL),
+        (probed(PROBE(inapplicable="too small")), "probe_zeros", ERROR),
+        (probed(PROBE(noise_ratio=None, inapplicable="too small")), "probe_zeros", ERROR),
+        (probed(PROBE(**EMPTY, inapplicable="too small")), "probe_zeros", PASS),
+        (probed(trace_search=None), "probes", ERROR),
+        (builders.evidence(graph=None), "graph", ERROR),
+        (builders.evidence(graph=None, graph_unread="no model"), "graph", ERROR),
+        (builders.evidence(graph_unread="no model"), "graph", ERROR),
+        (graph(nodes=0, operators={}), "graph", ERROR),
+        (graph(operators={}), "graph", ERROR),
+        (graph(external_data={"w.bin": "sha256:0"}), "graph", ERROR),
+        (graph(**finding("training_mode")), "graph_training_mode", FAIL),
+        (graph(**finding("zero_initializer")), "graph_zero_initializer", FAIL),
+        (graph(**finding("nonfinite_initializer")), "graph_nonfinite_initializer", FAIL),
+        (graph(**finding("float16")), "graph_float16", FAIL),
+        (graph(**finding("other_weights")), "graph_other_weights", FAIL),
+        (graph(**finding("rounded_weights")), "graph_rounded_weights", FAIL),
+        (graph(weights=None), "graph_other_weights", ERROR),
+        (graph(weights=None), "graph_rounded_weights", ERROR),
+        (graph(weights=None, **finding("other_weights")), "graph_other_weights", FAIL),
+        (graph(**finding("external_data")), "graph_external_data", FAIL),
+    ],
+)  # fmt: skip
+def test_every_spoiled_instrument_has_its_verdict(evidence, name, verdict):
+    decision = judge(evidence)
+    checks = [check for check in decision.checks if check.name == name]
+    assert verdict in {check.verdict for check in checks}
+    assert all(check.remedy for check in checks)
+    assert decision.passed is (verdict is PASS)
+
+
+@pytest.mark.parametrize("code", ["float64", "unused_output", "domain", "opset", "fixed_batch"])
+def test_other_findings_are_shown_only(code):
+    assert judge(graph(**finding(code))).passed
+
+
+@pytest.mark.parametrize(("export", "passed"), [(None, True), (False, True), (True, False)])
+def test_a_fixed_batch_is_forbidden_where_the_export_was_asked_for_a_dynamic_one(export, passed):
+    evidence = graph(**finding("fixed_batch")).model_copy(update={"export": dynamic(export)})
+    assert judge(evidence).passed is passed
+    without = evidence.model_copy(update={"export": None})
+    assert judge(without).passed
+
+
+def test_half_precision_is_no_finding_for_a_policy_that_is_not_exact():
+    assert judge(graph(**finding("float16")), precision="reduced").passed
+    assert judge(graph(**finding("rounded_weights")), precision="reduced").passed
+    assert not judge(graph(**finding("other_weights")), precision="reduced").passed
+
+
+def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
+    weights = WeightsReport(
+        constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
+        absent=1, absent_names=("alpha",),
+    )  # fmt: skip
+    decision = judge(graph(weights=weights))
+    assert decision.passed
+    (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
+    assert check.explanation == (
+        "7 of 9 weights of the file are the model's (5 folded, 2 packed); 1 differ; 1 could not be "
+        "matched: table. 1 tensors of the model are not in the file as such: alpha."
+    )
+
+
+def test_all_findings_of_a_kind_are_counted_and_three_are_shown():
+    findings = tuple(
+        GraphFinding(code="training_mode", place=f"Dropout:{i}", detail="drops") for i in range(5)
+    )
+    (check,) = judge(graph(findings=findings)).problems
+    assert check.observed == 5.0
+    assert "Dropout:2" in check.explanation
+    assert "Dropout:3" not in check.explanation
+    assert "and 2 more" in check.explanation
+
+
+def test_the_reasons_are_told():
+    decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
+    told = " ".join(check.explanation for check in decision.problems)
+    assert "the model can't run in float64" in told
+    assert "it is no model" in told
+    partly = judge(noise(samples=8).model_copy(update={"noise_unmeasured": "out of memory"}))
+    assert "8 of 32 samples were computed in float64: out of memory" in str(partly.problems)
+
+
+@pytest.mark.parametrize(
+    ("asked", "samples", "passed"),
+    [(32, 32, True), (32, 64, True), (500, 400, True), (500, 399, False), (8, 7, False)],
+)
+def test_as_many_samples_as_asked_for_or_all(asked, samples, passed):
+    instruments = Instruments(noise_samples=asked)
+    assert judge(noise(samples=samples), instruments=instruments).passed is passed
+
+
+ALL = ("noise_ratio", "noise_peak", "noise_diff")
+
+
+@pytest.mark.parametrize("waive", [(), ALL[:1], ALL[:2]])
+def test_only_what_is_waived_by_name_may_be_missing(waive):
+    decision = judge(unmeasured(), waive=waive)
+    assert decision.verdict is ERROR
+    assert {c.name for c in decision.problems} == set(ALL) - set(waive)
+    assert {c.name for c in decision.waived} >= set(waive)
+
+
+def test_a_waived_noise_floor_passes_on_the_other_bounds_and_is_shown():
+    decision = judge(unmeasured(), waive=ALL)
+    assert decision.passed
+    assert decision.runtimes == ("ort-cpu", "ort-cpu-optimized")
+    assert {c.name for c in decision.waived if c.output} == set(ALL)
+    bad = everywhere(noise=None, max_abs_diff=1.0)
+    assert not judge(bad, waive=ALL).passed
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [{"ratio": 4.0}, {"ratio": NAN}, {"peak": INF}, {"diff": 33.0}, {"samples": 8, "ratio": 4.0}],
+)
+def test_a_measured_number_is_never_waived(seen):
+    assert judge(noise(**seen), waive=ALL).verdict is FAIL
+
+
+def test_a_waived_noise_floor_does_not_stand_for_a_bound():
+    """An output without any other bound is not judged at all."""
+    bounds = Bounds(noise_ratio=3.0, noise_peak=6.0, noise_diff=32.0, top1_agreement=1.0)
+    policy = Policy(
+        precision="reduced",
+        waive=ALL,
+        runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)},
+    )
+    boxes = builders.output_parity(name="boxes", classification=None, noise=None)
+    both = builders.runtime_evidence("ort-cpu", outputs=(builders.output_parity(), boxes))
+    evidence = builders.evidence(runtimes=(both,))
+    spec = TensorSpec(name="boxes", dtype="float32", shape=("batch", 4))
+    subject = evidence.subject.model_copy(update={"outputs": (*evidence.subject.outputs, spec)})
+    decision = decide(policy, evidence.model_copy(update={"subject": subject}), decided_at=AT)
+    assert [check.title for check in decision.problems] == ["ort-cpu / boxes / bounds"]
+    assert decision.verdict is ERROR
+
+
+def test_integers_have_no_noise_floor():
+    counts = everywhere(dtype="int64", noise=None, classification=None, scaled_diff=0.0)
+    names = {check.name for check in judge(counts, task="classification").checks}
+    assert not names & set(ALL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "verdict"),
+    [
+        ("value", {"relative_diff": 0.9}, Verdict.WAIVED),
+        ("value", {"relative_diff": 0.1}, PASS),
+        ("value", {"relative_diff": math.nan}, FAIL),
+        ("value", {"relative_diff": None, "failure": "it returned another shape"}, FAIL),
+        ("batch", {"relative_diff": 0.9}, FAIL),
+        ("search", {"relative_diff": 0.9}, FAIL),
+    ],
+)
+def test_a_quantized_file_may_cut_values_off_and_nothing_else(kind, fields, verdict):
+    probe = PROBE("zeros", kind=kind, noise_ratio=None, **fields)
+    quantized = Policy.quantized()
+    checks = decide(quantized, probed(probe), decided_at=AT).checks
+    (found,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize("samples_fail", [True, False])
+def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_fail):
+    bad = probed(PROBE("zeros", noise_ratio=1e6))
+    if samples_fail:
+        output = builders.output_parity(noise=builders.noise_parity(ratio=1e6))
+        runtimes = tuple(
+            r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in bad.runtimes
+        )
+        bad = bad.model_copy(update={"runtimes": runtimes})
+    decision = judge(bad)
+    (found,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert found.verdict is FAIL
+    assert (found.remedy == REMEDIES["probe_as_samples"]) is samples_fail
+
+
+def test_the_wider_floor_of_random_rounding_is_no_contradiction():
+    assert judge(noise(ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3)).passed
+
+
+@pytest.mark.parametrize(
+    ("shapes", "passed"),
+    [([("batch", 3)], False), ([(4, 3)], True), ([("batch", 3), (4, 3)], True), ([()], False)],
+)
+def test_batch_probes_are_asked_for_where_the_batch_axis_is_dynamic(shapes, passed):
+    evidence = only(PROBE())
+    inputs = tuple(
+        TensorSpec(name=str(i), dtype="float32", shape=shape) for i, shape in enumerate(shapes)
+    )
+    subject = evidence.subject.model_copy(update={"inputs": inputs})
+    assert judge(evidence.model_copy(update={"subject": subject})).passed is passed
+
+
+def test_without_a_search_in_the_policy_none_is_missed():
+    evidence = builders.evidence(trace_search=None)
+    assert judge(evidence, instruments=Instruments(search_inputs=0)).passed
+    assert judge(builders.evidence(trace_search=TraceSearch(tried=0, reason="random"))).passed
+
+
+def test_instruments_that_are_off_are_not_judged():
+    bare = everywhere(noise=None, stability=None).model_copy(
+        update={"graph": None, "trace_search": None}
+    )
+    bounds = (
+        builders.policy()
+        .runtimes["ort-cpu"]
+        .bounds.model_copy(
+            update=dict.fromkeys((*ALL, "repeatability_ratio", "batch_invariance_ratio"))
+        )
+    )
+    runtimes = {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
+    assert judge(bare, instruments=Instruments.none(), runtimes=runtimes).passed
+
+
+PROBES_OF = {"noise_ratio": 64.0, "relative_diff": 1e-3}
+WORSENED = {
+    **{f"noise {name}": lambda x, n=name: noise(**{n: x}) for name in ("ratio", "peak", "diff")},
+    "candidate rms": lambda x: noise(candidate_rms=x),
+    **{
+        f"stability {name}": lambda x, n=name: stability(**{n: x})
+        for name in ("repeatability_ratio", "batch_invariance_ratio")
+    },
+    "probe ratio": lambda x: probed(PROBE(noise_ratio=x)),
+    "probe diff": lambda x: probed(PROBE(noise_ratio=None, relative_diff=x)),
+    "findings": lambda x: graph(
+        findings=tuple(
+            GraphFinding(code="training_mode", place=str(i), detail="")
+            for i in range(3 if not math.isfinite(x) else min(int(x), 3))
+        )
+    ),
+}
+badness = st.floats(0.0, 1e4) | st.sampled_from([NAN, INF])
+
+
+def _worse(one: float, other: float) -> bool:
+    """True if `one` is at least as bad: NaN and infinity are the worst."""
+    if not math.isfinite(other):
+        return not math.isfinite(one)
+    return not math.isfinite(one) or one >= other
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(WORSENED)), badness, badness)
+def test_worsening_an_instrument_never_turns_a_refusal_into_a_pass(name, a, b):
+    better, worse = (a, b) if _worse(b, a) else (b, a)
+    if not judge(WORSENED[name](better)).passed:
+        assert not judge(WORSENED[name](worse)).passed
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(WORSENED)), badness, st.sampled_from(sorted(WORSENED)), badness)
+def test_two_instruments_do_not_excuse_each_other(one, amount, other, more):
+    first, second = WORSENED[one](amount), WORSENED[other](more)
+    if judge(first).passed and judge(second).passed:
+        return
+    left, right = first.runtime("ort-cpu"), second.runtime("ort-cpu")
+    findings = (*first.graph.findings, *second.graph.findings)
+    both = builders.evidence(
+        graph=builders.graph_report(findings=findings),
+        runtimes=(
+            left.model_copy(update={"runtime": "ort-cpu"}),
+            right.model_copy(
+                update={
+                    "runtime": "ort-cpu-optimized",
+                    "session_options": {"graph_optimization_level": "ORT_ENABLE_ALL"},
+                }
+            ),
+            *(builders.absent(name) for name, traits in RUNTIMES.items() if traits.cuda),
+        ),
+    )
+    assert not judge(both).passed
+
+
+INFORMATION = ("latency.", "reference_latency.")
+"""Where NaN refuses nothing: how long it took decides nothing."""
+
+Place = tuple[str | int, ...]
+
+
+def leaves(value: Any, place: Place = ()) -> Iterator[Place]:
+    """The places of all measured numbers of a record."""
+    if isinstance(value, float):
+        yield place
+    elif isinstance(value, Record):
+        for name, item in value:
+            yield from leaves(item, (*place, name))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*place, index))
+
+
+def replaced(value: Any, place: Place, new: float) -> Any:
+    """The record with another number in that place."""
+    if not place:
+        return new
+    first, rest = place[0], place[1:]
+    if isinstance(value, tuple):
+        assert isinstance(first, int)
+        return (*value[:first], replaced(value[first], rest, new), *value[first + 1 :])
+    return value.model_copy(update={first: replaced(getattr(value, first), rest, new)})
+
+
+def whole() -> Evidence:
+    """Good evidence of all five runtimes, with a disagreement in the list."""
+    return builders.evidence(
+        runtimes=tuple(map(builders.runtime_evidence, RUNTIMES)),
+        reference_latency=builders.runtime_evidence().latency,
+    )
+
+
+def test_any_nan_anywhere_never_passes():
+    good = whole()
+    assert judge(good).passed
+    places = list(leaves(good))
+    assert len(places) > 150
+    passed = {
+        ".".join(map(str, place)) for place in places if judge(replaced(good, place, NAN)).passed
+    }
+    informing = {
+        ".".join(map(str, place))
+        for place in places
+        if any(part in ".".join(map(str, place)) for part in INFORMATION)
+    }
+    assert passed == informing
+
+
+def test_nan_in_classes_that_are_not_judged_is_no_matter():
+    bounds = Bounds(max_abs_diff=1e-4)
+    runtimes = {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
+    nan = builders.class_parity(l2_probabilities_mean=NAN)
+    evidence = everywhere(classification=nan)
+    assert judge(evidence, task="tensors", runtimes=runtimes).passed
+    assert not judge(evidence).passed

@@ -1,0 +1,338 @@
+"""Roles, guesses and constants: what `decide` makes of them on records alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import Policy
+from gate.records.evidence import OutputParity
+from tests import builders
+from tests.builders import class_parity, output_parity, row_parity, runtime_evidence
+
+NAN, INF = math.nan, math.inf
+INTEGERS: dict[str, Any] = {
+    "dtype": "int64", "classification": None, "noise": None, "unequal": 0, "rows": None,
+    "max_abs_diff": 0.0, "scaled_diff": 0.0, "mean_abs_diff": 0.0,
+}  # fmt: skip
+ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
+
+
+def scaled(policy: Policy) -> Policy:
+    """The policy with a bound on differences beside those on noise."""
+    runtimes = {
+        name: runtime.model_copy(
+            update={"bounds": runtime.bounds.model_copy(update={"scaled_diff": 2e-2})}
+        )
+        for name, runtime in policy.runtimes.items()
+    }
+    return policy.model_copy(update={"runtimes": runtimes})
+
+
+def judge(output: OutputParity, *, task: Any = "auto", **policy: Any) -> Decision:
+    """The built-in policy on evidence whose every runtime gives this output."""
+    good = builders.evidence()
+    runtimes = tuple(
+        runtime_evidence(r.runtime, outputs=(output,)) if r.outputs else r for r in good.runtimes
+    )
+    chosen = scaled(Policy.default(task=task)).model_copy(update=policy)
+    evidence = good.model_copy(update={"runtimes": runtimes})
+    return decide(chosen, evidence, decided_at="2026-01-01T00:00:00+00:00")
+
+
+def output_for(role: str | None, **fields: Any) -> OutputParity:
+    """A correct output that can have the role."""
+    base: dict[str, Any] = {"rows": row_parity()}
+    if role == "indices":
+        base = dict(INTEGERS)
+    if role == "mask":
+        base["max_abs_diff"] = 0.0
+    return output_parity(**base | fields)
+
+
+def problems(decision: Decision) -> set[str]:
+    return {check.name for check in decision.problems}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_correct_output_passes_in_its_role(role) -> None:
+    decision = judge(output_for(role), outputs={"logits": role})
+    assert decision.verdict is Verdict.PASS, decision.problems
+    (seen, _) = [c.observed for c in decision.checks if c.name == "role"]
+    assert seen == role
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "name"),
+    [
+        ("logits", {"classification": class_parity(top1_disagreements=1)}, "top1_agreement"),
+        ("probabilities", {"classification": class_parity(top1_disagreements=1)}, "top1_agreement"),
+        ("probabilities", {"rows": row_parity(sum_diff=2e-3)}, "row_sum_diff"),
+        ("probabilities", {"rows": row_parity(sum_diff=NAN)}, "row_sum_diff"),
+        ("embedding", {"rows": row_parity(cosine_distance=2e-4)}, "cosine_distance"),
+        ("embedding", {"rows": row_parity(cosine_distance=NAN)}, "cosine_distance"),
+        ("embedding", {"rows": row_parity(cosine_distance=NAN)}, "finite"),
+        ("indices", {"unequal": 1, "max_abs_diff": 1.0}, "unequal_share"),
+        ("indices", {"unequal": 0, "max_abs_diff": 1.0}, "unequal_share"),
+        ("mask", {"max_abs_diff": 1e-30}, "mask_diff"),
+        ("mask", {"max_abs_diff": NAN}, "mask_diff"),
+        *((role, {"scaled_diff": 1.0}, "scaled_diff") for role in ("scores", "boxes", "tensor")),
+        *((role, {"nonfinite_mismatched": 1}, "finite") for role in ROLES),
+    ],
+)  # fmt: skip
+def test_each_role_refuses_by_its_own_check(role, fields, name) -> None:
+    decision = judge(output_for(role, **fields), outputs={"logits": role})
+    assert decision.verdict is Verdict.FAIL
+    assert name in problems(decision)
+
+
+def test_the_bounds_of_a_role_can_be_set() -> None:
+    default = Policy.default()
+    bounds = {"cosine_distance": 1e-3, "unequal_share": 0.01}
+    runtimes = {
+        name: r.model_copy(update={"bounds": r.bounds.model_copy(update=bounds)})
+        for name, r in default.runtimes.items()
+    }
+    far = output_for("embedding", rows=row_parity(cosine_distance=2e-4))
+    assert judge(far, outputs={"logits": "embedding"}, runtimes=runtimes).passed
+    some = output_for("indices", unequal=40, max_abs_diff=9.0)
+    assert judge(some, outputs={"logits": "indices"}, runtimes=runtimes).passed
+    more = output_for("indices", unequal=41, max_abs_diff=9.0)
+    assert not judge(more, outputs={"logits": "indices"}, runtimes=runtimes).passed
+
+
+@pytest.mark.parametrize(
+    ("role", "fields"),
+    [
+        ("logits", {"classification": None}),
+        ("logits", INTEGERS),
+        ("logits", {"classification": class_parity(predicted_classes=1)}),
+        ("probabilities", {"rows": row_parity(sum_error=3.0)}),
+        ("probabilities", {"rows": row_parity(sum_error=NAN)}),
+        ("probabilities", {"rows": None}),
+        ("scores", INTEGERS),
+        ("embedding", INTEGERS),
+        ("embedding", {"rows": None}),
+        ("indices", {"unequal": None}),
+        ("indices", {"dtype": "float32"}),
+    ],
+)
+def test_a_role_that_contradicts_the_output_is_an_error_with_a_way_out(role, fields) -> None:
+    decision = judge(output_parity(**{"rows": row_parity()} | fields), outputs={"logits": role})
+    assert decision.verdict is not Verdict.PASS
+    assert Verdict.ERROR in {check.verdict for check in decision.problems}
+    assert all(check.remedy for check in decision.problems)
+
+
+def test_a_role_of_an_output_that_the_file_does_not_have() -> None:
+    decision = judge(output_parity(), outputs={"other": "tensor"})
+    assert decision.verdict is Verdict.ERROR
+    assert "['logits']" in decision.problems[0].explanation
+
+
+def test_probabilities_are_compared_as_they_are() -> None:
+    """The confidence bounds hold for the numbers in the file, not for a softmax of them."""
+    policy = builders.policy(outputs={"logits": "probabilities"})
+    rows = row_parity(confidence_diff=0.5, bands=(0.0, 0.0, 0.0, 1.0))
+    good = builders.evidence()
+    evidence = good.model_copy(
+        update={
+            "runtimes": tuple(
+                runtime_evidence(r.runtime, outputs=(output_parity(rows=rows),)) if r.outputs else r
+                for r in good.runtimes
+            )
+        }
+    )
+    decision = decide(policy, evidence, decided_at="now")
+    assert problems(decision) == {
+        "confidence_diff", "confidence_over_1_percent", "confidence_over_5_percent",
+        "confidence_over_10_percent",
+    }  # fmt: skip
+
+
+def test_a_guess_never_ends_in_an_error() -> None:
+    """The same record is an ERROR where the policy demands classes."""
+    one = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
+    assert judge(one).verdict is Verdict.PASS
+    assert "agreement" in {check.name for check in judge(one).checks}
+    assert judge(one, task="classification").verdict is not Verdict.PASS
+    assert judge(one, logits=("logits",)).verdict is not Verdict.PASS
+    assert judge(one, task="tensors").verdict is Verdict.PASS
+
+
+def test_a_guess_claims_agreement_alone() -> None:
+    """No number of a softmax is asked of what may be no logits."""
+    confidence = class_parity().confidence.model_copy(update={"max": NAN, "mean": NAN})
+    masked = output_parity(classification=class_parity(confidence=confidence))
+    assert judge(masked).verdict is Verdict.PASS
+    assert judge(masked, task="classification").verdict is Verdict.FAIL
+    wrong = output_parity(classification=class_parity(top1_disagreements=1))
+    assert problems(judge(wrong)) == {"top1_agreement"}
+
+
+CONSTANT: dict[str, Any] = {
+    "name": "scale", "reference_constant": True, "max_abs_diff": 0.0, "scaled_diff": 0.0,
+    "reference_std": 0.0, "classification": None,
+}  # fmt: skip
+
+
+def judge_beside(output: OutputParity, **policy: Any) -> Decision:
+    """The output beside logits that vary."""
+    good = builders.evidence()
+    spec = good.subject.outputs[0]
+    subject = good.subject.model_copy(
+        update={"outputs": (spec, spec.model_copy(update={"name": output.name}))}
+    )
+    runtimes = tuple(
+        runtime_evidence(r.runtime, outputs=(output_parity(), output)) if r.outputs else r
+        for r in good.runtimes
+    )
+    evidence = good.model_copy(update={"subject": subject, "runtimes": runtimes})
+    task = policy.pop("task", "auto")
+    return decide(
+        scaled(Policy.default(task=task)).model_copy(update=policy), evidence, decided_at="now"
+    )
+
+
+@pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({}, Verdict.PASS),
+        ({"reference_abs_max": 0.0}, Verdict.PASS),
+        ({"classification": class_parity(predicted_classes=1)}, Verdict.PASS),
+        ({"max_abs_diff": 1e-6, "scaled_diff": INF}, Verdict.PASS),
+        ({"max_abs_diff": 1.0, "scaled_diff": INF}, Verdict.FAIL),
+        ({"max_abs_diff": 1e-6, "scaled_diff": INF, "reference_abs_max": 0.0}, Verdict.FAIL),
+        ({"nonfinite_mismatched": 1, "max_abs_diff": NAN}, Verdict.FAIL),
+        ({"elements": 0, "max_abs_diff": NAN}, Verdict.ERROR),
+        ({"nonfinite_reference": 4000, "reference_abs_max": NAN, "reference_std": NAN, "scaled_diff": NAN,
+          "noise": builders.noise_parity(elements=0, ratio=NAN, peak=NAN, diff=NAN)}, Verdict.PASS),
+        ({"nonfinite_reference": 4000, "reference_abs_max": NAN, "max_abs_diff": 1.0}, Verdict.FAIL),
+        ({"nonfinite_reference": 4000, "nonfinite_same": 4000, "reference_abs_max": NAN}, Verdict.FAIL),
+    ],
+)  # fmt: skip
+def test_a_constant_beside_what_varies(task, fields, verdict: Verdict) -> None:
+    decision = judge_beside(output_parity(**CONSTANT | fields), task=task)
+    assert decision.verdict is verdict, decision.problems
+    assert {check.output for check in decision.problems} <= {"scale", None}
+    told = {c.observed for c in decision.checks if (c.name, c.output) == ("reference", "scale")}
+    equal = verdict is Verdict.PASS and "max_abs_diff" not in fields
+    assert (told == {"constant, equal bit for bit"}) is equal or fields.get("nonfinite_same")
+
+
+@pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
+def test_constants_alone_prove_nothing(task) -> None:
+    decision = judge(output_parity(**CONSTANT | {"name": "logits"}), task=task)
+    assert decision.verdict is Verdict.ERROR
+    assert "no output varies over the samples" in decision.problems[-1].explanation or any(
+        "no output varies" in check.explanation for check in decision.problems
+    )
+
+
+METRICS = {
+    "max_abs_diff": lambda x: {"max_abs_diff": x},
+    "scaled_diff": lambda x: {"scaled_diff": x},
+    "unequal": lambda x: {"unequal": math.ceil(min(x, 4e3)), "max_abs_diff": x},
+    "noise": lambda x: {"noise": builders.noise_parity(ratio=x, peak=x, diff=x)},
+    "top1": lambda x: {"classification": class_parity(top1_agreement=1.0 - min(x, 1.0))},
+    "cosine": lambda x: {"rows": row_parity(cosine_distance=x)},
+    "sums": lambda x: {"rows": row_parity(sum_diff=x)},
+    "mismatched": lambda x: {"nonfinite_mismatched": math.ceil(min(x, 4e3))},
+    "same": lambda x: {"nonfinite_same": math.ceil(min(x, 4e3))},
+}
+ANY_POLICY = st.fixed_dictionaries(
+    {"task": st.sampled_from(["auto", "classification", "tensors"]),
+     "nonfinite": st.sampled_from(["refuse", "same_places"]),
+     "outputs": st.sampled_from([{}, *({"logits": role} for role in ROLES)])}
+)  # fmt: skip
+SIZES = st.floats(0.0, 1e6)
+
+
+@given(ANY_POLICY, st.sampled_from(sorted(METRICS)), SIZES, SIZES, st.booleans(), st.integers(0, 3))
+def test_worse_never_turns_a_refusal_into_a_pass(policy, metric, a, b, constant, classes) -> None:
+    """In every task, role and treatment of NaN, for constants and for guesses."""
+    small, large = sorted((a, b))
+    role = policy["outputs"].get("logits")
+    fixed = {"reference_constant": constant}
+    if role != "indices":
+        fixed["classification"] = class_parity(predicted_classes=classes)
+    verdicts = []
+    for size in (small, large):
+        fields = METRICS[metric](size)
+        if "classification" in fields and role != "indices":
+            worse = fields["classification"].model_copy(update={"predicted_classes": classes})
+            fields["classification"] = worse
+        verdicts.append(judge(output_for(role, **fixed | fields), **policy).verdict)
+    if verdicts[0] is not Verdict.PASS:
+        assert verdicts[1] is not Verdict.PASS
+    if verdicts[0] is Verdict.FAIL:
+        assert verdicts[1] is Verdict.FAIL
+
+
+ANYTHING = st.sampled_from([0.0, 1e-7, 1.0, NAN, INF, -INF, -1.0])
+
+
+@given(ANY_POLICY, st.data())
+def test_decide_is_total_whatever_was_recorded(policy, data) -> None:
+    draw = data.draw
+    fields = {
+        "dtype": draw(st.sampled_from(["float32", "int64", "bool", "float64"])),
+        "samples": draw(st.sampled_from([0, 1, 400])),
+        "elements": draw(st.sampled_from([0, 1, 4000])),
+        "nonfinite_reference": draw(st.integers(0, 4000)),
+        "nonfinite_same": draw(st.integers(0, 4000)),
+        "nonfinite_mismatched": draw(st.integers(0, 2)),
+        "unequal": draw(st.none() | st.integers(0, 5000)),
+        "reference_constant": draw(st.booleans()),
+        "classification": draw(st.none() | st.builds(
+            lambda n, rows, share: class_parity(
+                predicted_classes=n, nan_rows=rows, top1_agreement=share),
+            st.integers(0, 3), st.integers(0, 500), ANYTHING)),
+        "rows": draw(st.none() | st.builds(
+            lambda a, b: row_parity(cosine_distance=a, sum_error=b), ANYTHING, ANYTHING)),
+        "noise": draw(st.none() | st.just(builders.noise_parity(ratio=NAN))),
+    }  # fmt: skip
+    for name in ("max_abs_diff", "scaled_diff", "reference_abs_max", "reference_std"):
+        fields[name] = draw(ANYTHING)
+    decision = judge(output_parity(**fields), **policy)
+    whole = not math.isnan(fields["max_abs_diff"]) and fields["nonfinite_mismatched"] == 0
+    assert decision.verdict is not Verdict.PASS or (whole and fields["elements"] > 0)
+
+
+TIES = {"top1_ties": 30}
+UNSURE = {"unsure": 28, "sure": 4}
+
+
+@pytest.mark.parametrize("task", ["auto", "classification"])
+@pytest.mark.parametrize(
+    ("fields", "stated", "guess"),
+    [
+        ({}, Verdict.PASS, Verdict.PASS),
+        ({"top1_ties": 1}, Verdict.PASS, Verdict.PASS),
+        (TIES, Verdict.FAIL, Verdict.PASS),
+        (UNSURE, Verdict.PASS, Verdict.PASS),
+        (UNSURE | {"top1_disagreements": 3}, Verdict.ERROR, Verdict.PASS),
+        ({"unsure": 1, "sure": 31, "top1_disagreements": 3}, Verdict.FAIL, Verdict.FAIL),
+    ],
+    ids=["none", "one", "many", "unsure", "unsure and other", "sure and other"],
+)
+def test_answers_that_rounding_decides(task, fields, stated, guess) -> None:
+    """A guess claims nothing where rounding decides; who says that it is a classifier is told."""
+    decision = judge(output_parity(classification=class_parity(**fields)), task=task)
+    assert decision.verdict is (guess if task == "auto" else stated), decision.problems
+    claims = {check.observed for check in decision.checks if check.name == "agreement"}
+    assert (claims == {"not claimed"}) is (task == "auto" and guess is not stated)
+
+
+@pytest.mark.parametrize(("ties", "verdict"), [(0, "PASS"), (40, "PASS"), (41, "FAIL")])
+def test_integers_that_rounding_moves_may_be_rare(ties, verdict) -> None:
+    decision = judge(output_for("indices", elements=4000, near_ties=ties))
+    assert decision.verdict == verdict
+    assert ("near_ties" in {check.name for check in decision.checks}) is (ties > 0)

@@ -1,0 +1,201 @@
+"""A file cut into pieces: each computes what the whole one does, and needs what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gate.errors import OnnxFileError
+from gate.localisation.graph import FileGraph, reference_name
+from gate.localisation.runs import PieceSession
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.records.runtime import RUNTIMES
+from tests.localisation.nets import POLICY
+
+SIZE = 20
+WEIGHT = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
+"""Larger than what stays in the graph."""
+X = np.random.default_rng(1).normal(size=(3, SIZE)).astype(np.float32)
+
+
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, outputs, name=outputs[0], **attributes)
+
+
+def value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def written(folder, nodes, *, initializers=(), inputs=(), ir: int = 9, external: bool = False):
+    """A file x -> y of these nodes."""
+    graph = helper.make_graph(
+        nodes, "g", [value("x", "n", SIZE), *inputs], [value("y", "n", SIZE)],
+        [numpy_helper.from_array(array, name) for name, array in initializers],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir)
+    path = folder / "m.onnx"
+    data = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
+    onnx.save(model, path, **(data if external else {}))
+    return Candidate(path, read_subject(path))
+
+
+def chain(folder, **settings):
+    """y = relu(x @ w + b) * x, and a node that no output needs."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Add", ["m", "b"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("Neg", ["b"], ["constant"]),
+        node("Mul", ["r", "x"], ["y"]),
+    ]
+    weights = [("w", WEIGHT), ("b", np.ones(SIZE, np.float32))]
+    return FileGraph(written(folder, nodes, initializers=weights, **settings))
+
+
+def run(piece, **fed):
+    """What the piece computes; `fed`: references, by the names of the tensors."""
+    opened = PieceSession(piece, RUNTIMES["ort-cpu"], POLICY)
+    return opened({"x": X}, fed)
+
+
+def test_the_tensors_that_depend_on_inputs_in_the_order_of_the_nodes(tmp_path):
+    graph = chain(tmp_path)
+    assert graph.tensors == ("m", "a", "r", "y")
+    assert graph.outputs == ("y",)
+    assert graph.producer["a"] == 1
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_marked_tensors_are_outputs_beside_the_files_own(tmp_path, external):
+    graph = chain(tmp_path, external=external)
+    piece = graph.marked(["a", "m", "y"])
+    assert (piece.outputs, piece.cuts) == (("y", "a", "m"), ())
+    seen = run(piece)
+    np.testing.assert_allclose(seen["m"], X @ WEIGHT, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(seen["y"], np.maximum(X @ WEIGHT + 1, 0) * X, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cut_piece_computes_from_the_references(tmp_path):
+    graph = chain(tmp_path)
+    piece = graph.cut(["r", "y"], {"m": np.dtype(np.float32), "r": np.dtype(np.float32)})
+    assert set(piece.cuts) == {"m", "r"}
+    seen = run(piece, m=np.full((3, SIZE), 2, np.float32), r=np.full((3, SIZE), 7, np.float32))
+    np.testing.assert_array_equal(seen["r"], np.full((3, SIZE), 3))
+    np.testing.assert_array_equal(seen["y"], 7 * X)
+
+
+def test_a_piece_holds_the_nodes_and_weights_that_it_needs(tmp_path):
+    piece = chain(tmp_path).cut(["r"], {"m": np.dtype(np.float32)})
+    assert [one.name for one in piece.model.graph.node] == ["a", "r"]
+    assert [one.name for one in piece.model.graph.initializer] == ["b"]
+
+
+def test_the_graph_itself_stays_whole(tmp_path):
+    graph = chain(tmp_path)
+    before = [one.SerializeToString() for one in graph.nodes]
+    graph.cut(["y"], {"r": np.dtype(np.float32)})
+    graph.marked(["m"])
+    assert [one.SerializeToString() for one in graph.nodes] == before
+    assert graph.marked(()).outputs == ("y",)
+
+
+def test_large_weights_are_handed_over_and_not_copied_into_the_graph(tmp_path):
+    graph = chain(tmp_path)
+    (large,) = (one for one in graph.marked(()).model.graph.initializer if one.name == "w")
+    assert (large.raw_data, list(large.dims)) == (b"", [SIZE, SIZE])
+    np.testing.assert_array_equal(graph.weights["w"], WEIGHT)
+
+
+def test_initializers_that_are_inputs_too_as_in_old_files(tmp_path):
+    candidate = written(
+        tmp_path, [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
+        initializers=[("w", WEIGHT)], inputs=[value("w", SIZE, SIZE)], ir=3,
+    )  # fmt: skip
+    graph = FileGraph(candidate)
+    assert graph.tensors == ("m", "y")
+    piece = graph.cut(["y"], {"m": np.dtype(np.float32)})
+    np.testing.assert_array_equal(run(piece, m=-X)["y"], np.maximum(-X, 0))
+    np.testing.assert_allclose(run(graph.marked(["m"]))["m"], X @ WEIGHT, rtol=1e-5, atol=1e-5)
+
+
+class TestBranches:
+    """Nodes with graphs inside read what is outside."""
+
+    @pytest.fixture
+    def graph(self, tmp_path) -> FileGraph:
+        def branch(name: str, op: str, *reads: str) -> onnx.GraphProto:
+            inner = [node(op, list(reads), [name])]
+            return helper.make_graph(inner, name, [], [value(name, "n", SIZE)])
+
+        nodes = [
+            node("MatMul", ["x", "w"], ["m"]),
+            node("ReduceSum", ["x"], ["sum"], keepdims=0),
+            node("Greater", ["sum", "zero"], ["positive"]),
+            node("If", ["positive"], ["chosen"], then_branch=branch("t", "MatMul", "m", "w2"),
+                 else_branch=branch("e", "Add", "m", "m")),
+            node("Relu", ["chosen"], ["y"]),
+        ]  # fmt: skip
+        weights = [("w", WEIGHT), ("w2", WEIGHT.T.copy()), ("zero", np.float32(0))]
+        return FileGraph(written(tmp_path, nodes, initializers=weights))
+
+    def test_they_depend_on_it(self, graph):
+        assert graph.segment("chosen", {"m": None})[1] == ["m"]
+        assert graph.sources("chosen", {"m"}, steps=1) == {"m"}
+        places, _ = graph.segment("chosen", {"m": None})
+        assert set(graph.constants(places)) == {"w2", "zero"}
+
+    def test_they_are_cut_inside_too(self, graph):
+        piece = graph.cut(["chosen"], {"m": np.dtype(np.float32)})
+        text = str(piece.model.graph)
+        assert reference_name("m") in text
+        assert {one.name for one in piece.model.graph.initializer} == {"w2", "zero"}
+        want = X @ WEIGHT.T if X.sum() > 0 else X + X
+        np.testing.assert_allclose(run(piece, m=X)["chosen"], want, rtol=1e-4, atol=1e-4)
+        assert graph.nodes[3].attribute[0].g.node[0].input[0] == "m"
+
+
+class TestSegments:
+    def test_from_the_nearest_cut(self, tmp_path):
+        graph = chain(tmp_path)
+        assert graph.segment("y", {"m": None, "a": None}) == ([2, 4], ["a"])
+        assert graph.segment("y", {}) == ([0, 1, 2, 4], [])
+
+    def test_constants_by_way_of_nodes_that_compute_them(self, tmp_path):
+        held = numpy_helper.from_array(np.full(SIZE, 2, np.float32))
+        nodes = [
+            node("Identity", ["w"], ["same"]),
+            node("Constant", [], ["two"], value=held),
+            node("Constant", [], ["three"], value_float=3.0),
+            node("MatMul", ["x", "same"], ["m"]),
+            node("Add", ["m", "two"], ["a"]),
+            node("Mul", ["a", "three"], ["y"]),
+        ]
+        graph = FileGraph(written(tmp_path, nodes, initializers=[("w", WEIGHT)]))
+        found = graph.constants([3, 4, 5])
+        assert set(found) == {"w", "two"}
+        np.testing.assert_array_equal(found["w"], WEIGHT)
+
+    @pytest.mark.parametrize(("steps", "found"), [(1, set()), (2, set()), (3, {"m"}), (9, {"m"})])
+    def test_sources_are_looked_for_so_many_nodes_up(self, tmp_path, steps, found):
+        assert chain(tmp_path).sources("y", {"m"}, steps=steps) == found
+
+    def test_sources_are_not_looked_for_through_another_one(self, tmp_path):
+        assert chain(tmp_path).sources("y", {"m", "r", "x"}, steps=9) == {"r", "x"}
+
+
+class TestErrors:
+    def test_external_data_that_is_short(self, tmp_path):
+        candidate = written(
+            tmp_path, [node("MatMul", ["x", "w"], ["y"])], initializers=[("w", WEIGHT)],
+            external=True,
+        )  # fmt: skip
+        data = tmp_path / "m.data"
+        data.write_bytes(data.read_bytes()[:-8])
+        described = Candidate(candidate.path, candidate.subject.model_copy(update={
+            "sha256": type(candidate.subject.sha256).of_manifest(tmp_path, ["m.onnx", "m.data"]),
+        }))  # fmt: skip
+        with pytest.raises(OnnxFileError, match=r"m\.onnx can't be read.*export it again"):
+            FileGraph(described)

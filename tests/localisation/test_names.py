@@ -1,0 +1,82 @@
+"""Names of nodes and the modules that they lead to."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import helper
+from torch import nn
+
+from gate.localisation.names import ModuleScope, Paths
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+        self.relu = nn.ReLU()
+        self.relu_1 = nn.ReLU()
+
+
+class Net(nn.Module):
+    """layer1.0, layer1.1, shared and alias (the same module)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(Block(), Block())
+        self.shared = nn.Linear(1, 1)
+        self.alias = self.shared
+
+
+@pytest.fixture(scope="module")
+def paths() -> Paths:
+    return Paths(Net())
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "call"),
+    [
+        ("/layer1/layer1.0/conv/Conv", "layer1.0.conv", 0),
+        ("/layer1/0/conv/Conv", "layer1.0.conv", 0),
+        ("/layer1/layer1.1/relu/Relu", "layer1.1.relu", 0),
+        ("/layer1/layer1.1/relu_2/Relu", "layer1.1.relu", 2),
+        ("/layer1/layer1.0/relu_1/Relu", "layer1.0.relu_1", 0),
+        ("/layer1_1/layer1.0/conv/Conv", "layer1.0.conv", None),
+        ("/shared/Gemm", "shared", 0),
+        ("/shared_1/Gemm", "shared", 1),
+        ("/alias/Gemm", "shared", 0),
+        ("/layer1/layer1.0/Add", "layer1.0", 0),
+        ("/layer1/layer1.7/conv/Conv", "layer1", None),
+        ("/stranger/conv/Conv", "", None),
+        ("/Add", "", 0),
+    ],
+)
+def test_a_name_of_the_exporter_that_traces(paths, name, path, call):
+    assert paths.scope(helper.make_node("Op", [], [], name=name)) == ModuleScope(path, call)
+
+
+@pytest.mark.parametrize("name", ["", "Conv_0", "node_conv2d", "layer1/conv"])
+def test_a_name_that_leads_nowhere(paths, name):
+    assert paths.scope(helper.make_node("Op", [], [], name=name)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        (
+            "['', 'layer1', 'layer1.0', 'layer1.0.conv', 'conv2d']",
+            ModuleScope("layer1.0.conv", None),
+        ),
+        ("['', 'alias', 'linear']", ModuleScope("shared", None)),
+        ("['', 'stranger', 'add']", ModuleScope("", None)),
+        ("['add']", None),
+        ("[]", None),
+        ("'layer1'", None),
+        ("not a list [", None),
+        ("__import__('os').getcwd()", None),
+    ],
+)
+def test_the_scopes_that_dynamo_writes(paths, text, scope):
+    node = helper.make_node("Op", [], [], name="/shared/Gemm")
+    entry = node.metadata_props.add()
+    entry.key, entry.value = "pkg.torch.onnx.name_scopes", text
+    assert paths.scope(node) == scope

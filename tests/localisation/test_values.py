@@ -1,0 +1,214 @@
+"""What a forward passes between modules: every tensor once, in its state at that time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import EvidenceError
+from gate.localisation.listeners import AnotherWay, Exchanges, Keeps
+from gate.localisation.sketch import ELEMENTS, places, sketch
+from gate.localisation.tape import listening
+from gate.localisation.values import Survey, sketch_of
+
+
+def surveyed(model: nn.Module, *given, **named) -> Survey:
+    survey = Survey()
+    with torch.no_grad(), listening(model.eval(), survey.hear):
+        model(*given, **named)
+    return survey
+
+
+def told(survey: Survey) -> list[tuple[str, str, int]]:
+    """Module, kind and call of each value."""
+    return [(value.path, value.kind, value.call) for value in survey.values]
+
+
+class Two(nn.Module):
+    """Code before, between and behind two calls of one module; a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(3, 3), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.act(self.layer(x * 2))
+        return self.act(self.layer(y)) + x
+
+
+X = torch.arange(6.0).reshape(2, 3) - 2
+
+
+def test_every_call_has_its_value_and_code_has_its_own():
+    survey = surveyed(Two(), X)
+    assert told(survey) == [
+        ("", "Two", 0),  # the input of the model
+        ("", "", 0),  # x * 2
+        ("layer", "Linear", 0),
+        ("act", "ReLU", 0),
+        ("layer", "Linear", 1),
+        ("act", "ReLU", 1),
+        ("", "", 0),  # the sum
+    ]
+    code = [value for value in survey.values if value.functional]
+    assert [(value.number, value.before) for value in code] == [(1, "layer"), (6, "")]
+    assert (survey.inputs, survey.outputs) == ((0,), (6,))
+    assert [value.inputs for value in survey.values][2:6] == [(1,), (2,), (3,), (4,)]
+
+
+def test_in_place_operations_leave_another_value_behind():
+    model = Two()
+    survey = surveyed(model, X)
+    before, after = survey.values[2].sketch, survey.values[3].sketch
+    assert (before < 0).any()
+    np.testing.assert_array_equal(after, np.maximum(before, 0))
+
+
+def test_what_only_hands_on_a_value_repeats_it():
+    survey = surveyed(nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Identity()), X)
+    assert [value.repeats for value in survey.values] == [None, None, 1, 1]
+
+
+def test_composite_modules_that_hand_on_have_no_value_of_their_own():
+    inner = nn.Sequential(nn.Linear(3, 3))
+    assert told(surveyed(nn.Sequential(inner), X)) == [
+        ("", "Sequential", 0), ("0.0", "Linear", 0)
+    ]  # fmt: skip
+
+
+class Packed(nn.Module):
+    """Takes keywords and gives back what it must not be asked about."""
+
+    def forward(self, *, left, right=None):
+        return {"sum": left + right[0], "none": None, "number": 3, "text": "a",
+                "complex": torch.complex(left, left), "sparse": left.to_sparse()}  # fmt: skip
+
+
+def test_tensors_are_found_in_keywords_tuples_and_dicts():
+    survey = surveyed(Packed(), left=X, right=(X + 1,))
+    assert len(survey.inputs) == 2
+    assert len(survey.outputs) == 1
+    np.testing.assert_array_equal(survey.values[survey.outputs[0]].sketch, (2 * X + 1).reshape(-1))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_hook_stays(broken):
+    model = Two()
+
+    def hears(moment, tensor):
+        if broken:
+            raise RuntimeError("deaf")
+
+    try:
+        with listening(model, hears):
+            model(X)
+    except RuntimeError:
+        assert broken
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+def test_moments_are_counted_and_know_their_caller():
+    moments = []
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Flatten())
+    with torch.no_grad(), listening(model, lambda moment, tensor: moments.append(moment)):
+        model(X)
+    assert [moment.number for moment in moments] == list(range(8))
+    assert [(m.path, m.side, m.caller, m.composite) for m in moments] == [
+        ("", "in", "", False), ("0", "in", "", False), ("0.0", "in", "0", False),
+        ("0.0", "out", "0", False), ("0", "out", "", True),
+        ("1", "in", "", False), ("1", "out", "", False), ("", "out", "", True),
+    ]  # fmt: skip
+
+
+def forward(model: nn.Module, hears, given: torch.Tensor = X) -> torch.Tensor:
+    with torch.no_grad(), listening(model, hears):
+        return model(given)
+
+
+class TestListeners:
+    @pytest.fixture
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Two().eval()
+
+    def test_values_are_kept_as_they_were(self, model):
+        survey = surveyed(model, X)
+        keeps = Keeps(survey, {2, 3}, whole=True)
+        forward(model, keeps.hear)
+        assert set(keeps.kept) == {2, 3}
+        assert keeps.kept[2].shape == (2, 3)
+        np.testing.assert_array_equal(keeps.kept[3], np.maximum(keeps.kept[2], 0))
+
+    def test_or_only_their_sketches(self, model):
+        keeps = Keeps(surveyed(model, X), {2}, whole=False)
+        forward(model, keeps.hear)
+        assert keeps.kept[2].shape == (6,)
+
+    def test_a_value_is_exchanged_for_all_that_follows(self, model):
+        survey = surveyed(model, X)
+        exchanges = Exchanges(survey, {2: np.full((2, 3), 5, np.float32)})
+        keeps = Keeps(survey, {3}, whole=True)
+
+        def both(moment, tensor):
+            other = exchanges.hear(moment, tensor)
+            keeps.hear(moment, tensor if other is None else other)
+            return other
+
+        forward(model, both)
+        np.testing.assert_array_equal(keeps.kept[3], np.full((2, 3), 5))
+        np.testing.assert_array_equal(exchanges.kept[2], survey.values[2].sketch)
+
+    def test_the_references_stay_as_they_are(self, model):
+        """ReLU in place would change them."""
+        reference = np.full((2, 3), -5, np.float32)
+        forward(model, Exchanges(surveyed(model, X), {2: reference}).hear)
+        assert (reference == -5).all()
+
+    @pytest.mark.parametrize(
+        ("other", "module"),
+        [
+            (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Flatten()), "2"),
+            (nn.Sequential(nn.Linear(3, 3), nn.Flatten(0)), "1"),
+            (nn.Sequential(nn.Linear(3, 3)), ""),
+            (nn.Linear(3, 3), ""),
+        ],
+        ids=["a call more", "another rank", "a call less", "no calls"],
+    )
+    def test_another_way_is_an_error_that_names_the_module(self, other, module):
+        survey = surveyed(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
+        keeps = Keeps(survey, set(range(len(survey.values))), whole=True)
+        with pytest.raises(AnotherWay, match=f"at module '{module}'.*take the same branches"):
+            forward(other.eval(), keeps.hear)
+
+    def test_another_way_is_evidence_that_is_missing(self):
+        assert issubclass(AnotherWay, EvidenceError)
+
+
+class TestSketch:
+    @pytest.mark.parametrize("size", [0, 1, ELEMENTS])
+    def test_small_arrays_are_whole(self, size):
+        array = np.arange(size, dtype=np.float32)
+        np.testing.assert_array_equal(sketch(array), array)
+
+    def test_large_ones_have_the_same_places_every_time(self):
+        size = 5 * ELEMENTS
+        found = places(size)
+        assert len(found) == ELEMENTS
+        assert (np.diff(found) >= 0).all()
+        assert found[-1] < size
+        np.testing.assert_array_equal(sketch(np.arange(size)), found)
+
+    def test_every_channel_of_hundreds_is_seen(self):
+        channels = np.broadcast_to(np.arange(512)[:, None, None], (512, 16, 16))
+        assert len(np.unique(sketch(channels))) == 512
+
+    @pytest.mark.parametrize(
+        ("dtype", "seen"),
+        [(torch.float32, "f4"), (torch.bfloat16, "f4"), (torch.int64, "i8"), (torch.bool, "b1")],
+    )
+    def test_a_tensor_as_an_array(self, dtype, seen):
+        tensor = torch.ones(2, 3).to(dtype)
+        assert sketch_of(tensor).dtype.str[1:] == seen
+        np.testing.assert_array_equal(sketch_of(tensor), np.ones(6))

@@ -1,0 +1,97 @@
+"""Where rounding ends: a fault is never taken for rounding, and no number is no pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.localisation.measuring import LayerDeviations
+from gate.localisation.verdicts import Limits, worst
+
+
+class Fixed:
+    """A deviation of these numbers."""
+
+    def __init__(self, ratio: float, peak: float = 0.0) -> None:
+        self.ratio, self.peak = ratio, peak
+
+
+CPU, CUDA = Limits("ort-cpu", float64=True), Limits("ort-cuda", float64=True)
+BLIND = Limits("ort-cpu", float64=False)
+
+
+def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
+    return LayerDeviations(through=Fixed(ratio, peak), alone=Fixed(ratio, peak))
+
+
+@pytest.mark.parametrize(
+    ("limits", "ratio", "peak", "source"),
+    [
+        (CPU, 0.0, 0.0, False),
+        (CPU, 8.0, 24.0, False),
+        (CPU, 8.1, 0.0, True),
+        (CPU, 0.0, 24.1, True),
+        (CPU, math.nan, 0.0, True),
+        (CPU, 0.0, math.nan, True),
+        (CPU, math.inf, 0.0, True),
+        (CUDA, 80.0, 240.0, False),
+        (CUDA, 80.1, 0.0, True),
+        (BLIND, 512.0, 0.0, False),
+        (BLIND, 513.0, 0.0, True),
+    ],
+)
+def test_a_layer_alone(limits, ratio, peak, source):
+    assert limits.is_source(layer(ratio, peak)) is source
+
+
+@pytest.mark.parametrize(
+    ("ratio", "off"), [(0.0, False), (16.0, False), (16.1, True), (math.nan, True)]
+)
+def test_a_layer_in_the_run_through(ratio, off):
+    assert CPU.is_off(layer(ratio)) is off
+
+
+@pytest.mark.parametrize(
+    ("outputs", "agrees"),
+    [
+        ({}, True),
+        ({"a": Fixed(8.0, 64.0), "b": Fixed(0.0)}, True),
+        ({"a": Fixed(8.1), "b": Fixed(0.0)}, False),
+        ({"a": Fixed(0.0, 64.1)}, False),
+        ({"a": Fixed(math.nan)}, False),
+    ],
+)
+def test_outputs(outputs, agrees):
+    assert CPU.agrees(outputs) is agrees
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(1, 1e3))
+def test_worse_numbers_never_become_right(ratio, peak, more):
+    for limits in (CPU, CUDA, BLIND):
+        if limits.is_source(layer(ratio, peak)):
+            assert limits.is_source(layer(ratio * more, peak))
+            assert limits.is_source(layer(ratio, peak * more))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "most"), [([], math.nan), ([1.0, 3.0], 3.0), ([1.0, math.nan], math.nan)]
+)
+def test_the_worst_output(ratios, most):
+    seen = worst({str(place): Fixed(ratio) for place, ratio in enumerate(ratios)})
+    assert seen == most or (math.isnan(seen) and math.isnan(most))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "level"),
+    [
+        ("ort-cpu", "ORT_DISABLE_ALL"),
+        ("ort-cpu-optimized", "ORT_ENABLE_ALL"),
+        ("ort-cuda", "ORT_DISABLE_ALL"),
+        ("ort-cuda-optimized", "ORT_ENABLE_ALL"),
+    ],
+)
+def test_the_level_of_a_runtime(runtime, level):
+    assert Limits(runtime, float64=True).level == level

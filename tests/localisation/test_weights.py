@@ -1,0 +1,282 @@
+"""The file's weights against a module's: what says nothing, what is another, what explains it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from onnx import helper
+from torch import nn
+
+from gate.localisation.weights import WeightDifference, comparison, folded_differences, transposed
+
+
+def differences(*given, **settings) -> list[WeightDifference]:
+    return list(comparison(*given, **settings).differences)
+
+
+def linear(inputs: int = 4, outputs: int = 3, *, scale: float = 1.0) -> nn.Linear:
+    torch.manual_seed(0)
+    module = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        module.weight.mul_(scale)
+    return module
+
+
+def arrays(module: nn.Module, **changed: np.ndarray) -> dict[str, np.ndarray]:
+    own = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+    return {f"of the file: {name}": array for name, array in {**own, **changed}.items()}
+
+
+def _tf32(weight: torch.Tensor) -> torch.Tensor:
+    """To 10 bits of mantissa, by arithmetic instead of bits."""
+    mantissa, exponent = np.frexp(weight.numpy().astype(np.float64))
+    return torch.from_numpy(np.ldexp(np.round(mantissa * 2**11) / 2**11, exponent)).float()
+
+
+class TestDifferences:
+    @pytest.mark.parametrize(
+        "found",
+        [
+            {},
+            {"shape": np.array([3, 4])},
+            {"other": np.ones((5, 5), np.float32)},
+            {"integers": np.ones((3, 4), np.int64)},
+        ],
+        ids=["nothing", "integers", "another shape", "another type"],
+    )
+    def test_what_is_no_counterpart_says_nothing(self, found):
+        assert differences(linear(), "head", found) == []
+
+    def test_equal_weights_are_none_also_transposed(self):
+        module = linear()
+        weight = module.weight.detach().numpy()
+        assert differences(module, "head", arrays(module)) == []
+        assert differences(module, "head", arrays(module, weight=weight.T)) == []
+
+    def test_elements_are_counted_and_the_largest_difference_is_told(self):
+        module = linear()
+        weight = module.weight.detach().numpy().copy()
+        weight[1, 2] += 0.25
+        weight[0, 0] -= 0.5
+        (told,) = differences(module, "head", arrays(module, weight=weight.T))
+        assert told.module == "head"
+        assert told.text == (
+            "`head.weight` of the file is another: 2 of 12 elements differ, by 0.5 at most"
+        )
+        assert told.rounded_to is None
+
+    def test_of_several_constants_the_nearest_is_meant(self):
+        module = linear()
+        weight = module.weight.detach().numpy()
+        far, near = weight + 10, weight + np.float32(0.125)
+        (told,) = differences(module, "head", {"a": far, "b": near})
+        assert "by 0.125 at most" in told.text
+
+    def test_a_constant_of_the_parameters_name_comes_before_equal_ones(self):
+        module = linear()
+        weight = module.weight.detach().numpy()
+        found = {"head.weight": weight * 2, "another module's, by chance equal": weight}
+        (told,) = differences(module, "head", found)
+        assert "`head.weight` of the file is another: 12 of 12" in told.text
+
+    def test_children_count_unless_only_its_own_are_asked_for(self):
+        module = nn.Sequential(linear())
+        found = arrays(module[0], weight=np.zeros((3, 4), np.float32))
+        (told,) = differences(module, "", found)
+        assert (told.module, told.text[:10]) == ("0", "`0.weight`")
+        assert differences(module, "", found, loose={}) == []
+
+    def test_a_buffer_counts_and_a_counter_does_not(self):
+        module = nn.BatchNorm2d(3)
+        found = arrays(module, running_var=np.full(3, 2, np.float32))
+        del found["of the file: weight"], found["of the file: num_batches_tracked"]
+        assert [one.text.split("`")[1] for one in differences(module, "bn", found)] == [
+            "bn.running_var"
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "rounding", "scale"),
+        [
+            ("float16", lambda w: w.half().float(), 1.0),
+            ("bfloat16", lambda w: w.bfloat16().float(), 1.0),
+            # Below 2^-14 float16 has fewer bits than TF32; else they round alike, but for ties.
+            ("float16", lambda w: w.half().float(), 1e-6),
+            ("TF32", _tf32, 1e-6),
+        ],
+    )
+    def test_rounding_is_named(self, name, rounding, scale):
+        module = linear(scale=scale)
+        found = arrays(module, weight=rounding(module.weight.detach()).numpy())
+        (told,) = differences(module, "head", found)
+        assert told.rounded_to == name
+        assert told.text == f"`head.weight` of the file is the model's, rounded to {name}"
+
+    def test_weights_that_are_round_already_are_not_called_rounded(self):
+        module = linear()
+        with torch.no_grad():
+            module.weight.copy_(module.weight.half().float())
+        weight = module.weight.detach().numpy().copy()
+        weight[0, 0] *= 2
+        (told,) = differences(module, "head", arrays(module, weight=weight))
+        assert told.rounded_to is None
+
+    @pytest.mark.parametrize("outputs", [3, 4])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_a_weight_that_is_not_finite_is_told(self, outputs, value, turned):
+        module = linear(4, outputs)
+        weight = module.weight.detach().numpy().copy()
+        weight[0, 1] = value
+        (told,) = differences(module, "head", arrays(module, weight=weight.T if turned else weight))
+        size = abs(value)
+        assert f"1 of {weight.size} elements differ, by {size} at most" in told.text
+
+
+class TestTransposed:
+    @pytest.mark.parametrize(
+        ("op", "turns", "right"),
+        [("Gemm", 1, True), ("Gemm", 0, False), ("MatMul", None, False)],
+    )
+    def test_by_how_the_product_reads(self, op, turns, right):
+        """`right`: whether the parameter as it is is right there."""
+        module = linear(4, 4)
+        weight = module.weight.detach().numpy()
+        node = helper.make_node(
+            op, ["x", "w"], ["y"], **({} if turns is None else {"transB": turns})
+        )
+        for array, wrong in ((weight, not right), (weight.T, right)):
+            told = transposed(module, "head", [node], {"w": array})
+            assert (told is not None) == wrong
+            if told:
+                assert told.text == "`head.weight` of the file is the model's, transposed"
+
+    @pytest.mark.parametrize(
+        ("module", "node", "found"),
+        [
+            (linear(4, 4), ("Conv", "w"), linear(4, 4).weight),
+            (linear(4, 4), ("MatMul", "computed"), linear(4, 4).weight),
+            (linear(4, 4), ("MatMul", "w"), torch.ones(4, 4)),
+            (nn.Bilinear(4, 4, 4), ("MatMul", "w"), torch.ones(4, 4)),
+        ],
+        ids=["no product", "no constant", "another weight", "another module"],
+    )
+    def test_says_nothing_elsewhere(self, module, node, found):
+        made = helper.make_node(node[0], ["x", node[1]], ["y"])
+        assert transposed(module, "head", [made], {"w": found.detach().numpy()}) is None
+
+    def test_the_model_itself(self):
+        module = linear(4, 4)
+        node = helper.make_node("MatMul", ["x", "w"], ["y"])
+        told = transposed(module, "", [node], {"w": module.weight.detach().numpy()})
+        assert told.text == "`weight` of the file is the model's, transposed"
+
+
+@pytest.fixture
+def pair() -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval()
+    for tensor in (norm.weight, norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 2.0)
+    for tensor in (norm.bias, norm.running_mean):
+        nn.init.normal_(tensor)
+    return conv, norm
+
+
+def folded(conv: nn.Module, norm: nn.Module, *, eps: float | None = None) -> dict[str, np.ndarray]:
+    """As an exporter folds, in float32."""
+    with torch.no_grad():
+        scale = norm.weight / torch.sqrt(norm.running_var + (norm.eps if eps is None else eps))
+        bias = 0 if conv.bias is None else conv.bias
+        weight = conv.weight * scale.reshape(-1, *[1] * (conv.weight.dim() - 1))
+        return {"w": weight.numpy(), "b": (norm.bias + (bias - norm.running_mean) * scale).numpy()}
+
+
+class TestFolded:
+    def told(self, pair, found) -> list[tuple[str, str]]:
+        named = folded_differences(pair, ("conv", "bn"), found)
+        return [(one.module, one.text) for one in named]
+
+    def test_what_is_folded_as_it_should_be_is_none(self, pair):
+        assert self.told(pair, folded(*pair)) == []
+
+    @pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3, bias=False), nn.Linear(6, 4)])
+    def test_of_other_layers_too(self, pair, layer):
+        assert self.told((layer, pair[1]), folded(layer, pair[1])) == []
+        norm = nn.BatchNorm2d(4, affine=False).eval()
+        norm.weight_, norm.bias_ = torch.ones(4), torch.zeros(4)
+        found = {"w": layer.weight.detach().numpy() / np.sqrt(np.float32(1 + norm.eps))}
+        assert self.told((layer, norm), found) == []
+
+    @pytest.mark.parametrize("found", [{}, {"w": np.ones((2, 2), np.float32)}])
+    def test_without_a_counterpart_nothing_is_said(self, pair, found):
+        assert self.told(pair, found) == []
+
+    def test_a_transposed_convolution_says_nothing(self, pair):
+        layer = nn.ConvTranspose2d(4, 4, 3)
+        assert self.told((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
+
+    def test_the_scale(self, pair):
+        assert self.told(pair, folded(*pair, eps=1e-2)) == [
+            ("bn", "the scale of `bn` (weight, running_var, eps) that was folded in is another")
+        ]
+
+    def test_the_offset(self, pair):
+        found = folded(*pair)
+        found["b"] = found["b"] + np.float32(0.1)
+        assert self.told(pair, found) == [
+            ("bn", "the offset of `bn` (bias, running_mean) that was folded in is another")
+        ]
+
+    def test_the_layer_of_which_all_weights_are_larger(self, pair):
+        """The offset is right: it was not the scale."""
+        found = folded(*pair)
+        found["w"] = found["w"] * np.float32(1.5)
+        ((module, text),) = self.told(pair, found)
+        assert (module, "108 of 108 elements" in text) == ("conv", True)
+
+    def test_one_channel(self, pair):
+        found = folded(*pair)
+        found["w"][2] *= 3
+        ((module, text),) = self.told(pair, found)
+        assert (module, "27 of 108 elements" in text) == ("conv", True)
+
+    def test_one_weight(self, pair):
+        found = folded(*pair)
+        found["w"][2, 1, 0, 0] += 1
+        ((module, text),) = self.told(pair, found)
+        assert (module, "1 of 108 elements" in text) == ("conv", True)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_a_weight_that_is_not_finite(self, pair, value):
+        found = folded(*pair)
+        found["w"][2, 1, 0, 0] = value
+        ((module, text),) = self.told(pair, found)
+        assert (module, "1 of 108 elements" in text) == ("conv", True)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_an_offset_that_is_not_finite(self, pair, value):
+        found = folded(*pair)
+        found["b"][2] = value
+        ((module, text),) = self.told(pair, found)
+        assert (module, "the offset of `bn`" in text) == ("bn", True)
+
+    def test_a_channel_of_zeros_is_no_difference(self, pair):
+        with torch.no_grad():
+            pair[0].weight[1] = 0
+        assert self.told(pair, folded(*pair)) == []
+
+    @pytest.mark.parametrize(
+        ("name", "rounding"), [("float16", torch.Tensor.half), ("bfloat16", torch.Tensor.bfloat16)]
+    )
+    def test_rounded_before_or_after_folding(self, pair, name, rounding):
+        conv, norm = pair
+        after = folded(conv, norm)
+        after["w"] = rounding(torch.from_numpy(after["w"])).float().numpy()
+        text = f"`conv.weight` of the file is the model's, rounded to {name}"
+        assert self.told(pair, after) == [("conv", f"{text} after folding")]
+        narrow = nn.Conv2d(3, 4, 3)
+        narrow.load_state_dict(conv.state_dict())
+        with torch.no_grad():
+            narrow.weight.copy_(rounding(conv.weight).float())
+        assert self.told(pair, folded(narrow, norm)) == [("conv", text)]

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from gate import cli
+from gate.decision.checks import Verdict
+from gate.errors import DigestMismatch, EvidenceError, InputMismatch
+from gate.front_door import Reference, Workload, check
+from gate.golden.folder import read_golden
+from gate.model.loading import build_model
+from gate.onnxfile.export_note import ExportNote
+from gate.parity.arrays.samples import Samples
+from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.preprocess.by.pillow import preprocess
+from gate.preprocess.pictures import pictures_in
+from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.records.evidence import Evidence, Source
+from gate.storage.digest import Digest
+from tests.small_project import SAMPLES, made
+
+SOURCE = Source(factory="tests:built")
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
+    reference = Reference.load("small_models:build", checkpoint=project / "weights.safetensors")
+    workload = Workload.open(project / "images.npy", labels=project / "labels.npy", batch_size=24)
+    seen: list[tuple[int, int]] = []
+    verdicted = check(
+        project / "good.onnx",
+        reference=reference,
+        workload=workload,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    evidence, decision = verdicted.evidence, verdicted.decision
+    assert decision.verdict is Verdict.PASS
+    assert decision.runtimes == ("ort-cpu", "ort-cpu-optimized")
+    assert decision.subject_sha256 == Digest.of_file(project / "good.onnx")
+    assert decision.evidence_sha256 == evidence.digest()
+    assert decision.policy_sha256 == verdicted.policy.digest()
+    assert evidence.source.checkpoint_sha256 == Digest.of_file(project / "weights.safetensors")
+    assert evidence.source.labels_sha256 == Digest.of_file(project / "labels.npy")
+    assert evidence.dataset.labelled
+    done, total = seen[-1]
+    assert done == total > SAMPLES
+
+
+def test_a_changed_weight_is_rejected(project: Path) -> None:
+    verdicted = check(
+        project / "bad.onnx",
+        reference=Reference.load("small_models:build"),
+        workload=Workload.open(project / "images.npy"),
+    )
+    assert verdicted.decision.verdict is Verdict.FAIL
+    assert {check.name for check in verdicted.decision.problems} >= {"noise_ratio", "noise_diff"}
+
+
+def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:
+    reference = Reference.load("small_models:build")
+    reference.model.train()
+    before = {name: value.clone() for name, value in reference.model.state_dict().items()}
+    random = torch.random.get_rng_state()
+    check(
+        project / "good.onnx",
+        reference=reference,
+        workload=Workload.open(project / "images.npy"),
+    )
+    assert reference.model.training
+    assert torch.equal(torch.random.get_rng_state(), random)
+    for name, value in reference.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_file_without_classes_cannot_choose_the_milder_task(project: Path) -> None:
+    """The model classifies; a file that gives an image instead is not judged as tensors."""
+    images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
+    workload = Workload(Samples.of({"image": images, "scale": np.ones_like(images[..., :1, :1])}))
+
+    class Classifier(nn.Module):
+        def forward(self, image: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return (image * scale).flatten(1)
+
+    verdicted = check(
+        project / "field.onnx", reference=Reference(Classifier(), SOURCE), workload=workload
+    )
+    assert verdicted.decision.verdict is Verdict.FAIL
+
+
+def test_a_model_that_cannot_compute_the_batch_is_an_error(project: Path) -> None:
+    reference = Reference(nn.Linear(3, 2), SOURCE)
+    with pytest.raises(EvidenceError, match="the reference model can't compute"):
+        check(
+            project / "good.onnx",
+            reference=reference,
+            workload=Workload.open(project / "images.npy"),
+        )
+
+
+def test_samples_that_do_not_fit_are_an_error(project: Path) -> None:
+    with pytest.raises(InputMismatch):
+        check(
+            project / "good.onnx",
+            reference=Reference.load("small_models:build"),
+            workload=Workload.open(project / "rank.npy"),
+        )
+
+
+def test_a_file_that_changes_meanwhile_is_not_judged(project: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes((project / "good.onnx").read_bytes())
+
+    def swap(_done: int, _total: int) -> None:
+        path.write_bytes((project / "bad.onnx").read_bytes())
+
+    with pytest.raises(DigestMismatch):
+        check(
+            path,
+            reference=Reference.load("small_models:build"),
+            workload=Workload.open(project / "images.npy"),
+            progress=swap,
+        )
+
+
+def with_consumers(*consumers: str, images: int = 3) -> Policy:
+    """The built-in policy, and it demands parity of preprocessing."""
+    asked = PreprocessingPolicy(consumers=consumers, min_images=images)
+    return Policy.default().model_copy(update={"preprocessing": asked})
+
+
+def pictures(folder: Path) -> tuple[Path, ...]:
+    """Three pictures with edges, larger than what they become."""
+    generator = np.random.default_rng(0)
+    for place in range(3):
+        pixels = generator.integers(0, 255, (40 + place, 36, 3), dtype=np.uint8)
+        pixels[10:20] = 255
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    return (folder,)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "given", "verdict"),
+    [
+        ("torchvision", True, Verdict.PASS),
+        ("torchvision-no-antialias", True, Verdict.FAIL),
+        ("torchvision", False, Verdict.ERROR),
+    ],
+)
+def test_parity_of_preprocessing_where_the_policy_demands_it(
+    project: Path, tmp_path: Path, consumer: str, given: bool, verdict: Verdict
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("resize: {size: [8, 8]}\n")
+    found = pictures(tmp_path) if given else ()
+    verdicted = check(
+        project / "coloured.onnx",
+        reference=Reference.load("small_models:coloured", preprocessing=spec),
+        workload=replace(Workload.open(project / "coloured.npy"), pictures=found),
+        policy=with_consumers(consumer),
+    )
+    assert verdicted.decision.verdict is verdict
+    source = verdicted.evidence.source
+    assert source.preprocess_sha256 == PreprocessSpec.of_file(spec).digest()
+
+
+def test_the_answers_of_a_file_with_external_data_are_its_own(
+    project: Path, tmp_path: Path
+) -> None:
+    path, spec = tmp_path / "large.onnx", tmp_path / "spec.yaml"
+    model = onnx.load(project / "coloured.onnx")
+    onnx.save_model(model, path, save_as_external_data=True, size_threshold=0, location="data")
+    spec.write_text("resize: {size: [8, 8]}\n")
+    asked = PreprocessingPolicy(consumers=("torchvision",), min_images=3, max_flips=1.0)
+    verdicted = check(
+        path,
+        reference=Reference.load("small_models:coloured", preprocessing=spec),
+        workload=replace(Workload.open(project / "coloured.npy"), pictures=pictures(tmp_path)),
+        policy=Policy.default().model_copy(update={"preprocessing": asked}),
+    )
+    assert verdicted.decision.verdict is Verdict.PASS
+
+
+def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("resize: {size: [8, 8]}\n")
+    verdicted = check(
+        project / "good.onnx",
+        reference=Reference.load("small_models:build", preprocessing=spec),
+        workload=replace(Workload.open(project / "images.npy"), pictures=pictures(tmp_path)),
+        policy=with_consumers("torchvision"),
+    )
+    assert verdicted.decision.verdict is Verdict.ERROR
+    assert "the file takes float32 [batch, 1, 8, 8]" in verdicted.decision.problems[0].explanation
+
+
+def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "spec.yaml").write_text("resize: {size: [8, 8]}\n")
+    (tmp_path / "policy.yaml").write_text(
+        "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
+        "preprocessing: {consumers: [torchvision], min_images: 3}\n"
+    )
+    (folder,) = pictures(tmp_path)
+    command = ["check", "coloured.onnx", "--reference", "small_models:coloured", "--inputs", "coloured.npy",
+               "--policy", str(tmp_path / "policy.yaml"), "--preprocessing",
+               str(tmp_path / "spec.yaml")]  # fmt: skip
+    assert cli.main(command) == 2
+    assert cli.main([*command, "--pictures", str(folder)]) == 0
+    assert "torchvision" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tensors", "code", "says"),
+    [
+        (["phone=good.npy"], 0, "preprocessing_phone"),
+        (["phone=bad.npy"], 1, "the largest difference is"),
+        (["phone=short.npy"], 2, "2 tensors for 3 pictures"),
+        (["phone=good.npy", "laptop=good.npy"], 2, "the policy asks for phone"),
+        (["phone=none.npy"], 2, "none.npy: [Errno 2]"),
+        ([], 2, "there is no implementation phone"),
+    ],
+)
+def test_the_command_judges_a_consumer_of_ones_own(
+    project: Path, tmp_path: Path, capsys, tensors: list[str], code: int, says: str
+) -> None:
+    (folder,) = pictures(tmp_path)
+    spec = PreprocessSpec(resize=Resize(size=(8, 8)))
+    spec.save(tmp_path / "spec.json")
+    (tmp_path / "policy.yaml").write_text(
+        "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
+        "preprocessing: {consumers: [phone], min_images: 3, max_flips: 1.0}\n"
+    )
+    made = np.stack([preprocess(one.read(), spec) for one in pictures_in([folder])])
+    for name, values in (("good", made), ("bad", made[:, ::-1]), ("short", made[:2])):
+        np.save(tmp_path / f"{name}.npy", values)
+    given = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
+    command = ["check", "coloured.onnx", "--reference", "small_models:coloured",
+               "--inputs", "coloured.npy", "--policy", str(tmp_path / "policy.yaml"),
+               "--preprocessing", str(tmp_path / "spec.json"), "--pictures", str(folder), *given]  # fmt: skip
+    assert cli.main(command) == code
+    seen = capsys.readouterr()
+    assert says in " ".join((seen.out + seen.err).split())
+
+
+# --- the model's code is evidence ---------------------------------------------------------------
+
+
+def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_path, capsys) -> None:
+    output = tmp_path / "model.onnx"
+    export = ["export", "small_models:build", "--example-input", "images.npy"]
+    assert cli.main([*export, "--output", str(output), "--strategy", "traced"]) == 0
+    arguments = ["check", str(output), "--reference", "small_models:build", "--inputs"]
+    arguments += ["images.npy", "--export-record", f"{output}.export.json"]
+    assert cli.main([*arguments, "--report", str(tmp_path / "report")]) == 0
+    assert "exported from other code" not in capsys.readouterr().out
+    evidence = Evidence.load(tmp_path / "report/evidence.json")
+    code = evidence.source.code
+    assert code is not None
+    assert code.files == {"small_models": Digest.of_file(project / "small_models.py")}
+    assert set(code.packages) == {"torch"}
+    assert evidence.export is not None
+    assert evidence.export.code == code
+    golden = read_golden(tmp_path / "report/golden").golden
+    assert golden.origin.code_sha256 == code.digest()
+
+    note_at = tmp_path / "model.onnx.export.json"
+    note = ExportNote.load(note_at)
+    old = code.model_copy(update={"files": {"small_models": Digest.of_bytes(b"old")}})
+    record = note.record.model_copy(update={"code": old})
+    note.model_copy(update={"record": record}).save(note_at)
+    assert cli.main(arguments) == 0  # the measurement decides
+    assert "exported from other code" in capsys.readouterr().out
+
+
+def test_code_that_changes_while_it_is_measured_is_no_evidence(tmp_path, monkeypatch) -> None:
+    for name in ("good.onnx", "images.npy"):
+        shutil.copy(made() / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "edited_models.py"
+    source.write_text((made() / "small_models.py").read_text())
+    reference = Reference.load("edited_models:build")
+    workload = Workload.open(Path("images.npy"))
+
+    def edit(done: int, total: int) -> None:
+        source.write_text(source.read_text().replace("nn.ReLU", "nn.Sigmoid"))
+
+    with pytest.raises(EvidenceError, match="changed while it was measured: edited_models"):
+        check(Path("good.onnx"), reference=reference, workload=workload, progress=edit)
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.inner(input)
+
+
+def test_a_model_that_was_built_elsewhere_has_its_classes_code(project: Path) -> None:
+    model = _Wrapped(build_model("small_models:build"))
+    verdicted = check(
+        project / "good.onnx", reference=Reference(model, SOURCE),
+        workload=Workload.open(project / "images.npy"),
+    )  # fmt: skip
+    code = verdicted.evidence.source.code
+    assert code is not None
+    assert __name__ in code.files
