@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
+from gate.registry.judged import GoldenFolder
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
@@ -82,7 +83,10 @@ class Stack:
         vectors.golden_of(place / "golden", path, origin=origin)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         of = release(
-            path, evidence=evidence(path, measured_at=at), policy=POLICY, golden=place / "golden"
+            path,
+            evidence=evidence(path, measured_at=at),
+            policy=POLICY,
+            golden=GoldenFolder.open(place / "golden"),
         )
         of = dataclasses.replace(of, model_name=self.model, run_id=make_run(self.server.uri))
         return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
