@@ -159,7 +159,8 @@ class Detective:
             differences += weights.affine_differences(module, value.path, found)
             turned = weights.transposed(module, value.path, nodes, found)
             differences += [] if turned is None else [turned]
-            differences.sort(key=lambda one: one.module != value.path)  # its own ones first
+            # its own ones first
+            differences.sort(key=lambda difference: difference.module != value.path)
         else:
             pair = (self._model.get_submodule(layer.path), module)
             differences = weights.folded_differences(pair, (layer.path, value.path), found)

@@ -90,7 +90,7 @@ def transposed(
         array = found.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
         if array is None or array.shape != weight.shape:
             continue
-        turns = any(one.name == "transB" and one.i for one in node.attribute)
+        turns = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         want = weight if turns else weight.T
         if np.array_equal(array, want.T) and not np.array_equal(array, want):
             name = f"{path}.weight" if path else "weight"

@@ -202,11 +202,11 @@ class OutputComparison:
         """True if the runtime is farther off than PyTorch itself, in any output."""
         noises = [statistics.result() for statistics in self._noise.values()]
         return any(
-            one.ratio > _SUSPICIOUS_RATIO
-            or one.peak > _SUSPICIOUS_PEAK
-            or one.diff * (one.scatter or 1.0) > _SUSPICIOUS_PEAK
-            for one in noises
-            if math.isfinite(one.ratio)
+            noise.ratio > _SUSPICIOUS_RATIO
+            or noise.peak > _SUSPICIOUS_PEAK
+            or noise.diff * (noise.scatter or 1.0) > _SUSPICIOUS_PEAK
+            for noise in noises
+            if math.isfinite(noise.ratio)
         )
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:

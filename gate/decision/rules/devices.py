@@ -160,22 +160,22 @@ def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
     """`output / metric` to how many times its bound it is, where that is `LARGE` or no number."""
     factors = {}
     for output in runtime.outputs:
-        for one in (*numeric(bounds, output), *noises(bounds, output)):
-            factor = _times(one)
+        for metric in (*numeric(bounds, output), *noises(bounds, output)):
+            factor = _times(metric)
             if factor is not None and factor >= LARGE:
-                factors[f"{output.name} / {one.name}"] = factor
+                factors[f"{output.name} / {metric.name}"] = factor
     return factors
 
 
-def _times(one: BoundedMetric) -> float | None:
+def _times(metric: BoundedMetric) -> float | None:
     """The observed number in units of its bound; None where there is no bound or no number."""
-    if one.observed is None or one.bound is None:
+    if metric.observed is None or metric.bound is None:
         return None
-    if not math.isfinite(one.observed):
+    if not math.isfinite(metric.observed):
         return math.inf
-    if one.bound > 0.0:
-        return one.observed / one.bound
-    return math.inf if one.observed > 0.0 else 0.0
+    if metric.bound > 0.0:
+        return metric.observed / metric.bound
+    return math.inf if metric.observed > 0.0 else 0.0
 
 
 def _on_off(switch: bool) -> str:

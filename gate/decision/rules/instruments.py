@@ -56,19 +56,20 @@ def noise(
     runtime, output = place
     measured = output.noise
     lacking = _lacking(policy, evidence, measured)
-    for one in noises(bounds, output):
-        if one.bound is None:
+    for metric in noises(bounds, output):
+        if metric.bound is None:
             continue
-        result = check(one, runtime, output)
+        result = check(metric, runtime, output)
         verdict, explanation = result.verdict, result.explanation
         # What was seen of a bad one is enough to refuse it, waived or not.
-        if lacking is not None and (not _compared(measured) or one.holds()):
-            verdict = Verdict.WAIVED if one.name in policy.waive else Verdict.ERROR
-            explanation = f"{one.name} was not measured: {lacking}"
+        if lacking is not None and (not _compared(measured) or metric.holds()):
+            verdict = Verdict.WAIVED if metric.name in policy.waive else Verdict.ERROR
+            explanation = f"{metric.name} was not measured: {lacking}"
         elif measured is not None:
             explanation = (
-                f"{one.name} is {one.observed:.6g}, allowed <= {one.bound:.6g} "
-                f"(n = {measured.samples}){_place(one.name, measured)}. {_CLOSER[measured.closer]}"
+                f"{metric.name} is {metric.observed:.6g}, allowed <= {metric.bound:.6g} "
+                f"(n = {measured.samples}){_place(metric.name, measured)}. "
+                f"{_CLOSER[measured.closer]}"
             )
         yield result.model_copy(
             update={

@@ -98,7 +98,7 @@ def _of_classes(
 ) -> list[BoundedMetric]:
     compared = classification(policy, bounds, output, classes)
     if guessed(policy, output):
-        return [one for one in compared if one.name == "top1_agreement"]
+        return [metric for metric in compared if metric.name == "top1_agreement"]
     if policy.role_of(output.name) != "probabilities":
         return compared
     rows = output.rows
@@ -109,7 +109,10 @@ def _of_classes(
         "confidence_over_5_percent": sum(rows.bands[2:]) if rows else None,
         "confidence_over_10_percent": rows.bands[3] if rows else None,
     }
-    compared = [one._replace(observed=as_they_are.get(one.name, one.observed)) for one in compared]
+    compared = [
+        metric._replace(observed=as_they_are.get(metric.name, metric.observed))
+        for metric in compared
+    ]
     bound = bounds.row_sum_diff if bounds.row_sum_diff is not None else _ROW_SUM
     return [*compared, BoundedMetric("row_sum_diff", rows.sum_diff if rows else None, "<=", bound)]
 

@@ -70,7 +70,7 @@ def unwritten(
         met |= _in_graph(module, kinds)
     better = _met(export, original, kinds)[0] if original is not None and kinds else {}
     found = (_of(kind, better) or _of(kind, met) or [kind] for kind in kinds.values())
-    return tuple(one for places in found for one in places)
+    return tuple(operator for places in found for operator in places)
 
 
 def _met(
@@ -86,7 +86,7 @@ def _met(
 
 
 def _of(kind: UnsupportedOperator, met: Met) -> list[UnsupportedOperator]:
-    return [one for one in met if one.name == kind.name]
+    return [operator for operator in met if operator.name == kind.name]
 
 
 def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Callable[..., Any]:

@@ -99,7 +99,7 @@ def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
     every = names(operators)
     for name in every[:_MOST_OPERATORS]:
         of_name = [operator for operator in operators if operator.name == name]
-        places = [_clipped(place) for one in of_name if (place := one.located())]
+        places = [_clipped(place) for operator in of_name if (place := operator.located())]
         at = f" at {', '.join(_shortened(places, _MOST_PLACES))}" if places else ""
         yield f"  {name}{_remark(of_name[0])}{at}"
     if rest := every[_MOST_OPERATORS:]:

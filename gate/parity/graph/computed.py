@@ -30,9 +30,11 @@ class Computed(DispatchMode):
         """`own`: the model's tensors."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._own = list(own)
-        self._constant = {id(one): one for one in self._own}
+        self._constant = {id(tensor): tensor for tensor in self._own}
         """By identity. They are kept, so that no other tensor gets the number."""
-        self._addresses = {_address(one) for one in self._own if is_plain(one) and one.numel()}
+        self._addresses = {
+            _address(tensor) for tensor in self._own if is_plain(tensor) and tensor.numel()
+        }
         self._results: dict[int, tuple[str, torch.Tensor]] = {}
         self._places: Counter[int] = Counter()
         """Addresses of the results."""
@@ -54,23 +56,23 @@ class Computed(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = [one for one in pytree.tree_leaves((args, kwargs)) if _is_tensor(one)]
+        given = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
         result = func(*args, **(kwargs or {}))
-        made = [one for one in pytree.tree_leaves(result) if _is_tensor(one)]
+        made = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]
         fresh = func.namespace == "aten" and "lift_fresh" in func.name()
         random = torch.Tag.nondeterministic_seeded in func.tags
-        fixed = not random and (fresh or all(self._is_constant(one) for one in given))
+        fixed = not random and (fresh or all(self._is_constant(tensor) for tensor in given))
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs or {}, fixed=fixed)
-        for one in made:
+        for tensor in made:
             if not fixed:
-                self._forget(one)
-            elif is_plain(one) and self._elements <= _LIMIT:
-                self._constant[id(one)] = one
-                if not any(one is other for other in given):
-                    self._elements += one.numel()
-                    self._results[id(one)] = (func.name().partition("::")[2], one)
-                    self._places[_address(one)] += 1
+                self._forget(tensor)
+            elif is_plain(tensor) and self._elements <= _LIMIT:
+                self._constant[id(tensor)] = tensor
+                if not any(tensor is other for other in given):
+                    self._elements += tensor.numel()
+                    self._results[id(tensor)] = (func.name().partition("::")[2], tensor)
+                    self._places[_address(tensor)] += 1
         return result
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
@@ -85,12 +87,12 @@ class Computed(DispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             target = args[at] if at < len(args) else kwargs.get(argument.name)
-            for one in pytree.tree_leaves(target):
-                if not _is_tensor(one) or not is_plain(one):
+            for tensor in pytree.tree_leaves(target):
+                if not _is_tensor(tensor) or not is_plain(tensor):
                     continue
-                self._written.add(_address(one))
+                self._written.add(_address(tensor))
                 if not fixed:
-                    self._forget(one)
+                    self._forget(tensor)
 
     def _forget(self, tensor: torch.Tensor) -> None:
         """Neither the tensor nor those that share its storage are constants any more."""

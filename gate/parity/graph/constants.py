@@ -72,13 +72,19 @@ class Constants:
         for constant in constants:
             if constant.open and _says_something(constant):
                 matcher.joined(constant)
-        waiting = [one for one in constants if one.open and _says_something(one)]
+        waiting = [
+            constant for constant in constants if constant.open and _says_something(constant)
+        ]
         if waiting:
             pool = self._forward()
             for constant in waiting:
                 matcher.computed(constant, pool)
         named_ones = self._suspect(constants)
-        found = [one.suspicion for one in constants if one.match is None and one.suspicion]
+        found = [
+            constant.suspicion
+            for constant in constants
+            if constant.match is None and constant.suspicion
+        ]
         return list(_findings(found, named_ones)), self._summary(constants)
 
     def _live(self, graph: FlatGraph, ledger: DroppedContents) -> Iterator[Constant]:
@@ -123,10 +129,16 @@ class Constants:
     def _suspect(self, constants: list[Constant]) -> int:
         """What is still open, by its name or by what most of it is. Returns how many constants
         have the name of a tensor of the model."""
-        leading = [one for one in constants if self._own(one) is not None or _by_name(one)]
-        right = [one for one in leading if _by_name(one)]
+        leading = [
+            constant
+            for constant in constants
+            if self._own(constant) is not None or _by_name(constant)
+        ]
+        right = [constant for constant in leading if _by_name(constant)]
         trusted = len(right) >= _TRUST * max(len(leading), 1)
-        matched = {name for one in constants if one.match for name in one.match.names}
+        matched = {
+            name for constant in constants if constant.match for name in constant.match.names
+        }
         for constant in constants:
             own = self._own(constant)
             if constant.values is None:

@@ -93,10 +93,10 @@ class ConstantMatcher:
             return None if own is None or way is None else Match(way, own.names)
         if values.size == 1:
             return None
-        for one in self.pool.alike(values):
-            way = same(values, one.values)
+        for stored in self.pool.alike(values):
+            way = same(values, stored.values)
             if way is not None:
-                return Match("packed" if one.parts else way, one.names)
+                return Match("packed" if stored.parts else way, stored.names)
         return None
 
     def narrow(self, constant: Constant) -> None:
@@ -104,9 +104,9 @@ class ConstantMatcher:
         values, name = constant.values, constant.format
         if values is None or name is None:
             return
-        for one in _rounded(self.pool.of_dims(values), name):
-            if any(equal(values, way) for way in arrangements(values, one.values)):
-                constant.match = Match(f"rounded to {name}", one.names)
+        for stored in _rounded(self.pool.of_dims(values), name):
+            if any(equal(values, way) for way in arrangements(values, stored.values)):
+                constant.match = Match(f"rounded to {name}", stored.names)
                 return
         candidates = _rounded(self.pool.of_dims(values), name)
         constant.suspect(nearest(constant.name, values, candidates))
@@ -147,7 +147,7 @@ class ConstantMatcher:
         weight = f"{layer.path}.weight" if layer.path else "weight"
         self.scaled.add(layer.path)
         if not found.norms:
-            constant.excused = any(len(one.scale) == len(found.factor) for one in self._norms)
+            constant.excused = any(len(norm.scale) == len(found.factor) for norm in self._norms)
             return False
         self.folds.append(Fold(layer, found.norms))
         wrong = found.wrong(values)
@@ -193,12 +193,12 @@ class ConstantMatcher:
         """What forward computes without the inputs, exactly or as far as float32 rounds."""
         values = constant.values
         assert values is not None
-        for one in pool.alike(values):
-            if same(values, one.values) is not None:
+        for stored in pool.alike(values):
+            if same(values, stored.values) is not None:
                 constant.match = Match("computed", ())
                 return
-        for one in pool.of_dims(values):
-            for arranged in arrangements(values, one.values):
+        for stored in pool.of_dims(values):
+            for arranged in arrangements(values, stored.values):
                 wrong = _far(values, arranged)
                 if wrong is None:
                     continue
@@ -206,7 +206,7 @@ class ConstantMatcher:
                     constant.match = Match("computed", ())
                     return
                 if telling(values[~wrong]):
-                    name = f"what {one.name} gives in forward"
+                    name = f"what {stored.name} gives in forward"
                     constant.suspect(of_mask(constant.name, name, (values, arranged), wrong))
 
 
@@ -234,6 +234,6 @@ def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
 
 
 def _rounded(stored: Iterable[Stored], name: str) -> Iterable[Stored]:
-    for one in stored:
-        values = FORMATS[name](one.values)
-        yield Stored(one.names, lambda values=values: values, one.shape)  # type: ignore[misc]
+    for tensor in stored:
+        values = FORMATS[name](tensor.values)
+        yield Stored(tensor.names, lambda values=values: values, tensor.shape)  # type: ignore[misc]

@@ -70,20 +70,22 @@ class Pool:
 
     def __init__(self, stored: Iterable[Stored]) -> None:
         self.all = tuple(stored)
-        self.by_name = {name: one for one in self.all for name in one.names if not one.parts}
+        self.by_name = {
+            name: tensor for tensor in self.all for name in tensor.names if not tensor.parts
+        }
         """What was packed has no name of its own."""
         self._by_size: defaultdict[tuple[bool, int], list[Stored]] = defaultdict(list)
         self._by_dims: defaultdict[tuple[bool, tuple[int, ...]], list[Stored]] = defaultdict(list)
-        for one in self.all:
-            self._by_size[one.integer, one.size].append(one)
-            self._by_dims[one.integer, one.dims].append(one)
+        for tensor in self.all:
+            self._by_size[tensor.integer, tensor.size].append(tensor)
+            self._by_dims[tensor.integer, tensor.dims].append(tensor)
 
     def alike(self, values: Values) -> Iterator[Stored]:
         """Those with the same elements, in whatever order: equal sums of bits."""
         candidates = self._by_size.get((_integer(values), values.size), [])
         if candidates:
             bits = bit_sum(values)
-            yield from (one for one in candidates if one.bits == bits)
+            yield from (stored for stored in candidates if stored.bits == bits)
 
     def of_dims(self, values: Values) -> list[Stored]:
         """Those that have the shape of `values` up to transposition and axes of length one."""

@@ -77,7 +77,7 @@ def of_mask(
         name=name,
         wrong=int(wrong.sum()),
         size=wrong.size,
-        first=tuple(int(one) for one in first),
+        first=tuple(int(index) for index in first),
         largest=float(apart.max()) if apart.size else 0.0,
         rounded=_rounding(values, expected) if whole else None,
     )
@@ -87,10 +87,10 @@ def nearest(place: str, values: Values, candidates: Iterable[Stored]) -> Suspici
     """The candidate of which at least half of the elements are bitwise those of the constant, and
     enough of them say something; the one with the fewest differences."""
     found = []
-    for one, arranged in _hopeful(values, candidates):
+    for stored, arranged in _hopeful(values, candidates):
         wrong = differing(values, arranged)
         if wrong.mean() <= HALF and telling(values[~wrong]):
-            found.append(of_mask(place, _owner(one, wrong), (values, arranged), wrong))
+            found.append(of_mask(place, _owner(stored, wrong), (values, arranged), wrong))
     return min(found, key=lambda each: each.wrong) if found else None
 
 
@@ -98,10 +98,10 @@ def rounded(place: str, values: Values, candidates: Iterable[Stored]) -> Suspici
     """The candidate that was rounded to give the constant in every element."""
     if values.dtype.kind != "f" or not _looks_rounded(values) or not telling(values):
         return None
-    for one in candidates:
-        for arranged in arrangements(values, one.values):
+    for stored in candidates:
+        for arranged in arrangements(values, stored.values):
             if rounded_to(values, arranged) is not None:
-                return suspicion(place, one.name, values, arranged)
+                return suspicion(place, stored.name, values, arranged)
     return None
 
 
@@ -109,7 +109,7 @@ def named(place: str, values: Values, stored: Stored) -> Suspicion:
     """The constant against the tensor whose name it has, in the orientation that fits best."""
     ways = list(arrangements(values, stored.values))
     with np.errstate(all="ignore"):
-        best = min(ways, key=lambda one: int(differing(values, one).sum()))
+        best = min(ways, key=lambda way: int(differing(values, way).sum()))
     return suspicion(place, stored.name if place not in stored.names else place, values, best)
 
 
@@ -123,17 +123,17 @@ def telling(values: Values) -> bool:
 
 
 def _hopeful(values: Values, candidates: Iterable[Stored]) -> Iterator[tuple[Stored, Values]]:
-    for one in candidates:
-        for arranged in arrangements(values, one.values):
+    for stored in candidates:
+        for arranged in arrangements(values, stored.values):
             if sampled_share(values, arranged) >= _HINT:
-                yield one, arranged
+                yield stored, arranged
 
 
-def _owner(one: Stored, wrong: NDArray[np.bool_]) -> str:
-    if wrong.shape != one.shape or not wrong.any():
-        return one.name
+def _owner(stored: Stored, wrong: NDArray[np.bool_]) -> str:
+    if wrong.shape != stored.shape or not wrong.any():
+        return stored.name
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    return one.owner(tuple(int(at) for at in first))
+    return stored.owner(tuple(int(at) for at in first))
 
 
 def _looks_rounded(values: Values) -> bool:

@@ -93,7 +93,7 @@ class _Column:
 
     def _end(self, values: Array, read: Sequence[Lookup], column: int | None) -> int | None:
         """The largest table that was read with just these values and whose last row is taken."""
-        sizes = {one.size for one in read if _reads(one, values)}
+        sizes = {lookup.size for lookup in read if _reads(lookup, values)}
         for size in sorted(sizes, reverse=True):
             if size - 1 <= self.limits.max and self._takes(size - 1, column):
                 return size
@@ -113,10 +113,10 @@ class _Column:
         return True
 
 
-def _reads(one: Lookup, values: Array) -> bool:
+def _reads(lookup: Lookup, values: Array) -> bool:
     """True if the table was read with these values, each as often (as `gather` repeats them)."""
-    often, rest = divmod(one.indices.size, values.size)
-    return often > 0 and rest == 0 and np.array_equal(one.indices, np.repeat(values, often))
+    often, rest = divmod(lookup.indices.size, values.size)
+    return often > 0 and rest == 0 and np.array_equal(lookup.indices, np.repeat(values, often))
 
 
 def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Array]]:
@@ -197,7 +197,7 @@ def _dealt(column: _Column, values: Sequence[Values]) -> Array:
         size = min(longest, column.most)
         lists = list(values) * (width if len(values) == 1 else 1)
         steps = np.arange(size)
-        dealt = np.stack([one[(steps + j) % len(one)] for j, one in enumerate(lists)], axis=1)
+        dealt = np.stack([own[(steps + j) % len(own)] for j, own in enumerate(lists)], axis=1)
     return np.ascontiguousarray(dealt.reshape(-1, *shape).astype(column.rows.dtype))
 
 

@@ -155,7 +155,9 @@ def length_probes(stand: Stand, axes: Axes) -> Iterator[Probe]:
     read = lookups(stand, axes.batch(axes.observed.small, axes.now))
     for place, now in enumerate(axes.now):
         sizes = {
-            min(one.size - int(one.indices.min()), _LONGEST) for one in read if _counts(one, now)
+            min(lookup.size - int(lookup.indices.min()), _LONGEST)
+            for lookup in read
+            if _counts(lookup, now)
         }
         for longest in sorted((size for size in sizes if size > now), reverse=True):
             there = (*axes.now[:place], longest, *axes.now[place + 1 :])
@@ -164,9 +166,9 @@ def length_probes(stand: Stand, axes: Axes) -> Iterator[Probe]:
                 break
 
 
-def _counts(one: Lookup, now: int) -> bool:
+def _counts(lookup: Lookup, now: int) -> bool:
     """True if consecutive rows were read, as many as the axis is long."""
-    places = np.unique(one.indices)
+    places = np.unique(lookup.indices)
     return len(places) == now and int(places[-1] - places[0]) == now - 1
 
 

@@ -119,14 +119,16 @@ class ClassStatistics:
     @property
     def doubtful(self) -> list[int]:
         """Samples whose answers differ, the first hundred."""
-        return [one.sample for one in self._listed]
+        return [disagreement.sample for disagreement in self._listed]
 
     def look(self, sample: int, truth: Floats, floor: Floats) -> None:
         """Count a sample apart if its answers differ by no more than rounding: the truth of both
         classes, shape (1, classes), is nearer than the errors of two honest implementations."""
-        one = next(one for one in self._listed if one.sample == sample)
-        margin = abs(float(truth[0, one.reference] - truth[0, one.candidate]))
-        if margin <= 2.0 * float(floor[0, [one.reference, one.candidate]].max()):
+        disagreement = next(
+            disagreement for disagreement in self._listed if disagreement.sample == sample
+        )
+        margin = abs(float(truth[0, disagreement.reference] - truth[0, disagreement.candidate]))
+        if margin <= 2.0 * float(floor[0, [disagreement.reference, disagreement.candidate]].max()):
             self._ties.add(sample)
 
     def update_truth(self, truth: NDArray[np.intp], reference: NDArray[np.intp]) -> None:
@@ -239,4 +241,4 @@ def _top(logits: Floats, k: int) -> Bools:
 
 
 def _first(listed: list[Disagreement]) -> list[Disagreement]:
-    return sorted(listed, key=lambda one: one.sample)[:LISTED]
+    return sorted(listed, key=lambda disagreement: disagreement.sample)[:LISTED]
