@@ -43,7 +43,7 @@ def with_golden(path: Path, folder: Path, *, policy: Policy = POLICY, **override
 
 def external(path: Path) -> tuple[Path, dict[str, Any]]:
     weights = vectors.weights(onnx_file(path.with_name("single.onnx")))
-    outputs = {"logits": vectors.Expected(vectors.inputs() @ weights, 1e-4, 1.0)}
+    outputs = {"logits": vectors.ExpectedOutput(vectors.inputs() @ weights, 1e-4, 1.0)}
     return onnx_file_with_data(path), {"outputs": outputs}
 
 
