@@ -198,16 +198,23 @@ class OutputComparison:
             "by_first": float(np.minimum(by_first, by_own).max(initial=0.0)),
         }
 
-    def suspicious(self) -> bool:
-        """True if the runtime is farther off than PyTorch itself, in any output."""
-        noises = [statistics.result() for statistics in self._noise.values()]
-        return any(
-            noise.ratio > _SUSPICIOUS_RATIO
-            or noise.peak > _SUSPICIOUS_PEAK
-            or noise.diff * (noise.scatter or 1.0) > _SUSPICIOUS_PEAK
+    def suspicion(self) -> float:
+        """How far the runtime is off, in any output, in units of what calls for another look at the
+        floor: PyTorch's own error, or that of random rounding where it was measured."""
+        noises = [
+            statistics.result(rounding=self._rounding.get(name))
+            for name, statistics in self._noise.items()
+        ]
+        parts = [
+            max(
+                noise.ratio / _SUSPICIOUS_RATIO,
+                noise.peak / _SUSPICIOUS_PEAK,
+                noise.diff * (noise.scatter or 1.0) / _SUSPICIOUS_PEAK,
+            )
             for noise in noises
             if math.isfinite(noise.ratio)
-        )
+        ]
+        return max(parts, default=0.0)
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where that is larger; one an output, in order."""

@@ -87,9 +87,9 @@ class Track:
         return outputs
 
     @property
-    def suspicious(self) -> bool:
-        """True if the runtime computes, and is farther off than PyTorch itself."""
-        return self.runner is not None and self._comparison.suspicious()
+    def suspicion(self) -> float:
+        """As `Comparison.suspicion`; 0 of a runtime that does not compute."""
+        return 0.0 if self.runner is None else self._comparison.suspicion()
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where it is larger; one an output, in order."""

@@ -12,32 +12,35 @@ from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
 
 DRAWS = 3
+MORE_DRAWS = 15
+"""Where three give too small a floor: the errors of a column may be those of one sample, and of
+three errors the one in the middle is small by chance in every twentieth column."""
 _SEEDS = 2**63
 """A policy may have a negative seed, a generator may not."""
 
 
-def rounding_floor(stand: Stand) -> list[NoiseStatistics | None]:
+def rounding_floor(stand: Stand, *, draws: int = DRAWS) -> list[NoiseStatistics | None]:
     """For each output of the model, its errors under random rounding; None where it has none.
 
-    Of three runs it is the one in the middle, column by column: a rare flip of an argmax or of a
+    Of so many runs it is the one in the middle, column by column: a rare flip of an argmax or of a
     condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
     or the one in float64 can't.
     """
-    draws: list[list[NoiseStatistics | None]] = []
+    floors: list[list[NoiseStatistics | None]] = []
     for batch in _with_truth(stand):
         truth = stand.truth.aside(batch)
         reference = stand.reference.run(batch)
         if truth is None:
             return []
         try:
-            runs = [_run(stand, batch, draw) for draw in range(DRAWS)]
+            runs = [_run(stand, batch, draw) for draw in range(draws)]
         except GateError:
             return []
-        draws = draws or [[None] * len(reference) for _ in runs]
-        for floors, run in zip(draws, runs, strict=True):
+        floors = floors or [[None] * len(reference) for _ in runs]
+        for own, run in zip(floors, runs, strict=True):
             for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
-                floors[place] = _added(floors[place], arrays, samples=length(batch))
-    return [_middle(floors) for floors in zip(*draws, strict=True)]
+                own[place] = _added(own[place], arrays, samples=length(batch))
+    return [_middle(several) for several in zip(*floors, strict=True)]
 
 
 def seed(stand: Stand, draw: int) -> int:

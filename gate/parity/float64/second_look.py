@@ -7,11 +7,12 @@ say how far an honest float32 implementation may be off on that very sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from gate.errors import GateError
-from gate.parity.float64.floor import rounding_floor, seed
+from gate.parity.float64.floor import DRAWS, MORE_DRAWS, rounding_floor, seed
 from gate.parity.float64.look import Look, own, row_of
 from gate.parity.rounding.rounding import RandomRounding
 from gate.parity.runners.runner import Batch
@@ -29,6 +30,8 @@ _FEW = 8
 """Integers of a sample for which that is worth it; of very many, an eighth of those before."""
 _SCALE = 2.0
 """As for probes (`gate.parity.probes.jitter`)."""
+_HOPELESS = 32.0
+"""Times what is suspicious: no number of runs makes such a floor."""
 _PATIENCE = 4
 """Samples with integers that nothing explains, after which it is the file."""
 
@@ -103,7 +106,8 @@ class SecondLook:
 
 
 class RoundingFloor:
-    """Measures the floor of rounding, once, if a runtime is farther off than PyTorch itself."""
+    """Measures the floor of rounding, if a runtime is farther off than PyTorch itself; and more
+    exactly where it is a little farther off than that, too."""
 
     def __init__(self, stand: Stand, tracks: Sequence[Track]) -> None:
         self._stand = stand
@@ -112,8 +116,10 @@ class RoundingFloor:
 
     def widen(self) -> None:
         """Give it to every track; later calls do nothing."""
-        if not self._done and any(track.suspicious for track in self._tracks):
-            floors = rounding_floor(self._stand)
+        for draws, beyond in () if self._done else ((DRAWS, math.inf), (MORE_DRAWS, _HOPELESS)):
+            if not 1.0 < max((track.suspicion for track in self._tracks), default=0.0) <= beyond:
+                break
+            floors = rounding_floor(self._stand, draws=draws)
             for track in self._tracks:
                 track.widen(floors)
         self._done = True

@@ -28,6 +28,9 @@ _SUSPICIOUS_DIFF = 1e-4
 """A relative difference from which on it is looked at, where no float64 reference runs."""
 _FEW = 0.01
 """Share of an output's integers that may differ by near-ties. Three runs may miss one."""
+_NARROW, _HOPELESS = 8.0, 1024.0
+"""Ratios between which the widest of few runs may be too narrow: among a thousand columns are some
+of which all three had a small error by chance."""
 _MORE_DRAWS = 32
 """Runs in all, where so few differ."""
 _LEEWAY = 16.0
@@ -117,7 +120,10 @@ class ProbeAnswer:
         numbers = self._numbers(outputs, [[]] * len(outputs))
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
-            if numbers.torn and self._nearly_equal(outputs):
+            near = numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
+            if len(self._runs) == DRAWS and (
+                near or (numbers.torn and self._nearly_equal(outputs))
+            ):
                 self._runs += jittered(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
                 )
@@ -178,12 +184,12 @@ class ProbeAnswer:
         return [list(arrays) for arrays in zip(*self._runs, strict=True)]
 
     def _nearly_equal(self, outputs: list[Array]) -> bool:
-        """True if so few integers differ that each may be a near-tie. Once."""
+        """True if so few integers differ that each may be a near-tie."""
         pairs = zip(self._reference, outputs, strict=True)
         integers = [(r, c) for r, c in pairs if r.dtype.kind != "f"]
         counts = [(int((r != c).sum()), r.size) for r, c in integers]
         few = all(count <= max(1.0, _FEW * size) for count, size in counts)
-        return len(self._runs) == DRAWS and few and any(count for count, _ in counts)
+        return few and any(count for count, _ in counts)
 
     def _shapes_unsettled(self) -> bool:
         shapes = [r.shape for r in self._reference]

@@ -9,16 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.float64.floor import rounding_floor
+from gate.parity.float64.floor import MORE_DRAWS, rounding_floor
+from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.statistics.tally import CANDIDATE
 from tests.parity.probes import benches
 
 X = {"x": benches.vectors(count=20)}
 
 
-def floors(model, arrays=None, **options):
+def floors(model, arrays=None, *, draws=3, **options):
     stand = benches.stand(model, arrays or X, **options)
     with torch.inference_mode():
-        return rounding_floor(stand)
+        return rounding_floor(stand, draws=draws)
 
 
 class Wide(nn.Module):
@@ -123,3 +125,25 @@ def test_a_fault_is_seen_above_the_floor(factor, tmp_path):
 def test_a_rare_flip_widens_no_floor(runs, widens):
     (floor,) = floors(Flips(runs), size=20)
     assert (floor.result().candidate_rms > 1.0) is widens
+
+
+def test_more_runs_leave_few_columns_with_a_small_floor_by_chance():
+    """Of eight samples one has errors a hundred times larger: they alone are the floor of each of a
+    thousand columns."""
+    random = np.random.default_rng(0)
+    truth = random.normal(size=(8, 1000))
+    size = np.where(np.arange(8) == 7, 1e-5, 1e-7)[:, None]
+
+    def run():
+        statistics = NoiseStatistics(columns=True)
+        errors = random.normal(size=truth.shape) * size
+        statistics.update(truth, truth + 1e-9, truth + errors, samples=8)
+        return statistics
+
+    runtime = run().units()[-1].rms(CANDIDATE)
+    off = {}
+    for draws in (3, MORE_DRAWS):
+        floor = NoiseStatistics.middle([run() for _ in range(draws)])
+        off[draws] = float((runtime / floor.units()[-1].rms(CANDIDATE)).max())
+    assert off[3] > 15.0
+    assert off[MORE_DRAWS] < 10.0

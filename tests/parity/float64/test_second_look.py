@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gate.parity.float64 import second_look
 from gate.parity.float64.second_look import SecondLook
 from tests.parity.probes import benches
 
@@ -301,3 +303,36 @@ def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
 
     (output,) = measured(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
     assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("suspicions", "runs"),
+    [
+        ([0.9], []),
+        ([1.1, 0.5], [3]),
+        ([1.1, 1.1], [3, 15]),
+        ([50.0, 40.0], [3]),
+        ([50.0, 5.0], [3, 15]),
+        ([math.inf, math.inf], [3]),
+    ],
+)
+def test_the_floor_is_measured_more_exactly_where_that_may_decide(suspicions, runs, monkeypatch):
+    class Doubtful:
+        def __init__(self):
+            self.left = list(suspicions)
+
+        @property
+        def suspicion(self):
+            return self.left[0]
+
+        def widen(self, floors):
+            self.left = self.left[1:] or self.left
+
+    measured = []
+    monkeypatch.setattr(
+        second_look, "rounding_floor", lambda stand, *, draws: measured.append(draws)
+    )
+    floor = second_look.RoundingFloor(None, [Doubtful()])
+    floor.widen()
+    floor.widen()
+    assert measured == runs
