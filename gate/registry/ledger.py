@@ -17,7 +17,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from pydantic import Field
 
-from gate.errors import EvidenceError, StorageError
+from gate.errors import EvidenceError, StorageError, first_line
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
@@ -170,7 +170,7 @@ class Ledger:
             return LedgerEntry.model_validate_json(line)
         except ValueError as error:
             raise EvidenceError(
-                f"{self.path}:{number}: not a ledger entry: {str(error).splitlines()[0]}. "
+                f"{self.path}:{number}: not a ledger entry: {first_line(error)}. "
                 "Restore the file from a copy; or keep it under another name and start anew."
             ) from error
 

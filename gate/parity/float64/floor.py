@@ -32,12 +32,12 @@ def rounding_floor(stand: Stand, *, draws: int = DRAWS) -> list[NoiseStatistics 
         reference = stand.reference.run(batch)
         if truth is None:
             return []
-        try:
-            runs = [_run(stand, batch, draw) for draw in range(draws)]
-        except GateError:
-            return []
-        floors = floors or [[None] * len(reference) for _ in runs]
-        for own, run in zip(floors, runs, strict=True):
+        floors = floors or [[None] * len(reference) for _ in range(draws)]
+        for draw, own in enumerate(floors):  # one run at a time is held
+            try:
+                run = _run(stand, batch, draw)
+            except GateError:
+                return []
             for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
                 own[place] = _added(own[place], arrays, samples=length(batch))
     return [_middle(several) for several in zip(*floors, strict=True)]

@@ -31,6 +31,8 @@ _FEW = 0.01
 _NARROW, _HOPELESS = 8.0, 1024.0
 """Ratios between which the widest of few runs may be too narrow: among a thousand columns are some
 of which all three had a small error by chance."""
+_FEW_ELEMENTS = 2**22
+"""Up to which so many runs are held for that; the columns of a larger output have errors enough."""
 _MORE_DRAWS = 32
 """Runs in all, where so few differ."""
 _LEEWAY = 16.0
@@ -120,10 +122,8 @@ class ProbeAnswer:
         numbers = self._numbers(outputs, [[]] * len(outputs))
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
-            near = numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
-            if len(self._runs) == DRAWS and (
-                near or (numbers.torn and self._nearly_equal(outputs))
-            ):
+            unsure = self._narrow(numbers) or (numbers.torn and self._nearly_equal(outputs))
+            if unsure and len(self._runs) == DRAWS:
                 self._runs += jittered(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
                 )
@@ -182,6 +182,11 @@ class ProbeAnswer:
         if not self._runs or self._shapes_unsettled():
             return []
         return [list(arrays) for arrays in zip(*self._runs, strict=True)]
+
+    def _narrow(self, numbers: _Numbers) -> bool:
+        """True if what the few runs made may be too narrow by chance."""
+        few = sum(r.size for r in self._reference) <= _FEW_ELEMENTS
+        return few and numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
 
     def _nearly_equal(self, outputs: list[Array]) -> bool:
         """True if so few integers differ that each may be a near-tie."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gate.errors import OutputMismatch
+from gate.parity.probes import expected as expected_module
 from gate.parity.probes.expected import ProbeAnswer
 from gate.parity.probes.observed import Probe
 from tests.parity.probes import benches
@@ -404,3 +405,26 @@ def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, ex
     seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 7, 6, outputs[0])], {"x": rows})
     assert (seen.noise_ratio == 0.0) == excused
     assert excused or seen.noise_ratio == INF
+
+
+@pytest.mark.parametrize(
+    ("ratio", "few_elements", "runs"),
+    [(4.0, 36, [3]), (50.0, 36, [3, 32]), (50.0, 35, [3]), (1e5, 36, [3])],
+)
+def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
+    ratio, few_elements, runs, monkeypatch
+):
+    """Not where it is plain anyway, nor where so many runs would not fit."""
+    asked, real = [], expected_module.jittered
+
+    def jittered(stand, batch, *, draws):
+        asked.append(draws.stop)
+        return real(stand, batch, draws=draws)
+
+    monkeypatch.setattr(expected_module, "jittered", jittered)
+    monkeypatch.setattr(expected_module, "_FEW_ELEMENTS", few_elements)
+    unit = judged(Linear(), off_by(1e-5)).noise_ratio
+    asked.clear()
+    seen = judged(Linear(), off_by(1e-5 * ratio / unit))
+    assert asked == runs
+    assert seen.noise_ratio > 0.3 * ratio
