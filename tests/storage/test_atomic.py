@@ -60,7 +60,7 @@ def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
 
 def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_path):
     program = (
-        "import os, signal, sys; from pathlib import Path; from gate import atomic\n"
+        "import os, signal, sys; from pathlib import Path; from gate.storage import atomic\n"
         "with atomic.replacing(Path(sys.argv[1])) as t:\n"
         "    t.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -106,6 +106,38 @@ def test_late_samples_on_another_axis_are_looked_at(factor, tmp_path):
     assert (output.noise.diff > 50.0) == (factor > 0.0)
 
 
+@pytest.mark.parametrize("count", [500, 2000])
+def test_a_heavy_tail_on_another_axis_is_no_fault_either(count, tmp_path):
+    model = States(Tail().eval()).eval()
+    (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
+    assert output.noise.diff <= 8.0
+
+
+class Cancelling(nn.Module):
+    """Whose sum cancels to a ten-thousandth where the first feature is large."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 512)
+        self.head = nn.Linear(512, 2)
+
+    def forward(self, x):
+        hidden = self.fc(x)
+        large = hidden * (1.0 + 1e4 * (x[:, :1] > 3.0))
+        both = torch.cat([large, -large, hidden], 1)
+        return both @ self.head.weight.repeat(1, 3).T
+
+
+def test_rounding_that_late_samples_alone_have_is_no_fault_on_another_axis(tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    model = States(Cancelling()).eval()
+    (output,) = measured(model, model, tmp_path, arrays).outputs
+    assert output.noise.diff <= 8.0
+
+
 def test_a_look_says_what_rounding_makes_of_a_sample():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
