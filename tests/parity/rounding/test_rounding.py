@@ -280,11 +280,11 @@ def test_what_is_made_of_parts_errs_by_its_parts(name):
 
 @pytest.mark.parametrize(("kind", "beyond"), [(nn.GRU, 8.0), (nn.RNN, 0.0)])
 def test_only_a_gru_saturates_beyond_one(kind, beyond):
-    """As ONNX Runtime's does; what it remembers is 1 or -1 here."""
+    """As ONNX Runtime's does, where the composite is seen; what it remembers is 1 or -1 here."""
     module = kind(6, 5, batch_first=True)
     for weight in module.parameters():
         weight.data *= 1000.0
-    with torch.no_grad(), RandomRounding(0):
+    with torch.inference_mode(), RandomRounding(0):
         largest = module(normal(64, 1, 6))[0].abs().max()
     assert abs(float((largest.double() - 1.0) / UNIT) - beyond) <= 2.0
 
