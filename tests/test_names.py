@@ -25,9 +25,13 @@ def test_no_public_class_has_the_name_of_another():
 
 IDIOMS = {"told", "seen", "known", "said", "asked"}
 """They name how a value came, not what it is."""
-NOT_YET = ("registry", "service", "deploy")
-PUBLISHED = {("doctor/finding.py", "seen"), ("commands/doctor.py", "seen")}
-"""A field of what `gate doctor --json` prints."""
+PUBLISHED = {
+    # A field of what `gate doctor --json` prints.
+    ("doctor/finding.py", "seen"), ("commands/doctor.py", "seen"),
+    # A field of the journal's file: a move that an older version began is finished by this one.
+    ("registry/journal.py", "seen"), ("registry/champion.py", "seen"),
+}  # fmt: skip
+"""Names that others read."""
 
 
 def names(tree: ast.Module) -> Iterator[str]:
@@ -50,7 +54,6 @@ def test_a_name_says_what_the_value_is():
     found = {
         (place, name)
         for place, tree in modules()
-        if not place.startswith(NOT_YET)
         for name in names(tree)
         if name.strip("_").lower() in IDIOMS
     }
@@ -58,7 +61,7 @@ def test_a_name_says_what_the_value_is():
 
 
 SMALL = 30
-ELSEWHERE = ("commands", "deploy", "registry", "service")
+ELSEWHERE = ("commands",)
 
 
 def test_a_small_module_says_why_it_is_one():

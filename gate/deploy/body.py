@@ -45,22 +45,22 @@ def answer(
         "Accept-Ranges": "bytes",
         "X-Content-Type-Options": "nosniff",
     }
-    if _known(request.headers.get("if-none-match"), tag):
+    if _is_current(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     # Opened here: a file that is removed from now on is still sent whole.
     stream = path.open("rb", buffering=0)
     size = os.fstat(stream.fileno()).st_size
-    asked = _asked(request, tag)
-    span = _span(asked, size)
+    requested = _requested(request, tag)
+    span = _span(requested, size)
     if span is None:
         stream.close()
         refused = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
         return PlainTextResponse("range not satisfiable", 416, refused)
     start, stop = span
-    if asked is not None:
+    if requested is not None:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers |= {"Content-Length": str(stop - start), "Content-Type": media_type}
-    return _FileBody(stream, span, 200 if asked is None else 206, headers)
+    return _FileBody(stream, span, 200 if requested is None else 206, headers)
 
 
 class _FileBody(Response):
@@ -100,7 +100,7 @@ class _FileBody(Response):
             self._stream.close()
 
 
-def _known(header: str | None, tag: str) -> bool:
+def _is_current(header: str | None, tag: str) -> bool:
     """If-None-Match: weak comparison, so a proxy's `W/` in front means the same."""
     if header is None:
         return False
@@ -108,7 +108,7 @@ def _known(header: str | None, tag: str) -> bool:
     return tag in names or names == ["*"]
 
 
-def _asked(request: Request, tag: str) -> tuple[str, str] | None:
+def _requested(request: Request, tag: str) -> tuple[str, str] | None:
     """First and last byte of the one range that the client wants of these very bytes, as text."""
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range") not in (None, tag):
@@ -118,11 +118,11 @@ def _asked(request: Request, tag: str) -> tuple[str, str] | None:
     return None if backwards or not (first or last) else (first, last)
 
 
-def _span(asked: tuple[str, str] | None, size: int) -> tuple[int, int] | None:
+def _span(requested: tuple[str, str] | None, size: int) -> tuple[int, int] | None:
     """First byte and the one after the last; None: the range lies outside of the file."""
-    if asked is None:
+    if requested is None:
         return 0, size
-    first, last = asked
+    first, last = requested
     if not first:  # the last so many bytes
         start, stop = max(size - int(last), 0), size
     else:

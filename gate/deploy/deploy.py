@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gate.deploy.disk import make_folder, point, settle, told
+from gate.deploy.disk import make_folder, point, settle, storage_errors
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
 from gate.deploy.source import SlotSource
 from gate.deploy.staging import NotDeployed, Staged, compute, prove, stage, store_staged
@@ -52,7 +52,7 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
             f"a release of {name} needs the slot '{EXACT}', given are {sorted(slots)}. "
             "Name the model itself, too."
         )
-    with told(store.root), store.alone():
+    with storage_errors(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
         live = store.live(name)
         if live is not None and serves(store, name, slots):
@@ -73,7 +73,7 @@ def rollback(store: Store, name: str) -> Deployment:
     `refused`: there is none, or its bytes are not (any more) good. Raises StorageError.
     """
     check_name(name, what="deployed model")
-    with told(store.root), store.alone():
+    with storage_errors(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
         live = store.live(name)
         if live is None or not live.previous:

@@ -48,7 +48,7 @@ def point(link: Path, target: str) -> None:
 
 
 @contextlib.contextmanager
-def told(root: Path) -> Iterator[None]:
+def storage_errors(root: Path) -> Iterator[None]:
     """Turn what the operating system refuses into a StorageError."""
     try:
         yield

@@ -95,8 +95,8 @@ def _readiness(parts: Parts) -> Callable[[Request], object]:
             "registry": _registry_trouble(parts),
         }
         good = not any(troubles.values())
-        said = {name: trouble or "ok" for name, trouble in troubles.items()}
-        return JSONResponse({"ready": good, **said}, 200 if good else 503, _NO_STORE)
+        states = {name: trouble or "ok" for name, trouble in troubles.items()}
+        return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
 
     return ready
 

@@ -19,8 +19,8 @@ class UnreadBody:
 
 async def read_body(request: Request, *, cap: int, timeout_s: float) -> bytes | UnreadBody:
     """The body, or why not. Never holds more than `cap` bytes and one chunk of the server's."""
-    said = request.headers.get("content-length", "0")
-    if said.isdecimal() and int(said[:20]) > cap:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > cap:
         return UnreadBody("too_large", 413)
     body = bytearray()
     try:

@@ -55,14 +55,14 @@ class Malformed:
 def read(body: bytes) -> Event | Unknown | Malformed:
     """Read a delivery's body. Total: whatever the bytes are, one of the three comes out."""
     try:
-        said = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError:
         return Malformed("the body is not UTF-8")
     except (ValueError, RecursionError):
         return Malformed("the body is not JSON")
-    if not isinstance(said, dict):
+    if not isinstance(message, dict):
         return Malformed("the body is not a JSON object")
-    entity, action, data = said.get("entity"), said.get("action"), said.get("data")
+    entity, action, data = message.get("entity"), message.get("action"), message.get("data")
     if not isinstance(entity, str) or not isinstance(action, str):
         return Malformed("entity and action are not both text")
     kind = f"{entity}.{action}"

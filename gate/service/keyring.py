@@ -30,7 +30,7 @@ class Keyring:
         self._secrets = tuple(secrets)
         self._file = file
         self._state = _state(file) if file else None
-        self._known = set(secrets)
+        self._all_secrets = set(secrets)
         self._lock = threading.Lock()
 
     @classmethod
@@ -61,9 +61,9 @@ class Keyring:
         return self._secrets
 
     @property
-    def known(self) -> frozenset[str]:
+    def all_secrets(self) -> frozenset[str]:
         """All secrets that were ever in force here: none of them belongs into a log."""
-        return frozenset(self._known)
+        return frozenset(self._all_secrets)
 
     def _refresh(self, file: Path) -> None:
         try:
@@ -75,7 +75,7 @@ class Keyring:
         except ServiceError as error:
             _log.error("the old secrets stay in force: %s", error)
             return
-        self._known |= set(secrets)
+        self._all_secrets |= set(secrets)
         self._secrets = secrets
         _log.info("secrets were read again", extra={"fields": {"secrets": len(secrets)}})
 

@@ -50,15 +50,15 @@ class LineFormatter(logging.Formatter):
         """One record, redacted."""
         clean = self._redaction.clean
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        said = {"at": at, "level": record.levelname.lower(), "logger": record.name}
+        head = {"at": at, "level": record.levelname.lower(), "logger": record.name}
         message = clean(record.getMessage())
         fields = {key: _plain(value, clean) for key, value in _fields(record).items()}
         traceback = clean(self.formatException(record.exc_info)) if record.exc_info else None
         if self._json:
             extra = {} if traceback is None else {"traceback": traceback}
-            return json.dumps({**fields, **said, "message": message, **extra}, allow_nan=False)
+            return json.dumps({**fields, **head, "message": message, **extra}, allow_nan=False)
         tail = "".join(f" {key}={value}" for key, value in fields.items())
-        line = _printable(f"{at} {said['level']:<7} {said['logger']}: {message}{tail}")
+        line = _printable(f"{at} {head['level']:<7} {head['logger']}: {message}{tail}")
         return line if traceback is None else f"{line}\n{_printable(traceback, keep=chr(10))}"
 
 

@@ -72,8 +72,8 @@ class Receiver:
         self._metrics.deliveries.labels(answer.outcome).inc()
         self._metrics.accept_seconds.observe(time.perf_counter() - start)
         level = logging.INFO if answer.status < 400 else logging.WARNING
-        said = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
-        _log.log(level, "delivery %s", answer.reason or "taken", extra={"fields": said})
+        fields = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
+        _log.log(level, "delivery %s", answer.reason or "taken", extra={"fields": fields})
         return answer.response()
 
     async def _answer(self, request: Request) -> Answer:
@@ -97,28 +97,28 @@ class Receiver:
 
     async def _judge(self, envelope: Envelope, body: bytes) -> Answer:
         """What to do with a delivery that is proven to be MLflow's."""
-        said, delivery = events.read(body), envelope.delivery_id
-        if isinstance(said, Malformed):
-            return Answer("malformed", 400, f"is malformed: {said.reason}", delivery=delivery)
-        if not isinstance(said, Event):
+        event, delivery = events.read(body), envelope.delivery_id
+        if isinstance(event, Malformed):
+            return Answer("malformed", 400, f"is malformed: {event.reason}", delivery=delivery)
+        if not isinstance(event, Event):
             return Answer("ignored", 200, "is about nothing of ours", delivery=delivery)
-        fields = {"delivery": delivery, "event": said.kind, "model": said.model[:256]}
-        if said.model == EXAMPLE_MODEL:
+        fields = {"delivery": delivery, "event": event.kind, "model": event.model[:256]}
+        if event.model == EXAMPLE_MODEL:
             return Answer("test", 200, "is a test of the server's", **fields)
-        if said.model not in self._settings.models:
+        if event.model not in self._settings.models:
             return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
-        if said.hint is not None:
-            _log.warning("%s", said.hint, extra={"fields": fields})
-        why = events.ignored(said, aliases=self._settings.aliases)
+        if event.hint is not None:
+            _log.warning("%s", event.hint, extra={"fields": fields})
+        why = events.ignored(event, aliases=self._settings.aliases)
         if why is not None:
             return Answer("ignored", 200, f"changes nothing: {why}", **fields)
-        return await self._keep(envelope, body, said, fields)
+        return await self._keep(envelope, body, event, fields)
 
     async def _keep(
-        self, envelope: Envelope, body: bytes, said: Event, fields: dict[str, str]
+        self, envelope: Envelope, body: bytes, event: Event, fields: dict[str, str]
     ) -> Answer:
         row = Delivery(
-            envelope.delivery_id, said.model, said.kind, hashlib.sha256(body).hexdigest()
+            envelope.delivery_id, event.model, event.kind, hashlib.sha256(body).hexdigest()
         )
         try:
             state = await self._intake.receive(row)

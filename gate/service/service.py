@@ -54,7 +54,9 @@ def serve(
     """
     parts = assemble(settings, reconcile)
     log = set_up(
-        sys.stderr, log_format=settings.log_format, redaction=Redaction(lambda: parts.keyring.known)
+        sys.stderr,
+        log_format=settings.log_format,
+        redaction=Redaction(lambda: parts.keyring.all_secrets),
     )
     try:
         with listening(settings.host, settings.port) as listener:

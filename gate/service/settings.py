@@ -101,8 +101,8 @@ class Settings(BaseModel):
             for problem in error.errors(include_url=False):
                 place = ".".join(str(part) for part in problem["loc"])
                 message = problem["msg"].removeprefix("Value error, ")
-                seen = problem["input"]
-                shown = redacted(seen) if isinstance(seen, str) else seen
+                value = problem["input"]
+                shown = redacted(value) if isinstance(value, str) else value
                 lines.append(f"{place}: {message} (seen: {shown!r})")
             raise ServiceError(
                 "the service can't run with these settings:\n" + "\n".join(lines)

@@ -68,7 +68,7 @@ class Subscriptions:
                 found += page
                 token = page.token
                 if not token:
-                    return tuple(map(_seen, found))
+                    return tuple(map(_subscription, found))
 
     def find(self, name: str) -> Subscription | None:
         """The webhook of this name, or None. Raises RegistryError where several have it."""
@@ -95,8 +95,8 @@ class Subscriptions:
         found = self.find(name)
         with self._using(f"register the webhook '{name}'") as client:
             if found is None:
-                return "created", _seen(client.create_webhook(name, **wanted))
-            return "updated", _seen(client.update_webhook(found.webhook_id, **wanted))
+                return "created", _subscription(client.create_webhook(name, **wanted))
+            return "updated", _subscription(client.update_webhook(found.webhook_id, **wanted))
 
     def set_secret(self, webhook: Subscription, secret: str) -> None:
         """Have the server sign with another secret; within its cache's time (60 s) it does."""
@@ -173,7 +173,7 @@ def rotate(
     return trials
 
 
-def _seen(webhook: Webhook) -> Subscription:
+def _subscription(webhook: Webhook) -> Subscription:
     return Subscription(
         webhook_id=str(webhook.webhook_id),
         name=webhook.name,

@@ -130,7 +130,7 @@ class Worker:
 
     def _look(self, model: str, *, cause: str) -> str | None:
         """Have a model put right; why that failed, or None."""
-        said = {"model": model, "cause": cause}
+        fields = {"model": model, "cause": cause}
         start = time.perf_counter()
         trouble: str | None = None
         try:
@@ -140,16 +140,16 @@ class Worker:
             self._metrics.failures.labels(type(error).__name__).inc()
             if not isinstance(error, RegistryUnavailable | RegistryDenied):
                 self._saw_registry()
-            _log.warning("not done now: %s", trouble, extra={"fields": said})
+            _log.warning("not done now: %s", trouble, extra={"fields": fields})
         except Exception as error:
             trouble = f"unexpected {type(error).__name__}: {error}"
             self._metrics.failures.labels("unexpected").inc()
-            _log.exception("reconciling failed, it is tried again", extra={"fields": said})
+            _log.exception("reconciling failed, it is tried again", extra={"fields": fields})
         else:
             self._saw_registry()
             for action in taken:
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
-                done = {**said, "kind": action.kind, "outcome": action.outcome}
+                done = {**fields, "kind": action.kind, "outcome": action.outcome}
                 _log.info("%s", action.reason, extra={"fields": {**done, "to": action.version}})
         seconds = time.perf_counter() - start
         self._metrics.reconcile_seconds.labels(cause.partition(" ")[0]).observe(seconds)

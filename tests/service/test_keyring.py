@@ -85,7 +85,7 @@ def test_a_changed_file_is_read_again(path: Path) -> None:
     ring = Keyring.of_file(path)
     keyring.write(path, ["a third secret that is new"])
     assert ring.secrets == ("a third secret that is new",)
-    assert ring.known == {FIRST, SECOND, "a third secret that is new"}
+    assert ring.all_secrets == {FIRST, SECOND, "a third secret that is new"}
 
 
 def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, caplog) -> None:

@@ -158,12 +158,12 @@ class MlflowRegistry:
             return None
 
 
-def _version(seen: ModelVersion) -> Version:
+def _version(stored: ModelVersion) -> Version:
     return Version(
-        number=str(seen.version),
-        run_id=seen.run_id or None,
-        tags=dict(seen.tags),
-        description=seen.description or "",
+        number=str(stored.version),
+        run_id=stored.run_id or None,
+        tags=dict(stored.tags),
+        description=stored.description or "",
     )
 
 
