@@ -7,20 +7,60 @@ any point leaves the old champion, or a move that whoever is alone next finishes
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
-from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable
+from filelock import FileLock, Timeout
+
+from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, StorageError
 from gate.registry.addresses import plain
 from gate.registry.history import History
 from gate.registry.journal import Journal, Move
-from gate.registry.ledger import LedgerEntry
-from gate.registry.lock import promotion_lock
+from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
+from gate.storage.atomic import write_text
 
 PATIENCE_S = 30.0
 """How long another promotion, or the service's look, is waited for."""
+_TRIES, _PAUSE_S = 20, 0.05
+"""For the name of whoever holds the lock."""
+
+
+@contextlib.contextmanager
+def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock beside the ledger; the operating system frees it if this process dies.
+
+    Raises PromotionConflict where another process holds it (at once, or after `patience_s`), and
+    StorageError where the folder can't be written.
+    """
+    path = ledger.path.with_name(f"{ledger.path.name}.promotion.lock")
+    holder = path.with_suffix(".holder")
+    lock = FileLock(path, timeout=patience_s)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise PromotionConflict(
+            f"another promotion or rollback is under way: {_holder(holder)} holds {path}. "
+            "Nothing was changed. Wait until it is done, then repeat."
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"cannot lock {path}: {error.strerror or error}. Free space or fix permissions."
+        ) from error
+    try:
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": now()}
+        write_text(holder, json.dumps(me))
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -139,3 +179,14 @@ def _nobody_knows(begun: Move, champion: str | None) -> str:
         f"was interrupted, and now it points at {champion or 'none'}: nobody knows whether the "
         "move happened"
     )
+
+
+def _holder(holder: Path) -> str:
+    # The winner writes its name just after it has the lock: give it a moment.
+    for _ in range(_TRIES):
+        try:
+            who = json.loads(holder.read_text())
+            return f"process {who['pid']} on {who['host']} since {who['since']}"
+        except (OSError, ValueError, KeyError):
+            time.sleep(_PAUSE_S)
+    return "a process that does not say its name"

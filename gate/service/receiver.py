@@ -7,17 +7,17 @@ of models that are not allow-listed are 403: MLflow does not repeat them and sho
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Callable
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from gate.errors import InboxUnavailable
 from gate.service import event as events
-from gate.service.body import UnreadBody, read_body
 from gate.service.event import EXAMPLE_MODEL, Event, Malformed
 from gate.service.inbox import Delivery, Inbox
 from gate.service.intake import Intake
@@ -28,6 +28,7 @@ from gate.service.signature import Envelope, SignatureRefusal, open_envelope, re
 
 _RETRY_AFTER_S = 5
 """MLflow waits so long before it tries again: three times, so we may be away for 15 s."""
+_NO_BODY = "has no body that can be read"
 _log = logging.getLogger(__name__)
 
 
@@ -85,11 +86,9 @@ class Receiver:
         )
         if isinstance(envelope, SignatureRefusal):
             return _refused(envelope)
-        body = await read_body(
-            request, cap=self._settings.body_cap, timeout_s=self._settings.body_timeout_s
-        )
-        if isinstance(body, UnreadBody):
-            return Answer(body.outcome, body.status, "has no body that can be read")
+        body = await _read_body(request, self._settings)
+        if isinstance(body, Answer):
+            return body
         refusal = refuse(envelope, body, secrets=self._keyring.secrets)
         if refusal is not None:
             return _refused(refusal)
@@ -112,14 +111,10 @@ class Receiver:
         why = events.ignored(event, aliases=self._settings.aliases)
         if why is not None:
             return Answer("ignored", 200, f"changes nothing: {why}", **fields)
-        return await self._keep(envelope, body, event, fields)
+        row = Delivery(delivery, event.model, event.kind, hashlib.sha256(body).hexdigest())
+        return await self._keep(row, fields)
 
-    async def _keep(
-        self, envelope: Envelope, body: bytes, event: Event, fields: dict[str, str]
-    ) -> Answer:
-        row = Delivery(
-            envelope.delivery_id, event.model, event.kind, hashlib.sha256(body).hexdigest()
-        )
+    async def _keep(self, row: Delivery, fields: dict[str, str]) -> Answer:
         try:
             state = await self._intake.receive(row)
         except InboxUnavailable as error:
@@ -132,3 +127,23 @@ class Receiver:
 
 def _refused(refusal: SignatureRefusal) -> Answer:
     return Answer(refusal.outcome, refusal.status, f"is refused: {refusal.reason}")
+
+
+async def _read_body(request: Request, settings: Settings) -> bytes | Answer:
+    """The body, or what the sender gets instead. Never holds more than `body_cap` bytes and one
+    chunk of the server's."""
+    declared = request.headers.get("content-length", "0")
+    body = bytearray()
+    if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
+        return Answer("too_large", 413, _NO_BODY)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > settings.body_cap:
+                    return Answer("too_large", 413, _NO_BODY)
+    except TimeoutError:
+        return Answer("slow", 408, _NO_BODY)
+    except ClientDisconnect:
+        return Answer("gone", 400, _NO_BODY)
+    return bytes(body)

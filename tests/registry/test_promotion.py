@@ -10,8 +10,8 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.records.model_code import ModelCode
+from gate.registry.champion import promotion_lock
 from gate.registry.ledger import Ledger
-from gate.registry.lock import promotion_lock
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
 from gate.registry.promotion import Release, promote
 from gate.storage.digest import Digest

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
+from gate.registry.champion import promotion_lock
 from gate.registry.ledger import Ledger
-from gate.registry.lock import promotion_lock
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
 from gate.registry.promotion import Release, promote, rollback
 from tests import builders

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gate.service import service as made
-from gate.service.connections import Connection
+from gate.service.service import Connection
 from tests.service.deliveries import Service, body, headers, running, settings, until
 
 LIMIT = 20
