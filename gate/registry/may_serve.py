@@ -17,7 +17,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
-from gate.registry.port import REJECTED, TAG_REVIEW, TAG_ROLLED_BACK, Version
+from gate.registry.port import REJECTED, Tag, Version
 from gate.registry.proof import Beside
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
@@ -84,9 +84,9 @@ def _objection(version: Version, history: History) -> str | None:
     actions = history.since_passed(number)
     if "violation" in actions:
         return f"the bytes of version {number} were found to be others than those that passed"
-    if TAG_ROLLED_BACK in tags:
-        return f"version {number} was rolled back ({tags[TAG_ROLLED_BACK]})"
-    if "rejected" in actions or tags.get(TAG_REVIEW) == REJECTED:
+    if Tag.ROLLED_BACK in tags:
+        return f"version {number} was rolled back ({tags[Tag.ROLLED_BACK]})"
+    if "rejected" in actions or tags.get(Tag.REVIEW) == REJECTED:
         return f"a reviewer rejected version {number}"
     return None
 

@@ -19,20 +19,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
-from gate.registry.port import (
-    CANDIDATE,
-    CHAMPION,
-    PREVIOUS,
-    REJECTED,
-    TAG_GOLDEN,
-    TAG_POLICY,
-    TAG_PREPROCESS,
-    TAG_REVIEW,
-    TAG_ROLLED_BACK,
-    TAG_TWIN,
-    Registry,
-    Version,
-)
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, REJECTED, Registry, Tag, Version
 from gate.registry.proof import Beside
 from gate.registry.records import RECORDS, Records
 from gate.registry.registered_model import RegisteredModel
@@ -121,7 +108,7 @@ def _hand_in(
     history: History,
 ) -> Promotion:
     """Have the version wait for its review."""
-    reason = f"{_why(release)}; waits for review: set the tag {TAG_REVIEW} to approved or rejected"
+    reason = f"{_why(release)}; waits for review: set the tag {Tag.REVIEW} to approved or rejected"
     standing = history.standing(number)
     if standing is None or standing.action != "passed":
         model.write("passed", reason, version=number, previous=champion, about=release)
@@ -130,14 +117,14 @@ def _hand_in(
 
 def _objection(model: RegisteredModel, version: Version, history: History) -> str | None:
     """What was said against these bytes that keeps them out for good, or None."""
-    if TAG_ROLLED_BACK in version.tags:
+    if Tag.ROLLED_BACK in version.tags:
         return (
             f"these bytes were rolled back as version {version.number} "
-            f"({version.tags[TAG_ROLLED_BACK]}). To promote them all the same, delete the tag "
-            f"{TAG_ROLLED_BACK} of version {version.number} of {model.name}, then repeat."
+            f"({version.tags[Tag.ROLLED_BACK]}). To promote them all the same, delete the tag "
+            f"{Tag.ROLLED_BACK} of version {version.number} of {model.name}, then repeat."
         )
     rejected = "rejected" in history.since_passed(version.number)
-    if rejected or version.tags.get(TAG_REVIEW) == REJECTED:
+    if rejected or version.tags.get(Tag.REVIEW) == REJECTED:
         return (
             f"a reviewer rejected these bytes as version {version.number} of {model.name}. Train "
             "or export anew, and hand that in."
@@ -156,10 +143,10 @@ def _serves_already(
     model: RegisteredModel, release: Release, champion: Version, history: History
 ) -> bool:
     tags = release.draft().tags
-    names: tuple[str, ...] = (TAG_POLICY, TAG_TWIN, TAG_PREPROCESS)
+    names: tuple[str, ...] = (Tag.POLICY, Tag.TWIN, Tag.PREPROCESS)
     if history.vouching_for(champion.number) is None:
         # Of a champion that came from elsewhere only its tags say what is beside its file.
-        names = (*tags, TAG_TWIN, TAG_PREPROCESS)
+        names = (*tags, Tag.TWIN, Tag.PREPROCESS)
     same = all(champion.tags.get(name) == tags.get(name) for name in names)
     return same and _whole(model, release, champion, history)
 
@@ -210,7 +197,7 @@ def _create(model: RegisteredModel, release: Release) -> str:
             f"version {number} of {model.name} reads back with other tags or another description "
             f"than it was made with: {dict(made.tags)}. It was not promoted; repeat."
         )
-    beside = Beside(draft.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256)
+    beside = Beside(draft.tags.get(Tag.GOLDEN), release.twin_digests, release.preprocess_sha256)
     model.prove(number, release.decision.subject_sha256, beside=beside)
     return number
 
@@ -221,7 +208,7 @@ def _whole(model: RegisteredModel, release: Release, version: Version, history: 
         return False
     vouched = history.vouching_for(version.number)
     handed_in = Beside(
-        version.tags.get(TAG_GOLDEN), release.twin_digests, release.preprocess_sha256
+        version.tags.get(Tag.GOLDEN), release.twin_digests, release.preprocess_sha256
     )
     beside = handed_in if vouched is None else Beside.of(vouched)
     try:

@@ -8,19 +8,7 @@ from typing import Literal
 from gate.errors import EvidenceError
 from gate.policy.policy import Policy
 from gate.registry.judged import Judged
-from gate.registry.port import (
-    GOLDEN,
-    TAG_EVIDENCE,
-    TAG_GOLDEN,
-    TAG_POLICY,
-    TAG_PREPROCESS,
-    TAG_RUNTIMES,
-    TAG_SHA256,
-    TAG_TWIN,
-    TAG_VERDICT,
-    TAG_WAIVED,
-    Draft,
-)
+from gate.registry.port import GOLDEN, Draft, Tag
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
 
@@ -126,21 +114,21 @@ class Release(Judged):
         """The version that this release becomes."""
         decision = self.decision
         tags = {
-            TAG_VERDICT: str(decision.verdict),
-            TAG_SHA256: decision.subject_sha256.hex,
-            TAG_POLICY: decision.policy_sha256.hex,
-            TAG_EVIDENCE: decision.evidence_sha256.hex,
-            TAG_RUNTIMES: ",".join(decision.runtimes),
+            Tag.VERDICT: str(decision.verdict),
+            Tag.SHA256: decision.subject_sha256.hex,
+            Tag.POLICY: decision.policy_sha256.hex,
+            Tag.EVIDENCE: decision.evidence_sha256.hex,
+            Tag.RUNTIMES: ",".join(decision.runtimes),
         }
         if decision.waived:
-            tags[TAG_WAIVED] = ",".join(check.title for check in decision.waived)
+            tags[Tag.WAIVED] = ",".join(check.title for check in decision.waived)
         if self.twin is not None:
-            tags[TAG_TWIN] = self.twin.decision.subject_sha256.hex
+            tags[Tag.TWIN] = self.twin.decision.subject_sha256.hex
         if self.preprocess_sha256 is not None:
-            tags[TAG_PREPROCESS] = self.preprocess_sha256.hex
+            tags[Tag.PREPROCESS] = self.preprocess_sha256.hex
         beside = {}
         if self.golden is not None:
-            tags[TAG_GOLDEN] = self.golden.sha256.hex
+            tags[Tag.GOLDEN] = self.golden.sha256.hex
             beside = {GOLDEN: self.golden.path}
         return Draft(
             self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, beside

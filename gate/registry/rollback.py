@@ -7,7 +7,7 @@ from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.may_serve import veto
-from gate.registry.port import CHAMPION, PREVIOUS, TAG_ROLLED_BACK, Registry
+from gate.registry.port import CHAMPION, PREVIOUS, Registry, Tag
 from gate.registry.proof import Beside
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
@@ -53,9 +53,9 @@ def _rollback(model: RegisteredModel, reason: str) -> Promotion:
         )
         raise _refusal(model, error)
     vouched = _checked(model, target, history)
-    if TAG_ROLLED_BACK not in model.registry.version(model.name, champion).tags:
+    if Tag.ROLLED_BACK not in model.registry.version(model.name, champion).tags:
         # Before the alias moves: a crash in between must not leave the bad bytes promotable.
-        model.registry.set_tag(model.name, champion, (TAG_ROLLED_BACK, f"{now()}: {reason}"))
+        model.registry.set_tag(model.name, champion, (Tag.ROLLED_BACK, f"{now()}: {reason}"))
     entry = model.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
     return _outcome(move(model, entry))
 
@@ -75,10 +75,10 @@ def _outcome(line: LedgerEntry) -> Promotion:
 def _checked(model: RegisteredModel, target: str, history: History) -> LedgerEntry:
     """The line that vouches for the version to go back to, with proven bytes."""
     tags = model.registry.version(model.name, target).tags
-    if TAG_ROLLED_BACK in tags:
+    if Tag.ROLLED_BACK in tags:
         error: RegistryError | EvidenceError = RegistryError(
-            f"version {target} of {model.name} was itself rolled back ({tags[TAG_ROLLED_BACK]}). "
-            f"To return to it, delete its tag {TAG_ROLLED_BACK}, then repeat."
+            f"version {target} of {model.name} was itself rolled back ({tags[Tag.ROLLED_BACK]}). "
+            f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat."
         )
         raise _refusal(model, error)
     vouched = history.vouching_for(target) if history.was_served(target) else None

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from gate.registry.port import APPROVED, REJECTED, TAG_REVIEW
+from gate.registry.port import APPROVED, REJECTED, Tag
 
 EVENTS = (
     "registered_model.created",
@@ -94,9 +94,9 @@ def _event(kind: str, data: Any) -> Event | Malformed:
 
 
 def _hint(kind: str, tag: str, value: Any) -> str | None:
-    if kind != "model_version_tag.set" or tag != TAG_REVIEW or value in _REVIEWS:
+    if kind != "model_version_tag.set" or tag != Tag.REVIEW or value in _REVIEWS:
         return None
-    return f"{TAG_REVIEW}={str(value)[:80]!r} says nothing: expected {' or '.join(_REVIEWS)}"
+    return f"{Tag.REVIEW}={str(value)[:80]!r} says nothing: expected {' or '.join(_REVIEWS)}"
 
 
 def _is_ours(tag: str | None) -> bool:

@@ -10,7 +10,7 @@ from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry, now
 from gate.registry.may_serve import Examined, examine, veto
-from gate.registry.port import APPROVED, CHAMPION, REJECTED, TAG_REVERTED, TAG_REVIEW
+from gate.registry.port import APPROVED, CHAMPION, REJECTED, Tag
 from gate.registry.proof import Beside
 from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Taken
@@ -67,9 +67,9 @@ def _examined(
 def _unreviewed(examined: Examined, policy: Policy) -> str | None:
     number, tags = examined.version.number, examined.version.tags
     served = examined.vouched is not None and examined.vouched.action != "passed"
-    if policy.review == "automatic" or served or tags.get(TAG_REVIEW) == APPROVED:
+    if policy.review == "automatic" or served or tags.get(Tag.REVIEW) == APPROVED:
         return None
-    return f"version {number} waits for review: no tag {TAG_REVIEW}={APPROVED}"
+    return f"version {number} waits for review: no tag {Tag.REVIEW}={APPROVED}"
 
 
 def _accept(model: RegisteredModel, examined: Examined, history: History) -> Taken:
@@ -88,12 +88,12 @@ def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history
     goes = f"went back to version {target.version}" if target else "was taken away"
     reason = f"{problem}; '{CHAMPION}' {goes}"
     rejected = "rejected" in history.since_passed(champion)
-    if tags.get(TAG_REVIEW) == REJECTED and examined.vouched and not rejected:
+    if tags.get(Tag.REVIEW) == REJECTED and examined.vouched and not rejected:
         model.write("rejected", problem, version=champion, about=examined.vouched)
     # Before the alias moves, so that whoever looks at the version finds out why.
-    if not tags.get(TAG_REVERTED, "").endswith(problem[-_TAIL:]):
+    if not tags.get(Tag.REVERTED, "").endswith(problem[-_TAIL:]):
         note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
-        model.registry.set_tag(model.name, champion, (TAG_REVERTED, note))
+        model.registry.set_tag(model.name, champion, (Tag.REVERTED, note))
     number = target.version if target else None
     move(model, model.entry("reverted", reason, version=number, previous=champion, about=target))
     return Taken("guard", "reverted", number, reason)

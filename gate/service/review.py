@@ -10,7 +10,7 @@ from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
 from gate.registry.may_serve import examine
-from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, TAG_REVIEW
+from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Taken
 
@@ -25,7 +25,7 @@ def review(model: RegisteredModel, policy: Policy) -> list[Taken]:
     taken = []
     for waiting in history.waiting:
         assert waiting.version is not None
-        word = model.registry.version(model.name, waiting.version).tags.get(TAG_REVIEW)
+        word = model.registry.version(model.name, waiting.version).tags.get(Tag.REVIEW)
         if word == REJECTED:
             taken.append(_rejected(model, waiting))
         elif word == APPROVED and waiting.version == candidate:
@@ -40,7 +40,7 @@ def review(model: RegisteredModel, policy: Policy) -> list[Taken]:
 
 
 def _rejected(model: RegisteredModel, waiting: LedgerEntry) -> Taken:
-    reason = f"a reviewer rejected version {waiting.version} ({TAG_REVIEW}={REJECTED})"
+    reason = f"a reviewer rejected version {waiting.version} ({Tag.REVIEW}={REJECTED})"
     model.write("rejected", reason, version=waiting.version, about=waiting)
     return Taken("review", "rejected", waiting.version, reason)
 

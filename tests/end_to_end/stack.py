@@ -23,7 +23,7 @@ from gate.registry.judged import GoldenFolder
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, TAG_REVIEW
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
 from pipelines.stack import encryption_key
 from tests import builders
@@ -92,7 +92,7 @@ class Stack:
         return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
 
     def approve(self, number: str) -> None:
-        self.registry.set_tag(self.model, number, (TAG_REVIEW, "approved"))
+        self.registry.set_tag(self.model, number, (Tag.REVIEW, "approved"))
 
     def point(self, number: str) -> None:
         self.registry.set_alias(self.model, CHAMPION, number)

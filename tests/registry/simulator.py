@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.registry.ledger import Ledger, LedgerEntry
-from gate.registry.port import TAG_SHA256, Alias, Draft, Version
+from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 
 
@@ -40,7 +40,7 @@ class Simulator:
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         numbers = range(len(self.versions), 0, -1)
         found = [self.version(name, str(number)) for number in numbers]
-        return tuple(v for v in found if v.tags.get(TAG_SHA256) == sha256.hex)
+        return tuple(v for v in found if v.tags.get(Tag.SHA256) == sha256.hex)
 
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())

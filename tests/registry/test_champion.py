@@ -16,7 +16,7 @@ from gate.registry.addresses import declare
 from gate.registry.champion import promotion_lock
 from gate.registry.journal import Journal
 from gate.registry.ledger import Ledger
-from gate.registry.port import CHAMPION, PREVIOUS, TAG_REVIEW, TAG_ROLLED_BACK
+from gate.registry.port import CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
@@ -226,11 +226,11 @@ def nothing(model: RegisteredModel) -> None:
 
 
 def rejected(model: RegisteredModel) -> None:
-    model.registry.set_tag(NAME, "3", (TAG_REVIEW, "rejected"))
+    model.registry.set_tag(NAME, "3", (Tag.REVIEW, "rejected"))
 
 
 def rolled_back(model: RegisteredModel) -> None:
-    model.registry.set_tag(NAME, "3", (TAG_ROLLED_BACK, "2026: wrong"))
+    model.registry.set_tag(NAME, "3", (Tag.ROLLED_BACK, "2026: wrong"))
 
 
 def violated(model: RegisteredModel) -> None:

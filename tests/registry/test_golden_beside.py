@@ -17,7 +17,7 @@ from gate.records.model_code import ModelCode
 from gate.registry.judged import GoldenFolder
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, TAG_GOLDEN
+from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Release, promote
 from gate.storage.digest import Digest
 from tests import builders
@@ -60,7 +60,7 @@ def test_a_version_brings_its_vectors(registry, ledger: Ledger, tmp_path: Path, 
     promotion = promote(mlflow, of, policy=policy, ledger=ledger)
     assert promotion.outcome == "promoted", promotion.reason
     downloaded = mlflow.download(of.model_name, "1", tmp_path / "down")
-    tag = mlflow.version(of.model_name, "1").tags[TAG_GOLDEN]
+    tag = mlflow.version(of.model_name, "1").tags[Tag.GOLDEN]
     assert tag == Digest.of_file(tmp_path / "golden" / GOLDEN_JSON).hex
     assert verify_golden(downloaded, downloaded.parent / "golden").passed
     again = promote(mlflow, of, policy=policy, ledger=ledger)
@@ -87,7 +87,7 @@ def test_without_vectors_as_before(registry, ledger: Ledger, first: Release) -> 
     mlflow, run_id = registry
     of = dataclasses.replace(first, run_id=run_id)
     assert promote(mlflow, of, policy=POLICY, ledger=ledger).outcome == "promoted"
-    assert TAG_GOLDEN not in mlflow.version(of.model_name, "1").tags
+    assert Tag.GOLDEN not in mlflow.version(of.model_name, "1").tags
 
 
 def test_a_champion_of_before_stays_when_vectors_come(registry, ledger, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gate.preprocess.beside import SPEC, spec_beside
 from gate.preprocess.spec import PreprocessSpec
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import TAG_PREPROCESS
+from gate.registry.port import Tag
 from gate.registry.promotion import Release, promote, rollback
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release
@@ -56,7 +56,7 @@ def test_a_version_brings_its_spec(tmp_path: Path, ledger: Ledger) -> None:
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
     assert PreprocessSpec.load(spec_beside(path)) == IMAGENET
-    assert registry.version(NAME, "1").tags[TAG_PREPROCESS] == IMAGENET.digest().hex
+    assert registry.version(NAME, "1").tags[Tag.PREPROCESS] == IMAGENET.digest().hex
     assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
 

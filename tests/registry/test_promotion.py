@@ -12,7 +12,7 @@ from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, Regist
 from gate.records.model_code import ModelCode
 from gate.registry.champion import promotion_lock
 from gate.registry.ledger import Ledger
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote
 from gate.storage.digest import Digest
 from tests import builders
@@ -397,16 +397,16 @@ def test_rolled_back_bytes_are_refused_until_the_tag_is_deleted(
     registry = Simulator()
     run(registry, second, ledger)
     run(registry, first, ledger)
-    registry.set_tag(NAME, "1", (TAG_ROLLED_BACK, "2026-01-01: wrong digits"))
+    registry.set_tag(NAME, "1", (Tag.ROLLED_BACK, "2026-01-01: wrong digits"))
     policy = builders.policy(min_samples=350)
     for of, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
         outcome = run(registry, of, ledger, by)
         assert outcome.outcome == "refused"
         assert outcome.version == "1"
         assert "wrong digits" in outcome.reason
-        assert f"delete the tag {TAG_ROLLED_BACK}" in outcome.reason
+        assert f"delete the tag {Tag.ROLLED_BACK}" in outcome.reason
     assert registry.aliases[CHAMPION] == "2"
-    del registry.versions[0].tags[TAG_ROLLED_BACK]
+    del registry.versions[0].tags[Tag.ROLLED_BACK]
     assert run(registry, second, ledger).version == "1"
 
 
@@ -479,4 +479,4 @@ def test_a_champion_from_elsewhere_gets_its_line(
     (line,) = ledger.entries()
     assert line.action == "promoted"
     assert "without a line in this ledger" in line.reason
-    assert registry.versions[0].tags[TAG_SHA256] == first.decision.subject_sha256.hex
+    assert registry.versions[0].tags[Tag.SHA256] == first.decision.subject_sha256.hex

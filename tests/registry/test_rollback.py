@@ -5,7 +5,7 @@ import pytest
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.registry.champion import promotion_lock
 from gate.registry.ledger import Ledger
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK, TAG_SHA256
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote, rollback
 from tests import builders
 from tests.registry.releases import NAME
@@ -51,7 +51,7 @@ def test_rollback_swaps_the_aliases(registry: Watched, ledger: Ledger, first: Re
     assert (outcome.version, outcome.previous_version) == ("1", "2")
     assert registry.inner.aliases[CHAMPION] == "1"
     assert registry.inner.aliases[PREVIOUS] == "2"
-    assert "sevens read as ones" in registry.inner.versions[1].tags[TAG_ROLLED_BACK]
+    assert "sevens read as ones" in registry.inner.versions[1].tags[Tag.ROLLED_BACK]
     line = ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("rolled_back", "1", "2")
     assert line.sha256 == first.decision.subject_sha256
@@ -79,7 +79,7 @@ def test_a_second_rollback_does_not_return_to_the_bad_version(
     registry: Watched, ledger: Ledger
 ) -> None:
     back(registry, ledger)
-    with pytest.raises(RegistryError, match=f"delete its tag {TAG_ROLLED_BACK}"):
+    with pytest.raises(RegistryError, match=f"delete its tag {Tag.ROLLED_BACK}"):
         back(registry, ledger)
     assert registry.inner.aliases[CHAMPION] == "1"
 
@@ -106,7 +106,7 @@ def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
         return
     assert back(simulator, ledger).version == "1"
     assert (simulator.aliases[CHAMPION], simulator.aliases[PREVIOUS]) == ("1", "2")
-    assert TAG_ROLLED_BACK in simulator.versions[1].tags
+    assert Tag.ROLLED_BACK in simulator.versions[1].tags
     assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
 
 
@@ -145,17 +145,17 @@ def test_both_aliases_on_one_version(registry: Watched, ledger: Ledger) -> None:
     registry.inner.aliases[PREVIOUS] = "2"
     with pytest.raises(RegistryError, match="both point at version 2"):
         back(registry, ledger)
-    assert TAG_ROLLED_BACK not in registry.inner.versions[1].tags
+    assert Tag.ROLLED_BACK not in registry.inner.versions[1].tags
 
 
 def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Release) -> None:
     """Also where the tag was made to fit the bytes: the ledger counts, not the tag."""
     registry.inner.versions[0].data = second.onnx_path.read_bytes()
-    registry.inner.versions[0].tags[TAG_SHA256] = second.decision.subject_sha256.hex
+    registry.inner.versions[0].tags[Tag.SHA256] = second.decision.subject_sha256.hex
     with pytest.raises(DigestMismatch, match="version 1"):
         back(registry, ledger)
     assert registry.inner.aliases[CHAMPION] == "2"
-    assert TAG_ROLLED_BACK not in registry.inner.versions[1].tags
+    assert Tag.ROLLED_BACK not in registry.inner.versions[1].tags
     assert ledger.entries()[-1].action == "violation"
 
 

@@ -16,7 +16,7 @@ from gate.records.model_code import ModelCode
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, TAG_TWIN
+from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.proof import prove_twin
 from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, twin_in
@@ -62,7 +62,7 @@ def test_both_become_one_version(tmp_path: Path, ledger: Ledger) -> None:
     assert twin is not None
     stored = registry.versions[0]
     assert stored.beside[f"{QUANTIZED}/model.int8.onnx"] == twin.onnx_path.read_bytes()
-    assert stored.tags[TAG_TWIN] == Digest.of_file(twin.onnx_path).hex
+    assert stored.tags[Tag.TWIN] == Digest.of_file(twin.onnx_path).hex
     (line,) = ledger.entries()
     assert line.twin == TwinDigests.of(twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"

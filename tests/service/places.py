@@ -9,7 +9,7 @@ from typing import Any
 
 from gate.policy.policy import Policy
 from gate.registry.ledger import Ledger
-from gate.registry.port import CHAMPION, TAG_REVIEW
+from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
@@ -50,7 +50,7 @@ class Place:
         handed = self.release(seed, days=days, policy=policy)
         return promote(self.registry, handed, policy=policy, ledger=self.ledger)
 
-    def tag(self, number: str, value: str, key: str = TAG_REVIEW) -> None:
+    def tag(self, number: str, value: str, key: str = Tag.REVIEW) -> None:
         self.registry.set_tag(NAME, number, (key, value))
 
     def point(self, number: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from gate.errors import ArtifactMissing, RegistryError, RegistryUnavailable
 from gate.registry.addresses import declare
 from gate.registry.ledger import Ledger
-from gate.registry.port import TAG_REVERTED, TAG_REVIEW, TAG_ROLLED_BACK
+from gate.registry.port import Tag
 from gate.registry.promotion import rollback
 from gate.service.guard import guard
 from tests import builders
@@ -73,7 +73,7 @@ def rejected(place):
 
 
 def rolled_back(place):
-    place.tag("3", "2026: wrong", TAG_ROLLED_BACK)
+    place.tag("3", "2026: wrong", Tag.ROLLED_BACK)
 
 
 def unknown(place):
@@ -114,7 +114,7 @@ def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
     assert (line.action, line.version, line.previous_version) == ("reverted", "2", "3")
     assert line.cause == "delivery 1"
     assert words in line.reason
-    assert words in place.stored("3").tags[TAG_REVERTED]
+    assert words in place.stored("3").tags[Tag.REVERTED]
     before = place.lines()
     assert look(place, thoroughly=True) == []
     assert place.lines() == before
@@ -301,7 +301,7 @@ def test_what_waits_for_review_does_not_serve(tmp_path):
     place.point("1")
     assert look(place, policy=REVIEWED) == [("reverted", None)]
     place.point("1")
-    place.tag("1", "approved", TAG_REVIEW)
+    place.tag("1", "approved", Tag.REVIEW)
     assert look(place, policy=REVIEWED) == [("accepted", "1")]
 
 

@@ -22,7 +22,7 @@ from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, TAG_REVIEW
+from gate.registry.port import CHAMPION, Tag
 from gate.service.reconciler import Reconciler
 from tests.registry.servers import make_run
 from tests.service.places import REVIEWED, Place
@@ -62,7 +62,7 @@ class Model:
         return made.version
 
     def approve(self, number: str) -> None:
-        self.registry.set_tag(self.name, number, (TAG_REVIEW, "approved"))
+        self.registry.set_tag(self.name, number, (Tag.REVIEW, "approved"))
 
     def look(self) -> int:
         """What the service does after an event; gives the number of things that were done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_ROLLED_BACK
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.service.review import review
 from tests import builders
 from tests.service.places import REVIEWED, Place
@@ -52,7 +52,7 @@ def test_approval_promotes(place):
 
 
 def test_an_old_champion_that_must_not_serve_is_nothing_to_roll_back_to(place):
-    place.tag("1", "2026: wrong", TAG_ROLLED_BACK)
+    place.tag("1", "2026: wrong", Tag.ROLLED_BACK)
     place.tag("2", "approved")
     assert look(place) == [("promoted", "2")]
     assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
@@ -139,7 +139,7 @@ def test_what_served_before_can_be_handed_in_again(place):
 def test_an_approval_is_used_up(place):
     place.tag("2", "approved")
     look(place)
-    place.tag("2", "2026: wrong", TAG_ROLLED_BACK)
+    place.tag("2", "2026: wrong", Tag.ROLLED_BACK)
     place.point("1")
     assert look(place) == []
     assert place.champion == "1"

@@ -16,7 +16,7 @@ from gate.registry.mlflow.errors import is_gone, translated
 from gate.registry.mlflow.preflight import preflight
 from gate.registry.mlflow.process import lent, quiet_process, redacted
 from gate.registry.mlflow.upload import upload
-from gate.registry.port import TAG_SHA256, Alias, Draft, Version
+from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class MlflowRegistry:
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         """Versions whose tag `gate.sha256` is this digest, newest first."""
         quote = '"' if "'" in name else "'"
-        query = f"name = {quote}{name}{quote} and tags.`{TAG_SHA256}` = '{sha256.hex}'"
+        query = f"name = {quote}{name}{quote} and tags.`{Tag.SHA256}` = '{sha256.hex}'"
         versions: list[ModelVersion] = []
         token = None
         with self._using(f"search the versions of '{name}'") as client:

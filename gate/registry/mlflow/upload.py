@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gate.registry.port import TAG_SHA256, Draft
+from gate.registry.port import Draft, Tag
 from gate.storage.digest import Digest
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         client.get_run(draft.run_id).info.experiment_id,
         name=name,
         source_run_id=draft.run_id,
-        tags={TAG_SHA256: draft.subject.sha256.hex},
+        tags={Tag.SHA256: draft.subject.sha256.hex},
     )
     for place, folder in draft.beside.items():  # first, because READY comes with the file
         client.log_model_artifacts(logged.model_id, str(folder), place)

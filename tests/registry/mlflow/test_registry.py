@@ -28,7 +28,7 @@ from gate.registry.judged import digest_of_model
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, TAG_SHA256
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Promotion, Release, promote, rollback
 from gate.storage.digest import Digest
 from tests import builders
@@ -110,7 +110,7 @@ def test_a_promoted_file_is_the_measured_file(
     path = place.registry.download(place.name, "2", tmp_path / "back")
     assert Digest.of_file(path) == want
     version = place.registry.version(place.name, "2")
-    assert version.tags[TAG_SHA256] == want.hex
+    assert version.tags[Tag.SHA256] == want.hex
     assert version.run_id == place.run_id
     assert version.description == second.description
     assert ledger.entries()[-1].sha256 == want
