@@ -18,7 +18,7 @@ from gate.records.evidence import Evidence
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import REJECTED, Tag, Version
-from gate.registry.proof import Beside
+from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
@@ -57,7 +57,7 @@ def examine(
     if examined.problem is not None or examined.vouched is None:
         return examined
     try:
-        with _downloaded(model, examined.vouched) as path:
+        with _downloaded(model, version, examined.vouched) as path:
             problem = _records(path, model.name, examined.vouched, policy) if anew else None
     except (DigestMismatch, EvidenceError, OnnxFileError) as error:
         problem = str(error)
@@ -65,16 +65,13 @@ def examine(
 
 
 @contextmanager
-def _downloaded(model: RegisteredModel, vouched: LedgerEntry) -> Iterator[Path]:
+def _downloaded(model: RegisteredModel, version: str, vouched: LedgerEntry) -> Iterator[Path]:
     """A version's file with all that is beside it, for as long as this lasts; proven bytes.
 
     Raises DigestMismatch, after writing a violation down.
     """
-    assert vouched.version is not None
-    assert vouched.sha256 is not None
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        beside = Beside.needed(vouched)
-        yield model.download(vouched.version, vouched.sha256, Path(folder), beside=beside)
+        yield model.download(version, ExpectedFiles.needed(vouched), into=Path(folder))
 
 
 def _objection(version: Version, history: History) -> str | None:

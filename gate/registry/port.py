@@ -119,6 +119,6 @@ class Registry(Protocol):
         """Take an alias away; one that is not there is no error."""
         ...
 
-    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
-        """Set a tag, (key, value), on a version."""
+    def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
+        """Set a tag on a version."""
         ...

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
@@ -20,7 +20,7 @@ from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, REJECTED, Registry, Tag, Version
-from gate.registry.proof import Beside
+from gate.registry.proof import ExpectedFiles
 from gate.registry.records import RECORDS, Records
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
@@ -62,34 +62,147 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return Promotion("dry_run", None, None, reason)
     with alone(model):
-        return _promote(model, release, policy)
+        # A broken ledger must stop the promotion before it touches the registry.
+        return _Attempt(model, release, policy, model.history()).promote()
 
 
-def _promote(model: RegisteredModel, release: Release, policy: Policy) -> Promotion:
-    # A broken ledger must stop the promotion before it touches the registry.
-    history = model.history()
-    model.registry.ensure_model(model.name)
-    champion = model.alias(CHAMPION)
-    found = model.registry.find(model.name, release.decision.subject_sha256)
-    for version in found:
-        objection = _objection(model, version, history)
-        if objection is not None:
-            return _refuse(model, release, objection, version=version.number)
-    serving = next((version for version in found if version.number == champion), None)
-    if serving is not None and _serves_already(model, release, serving, history):
-        if policy.review == "automatic" or history.was_served(serving.number):
-            return _unchanged(model, release, serving.number, history)
-        return _hand_in(model, release, serving.number, champion=champion, history=history)
-    others = [version for version in found if version.number != champion]
-    number = _left_behind(model, release, others, history) or _create(model, release)
-    model.expect(CHAMPION, champion)
-    model.point(CANDIDATE, number)
-    if policy.review == "required":
-        return _hand_in(model, release, number, champion=champion, history=history)
-    reason = _why(release)
-    entry = model.entry("promoted", reason, version=number, previous=champion, about=release)
-    move(model, entry)
-    return Promotion("promoted", number, champion, reason)
+@dataclass(frozen=True)
+class _Attempt:
+    """One release on its way to `champion`, and the model's history as it was at first."""
+
+    model: RegisteredModel
+    release: Release
+    policy: Policy
+    history: History
+
+    def promote(self) -> Promotion:
+        model, history = self.model, self.history
+        model.registry.ensure_model(model.name)
+        champion = model.alias(CHAMPION)
+        found = model.registry.find(model.name, self.release.decision.subject_sha256)
+        for version in found:
+            objection = self._objection(version)
+            if objection is not None:
+                return _refuse(model, self.release, objection, version=version.number)
+        serving = next((version for version in found if version.number == champion), None)
+        if serving is not None and self._serves_already(serving):
+            if self.policy.review == "automatic" or history.was_served(serving.number):
+                return self._unchanged(serving.number)
+            return self._hand_in(serving.number, champion)
+        others = [version for version in found if version.number != champion]
+        number = self._left_behind(others) or self._create()
+        model.expect(CHAMPION, champion)
+        model.point(CANDIDATE, number)
+        if self.policy.review == "required":
+            return self._hand_in(number, champion)
+        why = _why(self.release)
+        move(
+            model,
+            model.entry("promoted", why, version=number, previous=champion, about=self.release),
+        )
+        return Promotion("promoted", number, champion, why)
+
+    def _objection(self, version: Version) -> str | None:
+        """What was said against these bytes that keeps them out for good, or None."""
+        number, tags, name = version.number, version.tags, self.model.name
+        if Tag.ROLLED_BACK in tags:
+            return (
+                f"these bytes were rolled back as version {number} ({tags[Tag.ROLLED_BACK]}). "
+                f"To promote them all the same, delete the tag {Tag.ROLLED_BACK} of version "
+                f"{number} of {name}, then repeat."
+            )
+        if "rejected" in self.history.since_passed(number) or tags.get(Tag.REVIEW) == REJECTED:
+            return (
+                f"a reviewer rejected these bytes as version {number} of {name}. Train or export "
+                "anew, and hand that in."
+            )
+        return None
+
+    def _serves_already(self, champion: Version) -> bool:
+        tags = self.release.draft().tags
+        names: tuple[str, ...] = (Tag.POLICY, Tag.TWIN, Tag.PREPROCESS)
+        if self.history.vouching_for(champion.number) is None:
+            # Of a champion that came from elsewhere only its tags say what is beside its file.
+            names = (*tags, Tag.TWIN, Tag.PREPROCESS)
+        same = all(champion.tags.get(name) == tags.get(name) for name in names)
+        return same and self._is_whole(champion)
+
+    def _unchanged(self, champion: str) -> Promotion:
+        model, previous = self.model, self.model.alias(PREVIOUS)
+        if self.history.was_served(champion):
+            reason = f"version {champion} serves these bytes already, under the same policy"
+            # What is beside its file is what was promoted, whatever was handed in now.
+            about = self.history.vouching_for(champion) or self.release
+            model.write("unchanged", reason, version=champion, previous=previous, about=about)
+        else:
+            # A crash between the alias and the ledger's line, or a promotion from elsewhere.
+            reason = f"version {champion} was champion already, without a line in this ledger"
+            model.write("promoted", reason, version=champion, previous=previous, about=self.release)
+        return Promotion("unchanged", champion, previous, reason)
+
+    def _hand_in(self, number: str, champion: str | None) -> Promotion:
+        """Have the version wait for its review."""
+        waits = f"waits for review: set the tag {Tag.REVIEW} to approved or rejected"
+        reason = f"{_why(self.release)}; {waits}"
+        standing = self.history.standing(number)
+        if standing is None or standing.action != "passed":
+            self.model.write(
+                "passed", reason, version=number, previous=champion, about=self.release
+            )
+        return Promotion("passed", number, champion, reason)
+
+    def _left_behind(self, versions: Sequence[Version]) -> str | None:
+        """The number of a whole version of this very release, or None."""
+        wanted = self.release.draft().tags.items()
+        for version in versions:
+            if wanted <= version.tags.items() and self._is_whole(version):
+                return version.number
+        return None
+
+    def _create(self) -> str:
+        """Make a version, read it back and prove it; gives its number."""
+        model, release, draft = self.model, self.release, self.release.draft()
+        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+            folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
+            Records(release.evidence, release.decision).write(folders[RECORDS])
+            if release.preprocessing is not None:
+                folders[PREPROCESSING] = Path(folder, PREPROCESSING)
+                PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
+            if release.twin is not None:
+                folders[QUANTIZED] = Path(folder, QUANTIZED)
+                lay_out(release.twin, folders[QUANTIZED])
+            number = model.registry.create_version(model.name, replace(draft, beside=folders))
+        made = model.registry.version(model.name, number)
+        if not draft.tags.items() <= made.tags.items() or made.description != draft.description:
+            raise RegistryError(
+                f"version {number} of {model.name} reads back with other tags or another "
+                f"description than it was made with: {dict(made.tags)}. It was not promoted; "
+                "repeat."
+            )
+        model.prove(number, self._handed_in(draft.tags))
+        return number
+
+    def _is_whole(self, version: Version) -> bool:
+        """True if a version's bytes are the release's. A violation is written down once."""
+        if "violation" in self.history.since_passed(version.number):
+            return False
+        vouched, expected = self.history.vouching_for(version.number), self._handed_in(version.tags)
+        if vouched is not None:
+            expected = replace(ExpectedFiles.of(vouched), sha256=expected.sha256)
+        try:
+            self.model.prove(version.number, expected)
+        except (DigestMismatch, ArtifactMissing):
+            return False
+        return True
+
+    def _handed_in(self, tags: Mapping[str, str]) -> ExpectedFiles:
+        """What the release holds, with the golden vectors that the version's tags name."""
+        return ExpectedFiles(
+            sha256=self.release.decision.subject_sha256,
+            golden=tags.get(Tag.GOLDEN),
+            twin=self.release.twin_digests,
+            preprocessing=self.release.preprocess_sha256,
+        )
 
 
 def _why(release: Release) -> str:
@@ -99,120 +212,8 @@ def _why(release: Release) -> str:
     return reason
 
 
-def _hand_in(
-    model: RegisteredModel,
-    release: Release,
-    number: str,
-    *,
-    champion: str | None,
-    history: History,
-) -> Promotion:
-    """Have the version wait for its review."""
-    reason = f"{_why(release)}; waits for review: set the tag {Tag.REVIEW} to approved or rejected"
-    standing = history.standing(number)
-    if standing is None or standing.action != "passed":
-        model.write("passed", reason, version=number, previous=champion, about=release)
-    return Promotion("passed", number, champion, reason)
-
-
-def _objection(model: RegisteredModel, version: Version, history: History) -> str | None:
-    """What was said against these bytes that keeps them out for good, or None."""
-    if Tag.ROLLED_BACK in version.tags:
-        return (
-            f"these bytes were rolled back as version {version.number} "
-            f"({version.tags[Tag.ROLLED_BACK]}). To promote them all the same, delete the tag "
-            f"{Tag.ROLLED_BACK} of version {version.number} of {model.name}, then repeat."
-        )
-    rejected = "rejected" in history.since_passed(version.number)
-    if rejected or version.tags.get(Tag.REVIEW) == REJECTED:
-        return (
-            f"a reviewer rejected these bytes as version {version.number} of {model.name}. Train "
-            "or export anew, and hand that in."
-        )
-    return None
-
-
 def _refuse(
     model: RegisteredModel, release: Release, reason: str, *, version: str | None = None
 ) -> Promotion:
     model.write("refused", reason, version=version, about=release)
     return Promotion("refused", version, None, reason)
-
-
-def _serves_already(
-    model: RegisteredModel, release: Release, champion: Version, history: History
-) -> bool:
-    tags = release.draft().tags
-    names: tuple[str, ...] = (Tag.POLICY, Tag.TWIN, Tag.PREPROCESS)
-    if history.vouching_for(champion.number) is None:
-        # Of a champion that came from elsewhere only its tags say what is beside its file.
-        names = (*tags, Tag.TWIN, Tag.PREPROCESS)
-    same = all(champion.tags.get(name) == tags.get(name) for name in names)
-    return same and _whole(model, release, champion, history)
-
-
-def _unchanged(
-    model: RegisteredModel, release: Release, champion: str, history: History
-) -> Promotion:
-    previous = model.alias(PREVIOUS)
-    if history.was_served(champion):
-        reason = f"version {champion} serves these bytes already, under the same policy"
-        # What is beside its file is what was promoted, whatever was handed in now.
-        about = history.vouching_for(champion) or release
-        model.write("unchanged", reason, version=champion, previous=previous, about=about)
-    else:
-        # A crash between the alias and the ledger's line, or a promotion from elsewhere.
-        reason = f"version {champion} was champion already, without a line in this ledger"
-        model.write("promoted", reason, version=champion, previous=previous, about=release)
-    return Promotion("unchanged", champion, previous, reason)
-
-
-def _left_behind(
-    model: RegisteredModel, release: Release, versions: Sequence[Version], history: History
-) -> str | None:
-    """The number of a whole version of this very release, or None."""
-    wanted = release.draft().tags.items()
-    for version in versions:
-        if wanted <= version.tags.items() and _whole(model, release, version, history):
-            return version.number
-    return None
-
-
-def _create(model: RegisteredModel, release: Release) -> str:
-    draft = release.draft()
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
-        Records(release.evidence, release.decision).write(folders[RECORDS])
-        if release.preprocessing is not None:
-            folders[PREPROCESSING] = Path(folder, PREPROCESSING)
-            PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
-        if release.twin is not None:
-            folders[QUANTIZED] = Path(folder, QUANTIZED)
-            lay_out(release.twin, folders[QUANTIZED])
-        whole = replace(draft, beside=folders)
-        number = model.registry.create_version(model.name, whole)
-    made = model.registry.version(model.name, number)
-    if not draft.tags.items() <= made.tags.items() or made.description != draft.description:
-        raise RegistryError(
-            f"version {number} of {model.name} reads back with other tags or another description "
-            f"than it was made with: {dict(made.tags)}. It was not promoted; repeat."
-        )
-    beside = Beside(draft.tags.get(Tag.GOLDEN), release.twin_digests, release.preprocess_sha256)
-    model.prove(number, release.decision.subject_sha256, beside=beside)
-    return number
-
-
-def _whole(model: RegisteredModel, release: Release, version: Version, history: History) -> bool:
-    """True if a version's bytes are the release's. A violation is written down once."""
-    if "violation" in history.since_passed(version.number):
-        return False
-    vouched = history.vouching_for(version.number)
-    handed_in = Beside(
-        version.tags.get(Tag.GOLDEN), release.twin_digests, release.preprocess_sha256
-    )
-    beside = handed_in if vouched is None else Beside.of(vouched)
-    try:
-        model.prove(version.number, release.decision.subject_sha256, beside=beside)
-    except (DigestMismatch, ArtifactMissing):
-        return False
-    return True

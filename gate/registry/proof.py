@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError, GateError
@@ -15,10 +15,12 @@ from gate.registry.twin import QUANTIZED, TwinDigests, twin_file
 from gate.storage.digest import Digest
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What is to be beside a version's file."""
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFiles:
+    """What a version's file is to be, and what is to be beside it."""
 
+    sha256: Digest
+    """Of the ONNX file, as evidence counts it."""
     golden: str | None = None
     """Digest of the golden vectors, in hexadecimal."""
     twin: TwinDigests | None = None
@@ -26,25 +28,26 @@ class Beside:
     """Digest of the preprocessing spec."""
 
     @classmethod
-    def of(cls, line: LedgerEntry) -> Beside:
-        """What a line of the ledger says."""
-        return cls(_hex(line.golden_sha256), line.twin, line.preprocess_sha256)
+    def of(cls, line: LedgerEntry) -> ExpectedFiles:
+        """What a line of the ledger says that vouches for a version."""
+        return replace(cls.needed(line), golden=_hex(line.golden_sha256))
 
     @classmethod
-    def needed(cls, line: LedgerEntry) -> Beside:
+    def needed(cls, line: LedgerEntry) -> ExpectedFiles:
         """What a version can't serve without; golden vectors prove, and nothing needs them."""
-        return cls(twin=line.twin, preprocessing=line.preprocess_sha256)
+        assert line.sha256 is not None
+        return cls(sha256=line.sha256, twin=line.twin, preprocessing=line.preprocess_sha256)
 
 
-def prove(path: Path, expected: Digest, beside: Beside | None, *, what: str) -> None:
+def prove(path: Path, expected: ExpectedFiles, *, what: str) -> None:
     """Hash the file and what is to be beside it. Raises DigestMismatch, StorageError."""
-    expected.verify(_digest(path, expected, what=what), what=what)
-    if beside is not None and beside.golden is not None:
-        _prove_golden(path.parent / GOLDEN, beside.golden, what=what)
-    if beside is not None and beside.twin is not None:
-        prove_twin(path.parent / QUANTIZED, beside.twin, what=what)
-    if beside is not None and beside.preprocessing is not None:
-        prove_spec(spec_beside(path), beside.preprocessing, what=what)
+    expected.sha256.verify(_digest(path, expected.sha256, what=what), what=what)
+    if expected.golden is not None:
+        _prove_golden(path.parent / GOLDEN, expected.golden, what=what)
+    if expected.twin is not None:
+        prove_twin(path.parent / QUANTIZED, expected.twin, what=what)
+    if expected.preprocessing is not None:
+        prove_spec(spec_beside(path), expected.preprocessing, what=what)
 
 
 def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
@@ -53,7 +56,8 @@ def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
         path = twin_file(folder)
     except EvidenceError as error:
         raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
-    prove(path, expected.sha256, Beside(_hex(expected.golden_sha256)), what=f"the twin of {what}")
+    files = ExpectedFiles(sha256=expected.sha256, golden=_hex(expected.golden_sha256))
+    prove(path, files, what=f"the twin of {what}")
 
 
 def _hex(digest: Digest | None) -> str | None:

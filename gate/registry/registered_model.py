@@ -11,7 +11,7 @@ from gate.registry.addresses import plain, same
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.port import Alias, Registry
-from gate.registry.proof import Beside, prove
+from gate.registry.proof import ExpectedFiles, prove
 from gate.registry.release import Release
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
@@ -93,24 +93,22 @@ class RegisteredModel:
         """The version that an alias points at, or None. Raises the RegistryErrors."""
         return self.registry.alias(self.name, alias)
 
-    def prove(self, number: str, expected: Digest, *, beside: Beside | None = None) -> None:
+    def prove(self, number: str, expected: ExpectedFiles) -> None:
         """Download a version and hash it, and what is to be beside it.
 
         Raises DigestMismatch, after writing a violation down; the RegistryErrors, StorageError.
         """
         with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-            self.download(number, expected, Path(folder), beside=beside)
+            self.download(number, expected, into=Path(folder))
 
-    def download(
-        self, number: str, expected: Digest, folder: Path, *, beside: Beside | None = None
-    ) -> Path:
-        """The proven file of a version with all that is beside it, in `folder`; as `prove`."""
+    def download(self, number: str, expected: ExpectedFiles, *, into: Path) -> Path:
+        """The proven file of a version with all that is beside it, in a folder; as `prove`."""
         what = f"version {number} of {self.name} in the registry"
         try:
-            path = self._fetched(number, folder, what=what)
-            prove(path, expected, beside, what=what)
+            path = self._fetched(number, into, what=what)
+            prove(path, expected, what=what)
         except DigestMismatch as error:
-            self.write("violation", str(error), version=number, about=expected)
+            self.write("violation", str(error), version=number, about=expected.sha256)
             raise
         return path
 

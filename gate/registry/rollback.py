@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gate.errors import EvidenceError, RegistryError
+from typing import NoReturn
+
+from gate.errors import EvidenceError, GateError, RegistryError
 from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION, PREVIOUS, Registry, Tag
-from gate.registry.proof import Beside
+from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
 
@@ -35,27 +37,26 @@ def _rollback(model: RegisteredModel, reason: str) -> Promotion:
     history = model.history()
     champion, target = model.alias(CHAMPION), model.alias(PREVIOUS)
     if champion is None or target is None:
-        raise _refusal(
+        missing = CHAMPION if champion is None else PREVIOUS
+        _refuse(
             model,
-            RegistryError(
-                f"{model.name} can't be rolled back: the alias "
-                f"'{CHAMPION if champion is None else PREVIOUS}' points at no version. "
-                "There must have been two promotions."
-            ),
+            f"{model.name} can't be rolled back: the alias '{missing}' points at no version. "
+            "There must have been two promotions.",
         )
     if champion == target:
         change = history.change
         if change is not None and (change.action, change.version) == ("rolled_back", champion):
             return _resumed(model, change)
-        error = RegistryError(
+        _refuse(
+            model,
             f"{model.name} can't be rolled back: '{CHAMPION}' and '{PREVIOUS}' both point at "
-            f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat."
+            f"version {target}. Set '{PREVIOUS}' to the version to go back to, then repeat.",
         )
-        raise _refusal(model, error)
     vouched = _checked(model, target, history)
     if Tag.ROLLED_BACK not in model.registry.version(model.name, champion).tags:
         # Before the alias moves: a crash in between must not leave the bad bytes promotable.
-        model.registry.set_tag(model.name, champion, (Tag.ROLLED_BACK, f"{now()}: {reason}"))
+        note = f"{now()}: {reason}"
+        model.registry.set_tag(model.name, champion, key=Tag.ROLLED_BACK, value=note)
     entry = model.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
     return _outcome(move(model, entry))
 
@@ -76,29 +77,29 @@ def _checked(model: RegisteredModel, target: str, history: History) -> LedgerEnt
     """The line that vouches for the version to go back to, with proven bytes."""
     tags = model.registry.version(model.name, target).tags
     if Tag.ROLLED_BACK in tags:
-        error: RegistryError | EvidenceError = RegistryError(
+        _refuse(
+            model,
             f"version {target} of {model.name} was itself rolled back ({tags[Tag.ROLLED_BACK]}). "
-            f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat."
+            f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat.",
         )
-        raise _refusal(model, error)
     vouched = history.vouching_for(target) if history.was_served(target) else None
-    if vouched is None or vouched.sha256 is None:
-        error = EvidenceError(
+    if vouched is None:
+        _refuse(
+            model,
             f"the ledger {model.ledger.path} has no line that version {target} of {model.name} was "
             "ever promoted, so nothing says which bytes it should hold. Roll back where the "
-            "ledger is, or promote a measured file."
+            "ledger is, or promote a measured file.",
+            error=EvidenceError,
         )
-        raise _refusal(model, error)
     problem = veto(model, target, history=history).problem
     if problem is not None:
-        error = RegistryError(f"{model.name} can't be rolled back to version {target}: {problem}.")
-        raise _refusal(model, error)
-    model.prove(target, vouched.sha256, beside=Beside.needed(vouched))
+        _refuse(model, f"{model.name} can't be rolled back to version {target}: {problem}.")
+    model.prove(target, ExpectedFiles.needed(vouched))
     return vouched
 
 
-def _refusal(
-    model: RegisteredModel, error: RegistryError | EvidenceError
-) -> RegistryError | EvidenceError:
-    model.write("refused", str(error))
-    return error
+def _refuse(
+    model: RegisteredModel, reason: str, *, error: type[GateError] = RegistryError
+) -> NoReturn:
+    model.write("refused", reason)
+    raise error(reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION
-from gate.registry.proof import Beside
+from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
 from gate.service.port import Taken
+from gate.storage.digest import Digest
 
 
 def deploy_champion(
@@ -30,11 +32,11 @@ def deploy_champion(
     `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
     refused here once more. Raises the RegistryErrors, EvidenceError and StorageError.
     """
-    history = model.history()
-    vouched = _rightful(model, history)
-    if vouched is None:
+    history, champion = model.history(), model.alias(CHAMPION)
+    vouched = _rightful(model, champion, history)
+    if champion is None or vouched is None:
         return []
-    last, slots = history.deployment_of(vouched), _slots(model, vouched)
+    last, slots = history.deployment_of(vouched), _slots(model, champion, vouched)
     refused = last is not None and last.action == "not_deployed"
     if refused and not thoroughly:
         return []
@@ -44,15 +46,14 @@ def deploy_champion(
     if done.outcome != "refused":
         return [_tell(model, vouched, "deployed", done.reason)]
     with contextlib.suppress(DigestMismatch):  # which is written down as a violation
-        _prove(model, vouched)
+        model.prove(champion, ExpectedFiles.of(vouched))
     if refused and last is not None and last.reason == done.reason:
         return []
     return [_tell(model, vouched, "not_deployed", done.reason)]
 
 
-def _rightful(model: RegisteredModel, history: History) -> LedgerEntry | None:
+def _rightful(model: RegisteredModel, champion: str | None, history: History) -> LedgerEntry | None:
     """The line that vouches for the champion; None where it is not there rightly."""
-    champion = model.alias(CHAMPION)
     if champion is None or champion != history.serving:
         return None
     examined = veto(model, champion, history=history)
@@ -85,36 +86,20 @@ class _Download:
         return beside.rename(folder / BESIDE) / name
 
 
-def _slots(model: RegisteredModel, vouched: LedgerEntry) -> dict[str, SlotSource]:
+def _slots(model: RegisteredModel, number: str, vouched: LedgerEntry) -> dict[str, SlotSource]:
     """What the line vouches for; the exact file comes first."""
-    assert vouched.version is not None
     assert vouched.sha256 is not None
-    download = _Download(model, vouched.version)
-    exact = SlotSource(
-        vouched.sha256,
-        download.exact,
-        golden_sha256=vouched.golden_sha256,
-        golden_required=vouched.golden_sha256 is not None,
-        preprocess_sha256=vouched.preprocess_sha256,
-    )
-    if vouched.twin is None:
-        return {EXACT: exact}
-    golden = vouched.twin.golden_sha256
-    twin = replace(
-        exact,
-        sha256=vouched.twin.sha256,
-        fetch=download.twin,
-        golden_sha256=golden,
-        golden_required=golden is not None,
-        preprocess_sha256=None,
-    )
-    return {EXACT: exact, QUANTIZED: twin}
+    download = _Download(model, number)
+    exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
+    slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
+    if vouched.twin is not None:
+        golden = vouched.twin.golden_sha256
+        slots[QUANTIZED] = _source(vouched.twin.sha256, download.twin, golden=golden)
+    return slots
 
 
-def _prove(model: RegisteredModel, vouched: LedgerEntry) -> None:
-    assert vouched.version is not None
-    assert vouched.sha256 is not None
-    model.prove(vouched.version, vouched.sha256, beside=Beside.of(vouched))
+def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | None) -> SlotSource:
+    return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
 
 
 def _tell(model: RegisteredModel, vouched: LedgerEntry, action: Action, reason: str) -> Taken:

@@ -11,7 +11,7 @@ from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry, now
 from gate.registry.may_serve import Examined, examine, veto
 from gate.registry.port import APPROVED, CHAMPION, REJECTED, Tag
-from gate.registry.proof import Beside
+from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Taken
 
@@ -93,7 +93,7 @@ def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history
     # Before the alias moves, so that whoever looks at the version finds out why.
     if not tags.get(Tag.REVERTED, "").endswith(problem[-_TAIL:]):
         note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
-        model.registry.set_tag(model.name, champion, (Tag.REVERTED, note))
+        model.registry.set_tag(model.name, champion, key=Tag.REVERTED, value=note)
     number = target.version if target else None
     move(model, model.entry("reverted", reason, version=number, previous=champion, about=target))
     return Taken("guard", "reverted", number, reason)
@@ -107,11 +107,11 @@ def _last_good(model: RegisteredModel, history: History, *, but: str) -> LedgerE
     trouble: RegistryError | None = None
     for number in history.served:
         vouched = history.vouching_for(number)
-        if number == but or vouched is None or vouched.sha256 is None:
+        if number == but or vouched is None:
             continue
         try:
             if veto(model, number, history=history).problem is None:
-                model.prove(number, vouched.sha256, beside=Beside.needed(vouched))
+                model.prove(number, ExpectedFiles.needed(vouched))
                 return vouched
         except DigestMismatch:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gate.policy.policy import Policy
 from gate.registry.champion import move
 from gate.registry.history import History
-from gate.registry.ledger import LedgerEntry
+from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import examine
 from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, Tag
 from gate.registry.registered_model import RegisteredModel
@@ -27,7 +27,8 @@ def review(model: RegisteredModel, policy: Policy) -> list[Taken]:
         assert waiting.version is not None
         word = model.registry.version(model.name, waiting.version).tags.get(Tag.REVIEW)
         if word == REJECTED:
-            taken.append(_rejected(model, waiting))
+            reason = f"a reviewer rejected version {waiting.version} ({Tag.REVIEW}={REJECTED})"
+            taken.append(_close(model, waiting, "rejected", reason=reason))
         elif word == APPROVED and waiting.version == candidate:
             taken.append(_approved(model, waiting, policy=policy, history=history))
         elif word == APPROVED:
@@ -35,19 +36,14 @@ def review(model: RegisteredModel, policy: Policy) -> list[Taken]:
                 f"version {waiting.version} was approved, but version {candidate or 'none'} is the "
                 "candidate now: approve that, or hand this one in again"
             )
-            taken.append(_refuse(model, waiting, reason))
+            taken.append(_close(model, waiting, "refused", reason=reason))
     return taken
 
 
-def _rejected(model: RegisteredModel, waiting: LedgerEntry) -> Taken:
-    reason = f"a reviewer rejected version {waiting.version} ({Tag.REVIEW}={REJECTED})"
-    model.write("rejected", reason, version=waiting.version, about=waiting)
-    return Taken("review", "rejected", waiting.version, reason)
-
-
-def _refuse(model: RegisteredModel, waiting: LedgerEntry, reason: str) -> Taken:
-    model.write("refused", reason, version=waiting.version, about=waiting)
-    return Taken("review", "refused", waiting.version, reason)
+def _close(model: RegisteredModel, waiting: LedgerEntry, outcome: Action, *, reason: str) -> Taken:
+    """The version waits no longer, and does not serve."""
+    model.write(outcome, reason, version=waiting.version, about=waiting)
+    return Taken("review", outcome, waiting.version, reason)
 
 
 def _approved(
@@ -58,7 +54,7 @@ def _approved(
     problem = examine(model, number, policy=policy, history=history, anew=True).problem
     if problem is not None:
         reason = f"version {number} was approved and is not promoted: {problem}"
-        return _refuse(model, waiting, reason)
+        return _close(model, waiting, "refused", reason=reason)
     champion = model.alias(CHAMPION)
     reason = f"version {number} passed and was approved in review"
     move(model, model.entry("promoted", reason, version=number, previous=champion, about=waiting))

@@ -92,7 +92,7 @@ class Stack:
         return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
 
     def approve(self, number: str) -> None:
-        self.registry.set_tag(self.model, number, (Tag.REVIEW, "approved"))
+        self.registry.set_tag(self.model, number, key=Tag.REVIEW, value="approved")
 
     def point(self, number: str) -> None:
         self.registry.set_alias(self.model, CHAMPION, number)

@@ -41,7 +41,7 @@ def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
     good = served(whole)
     refused = whole.hand_in(2).version
     assert refused is not None
-    whole.registry.set_tag(whole.model, refused, ("gate.review", "rejected"))
+    whole.registry.set_tag(whole.model, refused, key="gate.review", value="rejected")
     assert until(lambda: ("rejected", refused) in whole.lines())
     whole.point(refused)
     assert until(lambda: ("reverted", good) in whole.lines())

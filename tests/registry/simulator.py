@@ -76,8 +76,8 @@ class Simulator:
     def delete_alias(self, name: str, alias: Alias) -> None:
         self.aliases.pop(alias, None)
 
-    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
-        self.versions[int(number) - 1].tags[tag[0]] = tag[1]
+    def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
+        self.versions[int(number) - 1].tags[key] = value
 
 
 class Watched:
@@ -94,12 +94,12 @@ class Watched:
         if not callable(member):
             return member
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             alias = arguments[1] if name in ("alias", "set_alias") else ""
             label, index = f"{name} {alias}".strip(), len(self.calls)
             self.calls.append(label)
             self.before(label, index)
-            result = member(*arguments)
+            result = member(*arguments, **options)
             self.after(label, index)
             return result
 

@@ -226,11 +226,11 @@ def nothing(model: RegisteredModel) -> None:
 
 
 def rejected(model: RegisteredModel) -> None:
-    model.registry.set_tag(NAME, "3", (Tag.REVIEW, "rejected"))
+    model.registry.set_tag(NAME, "3", key=Tag.REVIEW, value="rejected")
 
 
 def rolled_back(model: RegisteredModel) -> None:
-    model.registry.set_tag(NAME, "3", (Tag.ROLLED_BACK, "2026: wrong"))
+    model.registry.set_tag(NAME, "3", key=Tag.ROLLED_BACK, value="2026: wrong")
 
 
 def violated(model: RegisteredModel) -> None:

@@ -397,7 +397,7 @@ def test_rolled_back_bytes_are_refused_until_the_tag_is_deleted(
     registry = Simulator()
     run(registry, second, ledger)
     run(registry, first, ledger)
-    registry.set_tag(NAME, "1", (Tag.ROLLED_BACK, "2026-01-01: wrong digits"))
+    registry.set_tag(NAME, "1", key=Tag.ROLLED_BACK, value="2026-01-01: wrong digits")
     policy = builders.policy(min_samples=350)
     for of, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
         outcome = run(registry, of, ledger, by)

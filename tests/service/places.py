@@ -51,7 +51,7 @@ class Place:
         return promote(self.registry, handed, policy=policy, ledger=self.ledger)
 
     def tag(self, number: str, value: str, key: str = Tag.REVIEW) -> None:
-        self.registry.set_tag(NAME, number, (key, value))
+        self.registry.set_tag(NAME, number, key=key, value=value)
 
     def point(self, number: str) -> None:
         """As somebody does in MLflow's pages."""

@@ -62,7 +62,7 @@ class Model:
         return made.version
 
     def approve(self, number: str) -> None:
-        self.registry.set_tag(self.name, number, (Tag.REVIEW, "approved"))
+        self.registry.set_tag(self.name, number, key=Tag.REVIEW, value="approved")
 
     def look(self) -> int:
         """What the service does after an event; gives the number of things that were done."""

@@ -132,10 +132,10 @@ class MlflowRegistry:
         with self._using(f"take the alias '{alias}' of '{name}' away") as client:
             client.delete_registered_model_alias(name, alias)
 
-    def set_tag(self, name: str, number: str, tag: tuple[str, str]) -> None:
+    def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         """Set a tag on a version."""
         with self._using(f"tag version {number} of '{name}'") as client:
-            client.set_model_version_tag(name, number, *tag)
+            client.set_model_version_tag(name, number, key, value)
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:

@@ -413,7 +413,7 @@ def test_a_user_without_permission_is_denied_and_nothing_moves(
         lambda: guarded.promote(second, ledger),
         lambda: registry.create_version(name, guarded.here(first).draft()),
         lambda: registry.set_alias(name, CANDIDATE, "1"),
-        lambda: registry.set_tag(name, "1", ("gate.rolled_back", "x")),
+        lambda: registry.set_tag(name, "1", key="gate.rolled_back", value="x"),
     ):
         with pytest.raises(RegistryDenied, match="needs EDIT on the registered model"):
             write()
