@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -30,44 +31,53 @@ def etag(digest: Digest) -> str:
     return f'"sha256-{digest.hex}"'
 
 
-def answer(
-    request: Request, path: Path, digest: Digest, *, cache: str, media_type: str
-) -> Response:
-    """The file at `path`, whose bytes have this digest; raises OSError if it is not there.
+@dataclass(frozen=True)
+class ServedFile:
+    """A file that may be served."""
+
+    path: Path
+    digest: Digest
+    """Of its bytes."""
+    cache: str
+    """`IMMUTABLE` or `NO_CACHE`."""
+    media_type: str
+
+
+def answer(request: Request, file: ServedFile) -> Response:
+    """The file's bytes; raises OSError if it is not there.
 
     304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges
     at once are answered with the whole file, as HTTP allows.
     """
-    tag = etag(digest)
+    tag = etag(file.digest)
     headers = {
         "ETag": tag,
-        "Cache-Control": cache,
+        "Cache-Control": file.cache,
         "Accept-Ranges": "bytes",
         "X-Content-Type-Options": "nosniff",
     }
     if _is_current(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     # Opened here: a file that is removed from now on is still sent whole.
-    stream = path.open("rb", buffering=0)
+    stream = file.path.open("rb", buffering=0)
     size = os.fstat(stream.fileno()).st_size
-    requested = _requested(request, tag)
-    span = _span(requested, size)
-    if span is None:
+    part = _part(request, tag=tag, size=size)
+    if part is not None and not part:
         stream.close()
         refused = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
         return PlainTextResponse("range not satisfiable", 416, refused)
-    start, stop = span
-    if requested is not None:
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    headers |= {"Content-Length": str(stop - start), "Content-Type": media_type}
-    return _FileBody(stream, span, 200 if requested is None else 206, headers)
+    if part is not None:
+        headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
+    span = range(size) if part is None else part
+    headers |= {"Content-Length": str(span.stop - span.start), "Content-Type": file.media_type}
+    return _FileBody(stream, span=span, status=200 if part is None else 206, headers=headers)
 
 
 class _FileBody(Response):
     """Sends a part of an open file, and closes it."""
 
     def __init__(
-        self, stream: FileIO, span: tuple[int, int], status: int, headers: Mapping[str, str]
+        self, stream: FileIO, *, span: range, status: int, headers: Mapping[str, str]
     ) -> None:
         self._stream = stream
         self._span = span
@@ -85,9 +95,8 @@ class _FileBody(Response):
                     "headers": self.raw_headers,
                 }
             )
-            place, stop = self._span
-            if scope["method"] == "HEAD":
-                place = stop
+            stop = self._span.stop
+            place = stop if scope["method"] == "HEAD" else self._span.start
             while place < stop:
                 size = min(_CHUNK, stop - place)
                 data = await to_thread.run_sync(os.pread, self._stream.fileno(), size, place)
@@ -108,23 +117,16 @@ def _is_current(header: str | None, tag: str) -> bool:
     return tag in names or names == ["*"]
 
 
-def _requested(request: Request, tag: str) -> tuple[str, str] | None:
-    """First and last byte of the one range that the client wants of these very bytes, as text."""
+def _part(request: Request, *, tag: str, size: int) -> range | None:
+    """The one range that the client wants of these very bytes, empty where it lies outside of the
+    file; None: it wants all of them."""
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range") not in (None, tag):
         return None
     first, last = found.groups()
     backwards = first and last and int(last) < int(first)
-    return None if backwards or not (first or last) else (first, last)
-
-
-def _span(requested: tuple[str, str] | None, size: int) -> tuple[int, int] | None:
-    """First byte and the one after the last; None: the range lies outside of the file."""
-    if requested is None:
-        return 0, size
-    first, last = requested
+    if backwards or not (first or last):
+        return None
     if not first:  # the last so many bytes
-        start, stop = max(size - int(last), 0), size
-    else:
-        start, stop = int(first), min(int(last) + 1, size) if last else size
-    return (start, stop) if start < stop else None
+        return range(max(size - int(last), 0), size)
+    return range(int(first), min(int(last) + 1, size) if last else size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Literal
 from gate.deploy.disk import make_folder, point, settle, storage_errors
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
 from gate.deploy.source import SlotSource
-from gate.deploy.staging import NotDeployed, Staged, compute, prove, stage, store_staged
+from gate.deploy.staging import NotDeployed, compute, prove, stage, store_staged
 from gate.deploy.store import Store
 from gate.errors import StorageError
 from gate.storage.atomic import sync
@@ -61,8 +61,11 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
             staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
         except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal))
+        for entry in staged.values():
+            store_staged(store, entry)
+        served = {slot: entry.slot for slot, entry in staged.items()}
         previous = () if live is None else (live.earlier(), *live.previous)
-        manifest = _publish(store, name, staged, previous)
+        manifest = _go_live(store, name, served, previous=previous)
     return Deployment("deployed", name, manifest, _describe(manifest))
 
 
@@ -86,7 +89,7 @@ def rollback(store: Store, name: str) -> Deployment:
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
-        manifest = _go_live(store, name, slots, live.previous[1:], back_to=target.release)
+        manifest = _go_live(store, name, slots, previous=live.previous[1:], back_to=target.release)
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
@@ -106,29 +109,21 @@ def serves(
 
 
 def _is(slot: Slot, source: SlotSource) -> bool:
-    vectors = slot.golden.sha256 if slot.golden is not None else None
-    if source.golden_sha256 is not None and vectors != source.golden_sha256:
-        return False
-    spec = slot.preprocessing.digest() if slot.preprocessing is not None else None
-    if spec != source.preprocess_sha256:
-        return False
-    return slot.sha256 == source.sha256 and (vectors is not None or not source.golden_required)
-
-
-def _publish(
-    store: Store, name: str, staged: Mapping[str, Staged], previous: tuple[Earlier, ...]
-) -> Manifest:
-    for entry in staged.values():
-        store_staged(store, entry)
-    slots = {label: entry.slot for label, entry in staged.items()}
-    return _go_live(store, name, slots, previous)
+    vectors, spec = slot.golden_sha256, slot.preprocessing
+    return (
+        slot.sha256 == source.sha256
+        and source.golden_sha256 in (None, vectors)
+        and (vectors is not None or not source.golden_required)
+        and source.preprocess_sha256 == (None if spec is None else spec.digest())
+    )
 
 
 def _go_live(
     store: Store,
     name: str,
     slots: Mapping[str, Slot],
-    previous: tuple[Earlier, ...],
+    *,
+    previous: Sequence[Earlier],
     back_to: int | None = None,
 ) -> Manifest:
     manifest = Manifest(
@@ -137,7 +132,7 @@ def _go_live(
         slots=dict(slots),
         rolled_back_to=back_to,
         deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        previous=previous[: store.keep],
+        previous=tuple(previous[: store.keep]),
     )
     folder = _release_folder(store, manifest)
     point(store.live_link(name), f"../releases/{name}/{folder.name}")

@@ -54,6 +54,11 @@ class Slot(Record):
         """The model and its data."""
         return (self.model, *self.external_data)
 
+    @property
+    def golden_sha256(self) -> Digest | None:
+        """Digest of the golden vectors, if there are any."""
+        return None if self.golden is None else self.golden.sha256
+
 
 class Earlier(Record):
     """A release that a rollback can go back to."""
@@ -91,12 +96,9 @@ class Manifest(Record):
     @property
     def digests(self) -> frozenset[str]:
         """Names of all folders of the store that this release needs."""
-        needed = set()
-        for slot in self.slots.values():
-            needed.add(slot.sha256.hex)
-            if slot.golden is not None:
-                needed.add(slot.golden.sha256.hex)
-        return frozenset(needed)
+        slots = self.slots.values()
+        needed = (digest for slot in slots for digest in (slot.sha256, slot.golden_sha256))
+        return frozenset(digest.hex for digest in needed if digest is not None)
 
 
 def url_of(folder: Digest, name: str) -> str:

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gate.deploy.body import IMMUTABLE, NO_CACHE, answer
+from gate.deploy.body import IMMUTABLE, NO_CACHE, ServedFile, answer
 from gate.deploy.manifest import EXACT, MANIFEST, Slot
 from gate.deploy.store import Store
 from gate.errors import GateError
@@ -33,19 +31,9 @@ _TRIES = 3
 """What is found may be removed before it is opened, if several releases follow in a moment."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A file that may be served."""
-
-    path: Path
-    digest: Digest
-    cache: str
-    media_type: str
-
-
 _Given = Mapping[str, str]
 """The parameters of an address."""
-_Find = Callable[[Store, _Given], _Found | None]
+_Find = Callable[[Store, _Given], ServedFile | None]
 
 
 def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
@@ -54,7 +42,6 @@ def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
     `cors_origins`: pages of these origins may load models too (`*`: of any); else only those of
     the same origin. Only GET and HEAD; what is not deployed is a 404.
     """
-
     middleware = []
     if cors_origins:
         middleware = [
@@ -91,30 +78,23 @@ def _serve(store: Store, find: _Find, request: Request) -> Response:
             found = find(store, request.path_params)
             if found is None:
                 break
-            return answer(
-                request,
-                found.path,
-                found.digest,
-                cache=found.cache,
-                media_type=found.media_type,
-            )
-        except OSError:  # removed since it was found
-            continue
-        except GateError:  # a name that none can have, or a damaged or removed manifest
+            return answer(request, found)
+        except (OSError, GateError):
+            # Removed since it was found; a name that none can have, a damaged or removed manifest.
             continue
     return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
 
 
-def _manifest(store: Store, given: _Given) -> _Found | None:
+def _manifest(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
     folder = store.releases(given["name"]).get(live.release) if live is not None else None
     if folder is None:
         return None
     path = folder / MANIFEST
-    return _Found(path, Digest.of_file(path), NO_CACHE, _JSON)
+    return ServedFile(path, Digest.of_file(path), NO_CACHE, _JSON)
 
 
-def _stable(store: Store, given: _Given) -> _Found | None:
+def _stable(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
     if live is None:
         return None
@@ -122,34 +102,34 @@ def _stable(store: Store, given: _Given) -> _Found | None:
     return _of_slot(store, slot, slot.model.name, cache=NO_CACHE)
 
 
-def _in_slot(store: Store, given: _Given) -> _Found | None:
+def _in_slot(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
     slot = live.slots.get(given["slot"]) if live is not None else None
     return None if slot is None else _of_slot(store, slot, given["file"], cache=NO_CACHE)
 
 
-def _by_digest(store: Store, given: _Given) -> _Found | None:
+def _by_digest(store: Store, given: _Given) -> ServedFile | None:
     """Of the live release, and of those that a client's manifest may still name."""
     for number in sorted(store.releases(given["name"]), reverse=True):
         for slot in store.release(given["name"], number).slots.values():
             if slot.sha256.hex == given["hex"]:
                 return _of_slot(store, slot, given["file"], cache=IMMUTABLE)
-            if slot.golden is not None and slot.golden.sha256.hex == given["hex"]:
-                return _of_golden(store, slot.golden.sha256, given["file"])
+            if slot.golden_sha256 is not None and slot.golden_sha256.hex == given["hex"]:
+                return _of_golden(store, slot.golden_sha256, given["file"])
     return None
 
 
-def _of_slot(store: Store, slot: Slot, file: str, *, cache: str) -> _Found | None:
+def _of_slot(store: Store, slot: Slot, file: str, *, cache: str) -> ServedFile | None:
     for entry in slot.files:
         if entry.name == file:
-            return _Found(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
+            return ServedFile(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
     return None
 
 
-def _of_golden(store: Store, digest: Digest, file: str) -> _Found | None:
+def _of_golden(store: Store, digest: Digest, file: str) -> ServedFile | None:
     folder = store.content(digest)
     if file == GOLDEN_JSON:
-        return _Found(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
+        return ServedFile(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
     golden = Golden.load(folder / GOLDEN_JSON)
     sha256 = golden.files.get(file)
-    return _Found(folder / file, sha256, IMMUTABLE, _BINARY) if sha256 is not None else None
+    return ServedFile(folder / file, sha256, IMMUTABLE, _BINARY) if sha256 is not None else None

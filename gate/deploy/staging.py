@@ -52,14 +52,23 @@ def stage(source: SlotSource, folder: Path) -> Staged:
     for made in (model, golden):
         if made is not None:
             settle(made)
-    slot = _slot(subject, model, path.name, vectors)
-    return Staged(slot.model_copy(update={"preprocessing": spec}), model, golden)
+    digest = subject.sha256
+    data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
+    slot = Slot(
+        sha256=digest,
+        size_bytes=subject.size_bytes,
+        model=_stored(model, path.name, within=digest),
+        external_data=data,
+        golden=_stored(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
+        preprocessing=spec,
+    )
+    return Staged(slot, model, golden)
 
 
 def store_staged(store: Store, staged: Staged) -> None:
     """Put the proven folders into the store, each by one rename."""
-    if staged.golden is not None and staged.slot.golden is not None:
-        _put(store, staged.golden, staged.slot.golden.sha256)
+    if staged.golden is not None and staged.slot.golden_sha256 is not None:
+        _put(store, staged.golden, staged.slot.golden_sha256)
     _put(store, staged.model, staged.slot.sha256)
 
 
@@ -71,9 +80,9 @@ def prove(store: Store, slot: Slot) -> str | None:
     try:
         for entry in slot.files:
             entry.sha256.verify(Digest.of_file(store.file(slot.sha256, entry)), what=entry.name)
-        if slot.golden is not None:
-            digest = read_golden(store.content(slot.golden.sha256)).sha256
-            slot.golden.sha256.verify(digest, what="the golden vectors")
+        if slot.golden_sha256 is not None:
+            digest = read_golden(store.content(slot.golden_sha256)).sha256
+            slot.golden_sha256.verify(digest, what="the golden vectors")
     except Exception as error:
         return str(error)
     return None
@@ -82,7 +91,7 @@ def prove(store: Store, slot: Slot) -> str | None:
 def compute(store: Store, slot: Slot) -> str | None:
     """What is wrong with what a slot of the store computes on this machine, or None."""
     path = store.file(slot.sha256, slot.model)
-    golden = store.content(slot.golden.sha256) if slot.golden is not None else None
+    golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
     try:
         _run(path, golden)
     except NotDeployed as refusal:
@@ -161,31 +170,13 @@ def _run(path: Path, golden: Path | None) -> None:
         raise NotDeployed(f"ONNX Runtime can't load it: {why}") from error
 
 
-def _slot(subject: Subject, folder: Path, name: str, vectors: Digest | None) -> Slot:
-    def entry(file: str) -> StoredFile:
-        path = folder / file
-        return StoredFile(
-            name=file,
-            sha256=Digest.of_file(path),
-            size_bytes=path.stat().st_size,
-            url=url_of(subject.sha256, file),
-        )
-
-    golden = None
-    if vectors is not None:
-        record = folder.parent / GOLDEN / GOLDEN_JSON
-        golden = StoredFile(
-            name=GOLDEN_JSON,
-            sha256=vectors,
-            size_bytes=record.stat().st_size,
-            url=url_of(vectors, GOLDEN_JSON),
-        )
-    return Slot(
-        sha256=subject.sha256,
-        size_bytes=subject.size_bytes,
-        model=entry(name),
-        external_data=tuple(entry(file) for file in subject.external_data),
-        golden=golden,
+def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
+    path = folder / name
+    return StoredFile(
+        name=name,
+        sha256=Digest.of_file(path),
+        size_bytes=path.stat().st_size,
+        url=url_of(within, name),
     )
 
 

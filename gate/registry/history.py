@@ -55,8 +55,9 @@ class History:
         was deployed last; None where it is neither."""
         tried = [e for e in self.entries if e.action in ("deployed", "not_deployed")]
         last, deployed = _last(tried), _last(e for e in tried if e.action == "deployed")
+        very = (vouched.version, vouched.sha256)
         for entry in (last, deployed):
-            if entry is not None and _same(entry, vouched):
+            if entry is not None and (entry.version, entry.sha256) == very:
                 return entry
         return None
 
@@ -98,7 +99,3 @@ class History:
 
 def _last(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
     return next(reversed(list(entries)), None)
-
-
-def _same(one: LedgerEntry, other: LedgerEntry) -> bool:
-    return (one.version, one.sha256) == (other.version, other.sha256)

@@ -9,7 +9,6 @@ did not.
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
 from gate.errors import StorageError
 from gate.registry.ledger import Ledger, LedgerEntry
@@ -37,7 +36,7 @@ class Journal:
 
     def __init__(self, ledger: Ledger, model: str, registry: str) -> None:
         name = Digest.of_bytes(f"{registry}\n{model}".encode()).short
-        self._path = ledger.path.with_name(f"{ledger.path.name}.{name}.move.json")
+        self.path = ledger.path.with_name(f"{ledger.path.name}.{name}.move.json")
 
     def begin(self, entry: LedgerEntry, *, previous: str | None = None) -> Move:
         """Keep the move that a line tells of before it happens: from its `previous_version` to its
@@ -50,26 +49,21 @@ class Journal:
             entry=entry.model_copy(update={"operation": operation}),
             previous=previous,
         )
-        write_text(self._path, move.to_json(indent=1) + "\n")
+        write_text(self.path, move.to_json(indent=1) + "\n")
         return move
 
     def pending(self) -> Move | None:
         """The move that was begun and not ended. Raises EvidenceError, StorageError."""
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StorageError(
-                f"cannot read {self._path}: {error.strerror}. Fix its permissions."
+                f"cannot read {self.path}: {error.strerror}. Fix its permissions."
             ) from error
         return Move.from_json(text)
 
     def end(self) -> None:
         """The ledger tells of it, or it never happened."""
-        self._path.unlink(missing_ok=True)
-
-    @property
-    def path(self) -> Path:
-        """Where a move under way is kept."""
-        return self._path
+        self.path.unlink(missing_ok=True)

@@ -95,11 +95,8 @@ class _Attempt:
         model.point(CANDIDATE, number)
         if self.policy.review == "required":
             return self._hand_in(number, champion)
-        why = _why(self.release)
-        move(
-            model,
-            model.entry("promoted", why, version=number, previous=champion, about=self.release),
-        )
+        why, about = _why(self.release), self.release
+        move(model, model.entry("promoted", why, version=number, previous=champion, about=about))
         return Promotion("promoted", number, champion, why)
 
     def _objection(self, version: Version) -> str | None:

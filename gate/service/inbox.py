@@ -16,24 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Update,
-    delete,
-    func,
-    null,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from gate.errors import InboxUnavailable
@@ -41,22 +24,22 @@ from gate.service.database import READS, alone, insert_new, open_database, wait_
 
 _TROUBLE_LENGTH = 500
 
-_METADATA = MetaData()
-_ROWS = Table(
+_METADATA = sa.MetaData()
+_ROWS = sa.Table(
     "gate_inbox",
     _METADATA,
-    Column("delivery_id", String(128), primary_key=True),
-    Column("model", String(256), nullable=False),
-    Column("event", String(64), nullable=False),
-    Column("body_sha256", String(64), nullable=False),
-    Column("received_at", Double, nullable=False),
-    Column("due_at", Double, nullable=False),
-    Column("attempts", Integer, nullable=False, default=0),
-    Column("taken_by", String(128)),
-    Column("leased_until", Double),
-    Column("done_at", Double),
-    Column("trouble", String(_TROUBLE_LENGTH)),
-    Index("gate_inbox_waiting", "done_at", "model", "received_at"),
+    sa.Column("delivery_id", sa.String(128), primary_key=True),
+    sa.Column("model", sa.String(256), nullable=False),
+    sa.Column("event", sa.String(64), nullable=False),
+    sa.Column("body_sha256", sa.String(64), nullable=False),
+    sa.Column("received_at", sa.Double, nullable=False),
+    sa.Column("due_at", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("taken_by", sa.String(128)),
+    sa.Column("leased_until", sa.Double),
+    sa.Column("done_at", sa.Double),
+    sa.Column("trouble", sa.String(_TROUBLE_LENGTH)),
+    sa.Index("gate_inbox_waiting", "done_at", "model", "received_at"),
 )
 _C = _ROWS.c
 
@@ -145,26 +128,26 @@ class Inbox:
         self._write(
             _change(claim.deliveries)
             .where(_C.done_at.is_(None))
-            .values(done_at=self._clock(), leased_until=null(), trouble=null())
+            .values(done_at=self._clock(), leased_until=sa.null(), trouble=sa.null())
         )
 
     def failed(self, claim: Claim, reason: str, *, retry_at: float) -> None:
         """It could not be done: the deliveries wait until `retry_at`."""
         values = {"due_at": retry_at, "trouble": reason[:_TROUBLE_LENGTH]}
-        self._write(_mine(claim).values(leased_until=null(), **values))
+        self._write(_mine(claim).values(leased_until=sa.null(), **values))
 
     def purge(self, *, keep_s: float) -> int:
         """Forget deliveries received more than `keep_s` ago, done or not; gives their number."""
-        return self._write(delete(_ROWS).where(_C.received_at < self._clock() - keep_s))
+        return self._write(sa.delete(_ROWS).where(_C.received_at < self._clock() - keep_s))
 
     def depth(self) -> int:
         """Number of deliveries that wait or are being worked on."""
-        return int(self._read_one(func.count(), 0))
+        return int(self._read_one(sa.func.count(), 0))
 
     def oldest_age(self) -> float:
         """Seconds since the oldest of them was received; 0 if there is none."""
         now = self._clock()
-        return max(0.0, now - float(self._read_one(func.min(_C.received_at), now)))
+        return max(0.0, now - float(self._read_one(sa.func.min(_C.received_at), now)))
 
     def probe(self) -> None:
         """Raise InboxUnavailable if nothing can be written now."""
@@ -176,7 +159,7 @@ class Inbox:
 
     def _read_one(self, what: Any, otherwise: float) -> float:
         with self._reading() as connection:
-            found = connection.execute(select(what).where(_C.done_at.is_(None))).scalar()
+            found = connection.execute(sa.select(what).where(_C.done_at.is_(None))).scalar()
         return otherwise if found is None else found
 
     def _write(self, statement: Any) -> int:
@@ -184,37 +167,37 @@ class Inbox:
             return int(connection.execute(statement).rowcount)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Iterator[sa.Connection]:
         with _translated(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _reading(self) -> Iterator[sa.Connection]:
         with _translated(), self._engine.connect() as connection:
             yield connection.execution_options(**{READS: True})
 
 
-def _due_models(connection: Connection, models: Collection[str], now: float) -> list[str]:
+def _due_models(connection: sa.Connection, models: Collection[str], now: float) -> list[str]:
     due = (
-        select(_C.model)
+        sa.select(_C.model)
         .where(_C.model.in_(list(models)), _C.due_at <= now, *_free(now))
         .group_by(_C.model)
-        .order_by(func.min(_C.received_at))
+        .order_by(sa.func.min(_C.received_at))
     )
     return list(connection.execute(due).scalars())
 
 
-def _lock(connection: Connection, model: str, *, now: float, limit: int) -> Sequence[Any]:
+def _lock(connection: sa.Connection, model: str, *, now: float, limit: int) -> Sequence[Any]:
     """Lock a model's free rows until the transaction ends; none if another process has it."""
     if not alone(connection, f"gate_inbox {model}"):
         return ()
-    leased = select(_C.delivery_id).where(
+    leased = sa.select(_C.delivery_id).where(
         _C.model == model, _C.done_at.is_(None), _C.leased_until > now
     )
     if connection.execute(leased.limit(1)).first() is not None:
         return ()
     rows = (
-        select(_C.delivery_id, _C.attempts)
+        sa.select(_C.delivery_id, _C.attempts)
         .where(_C.model == model, *_free(now))
         .order_by(_C.received_at, _C.delivery_id)
         .limit(limit)
@@ -222,15 +205,15 @@ def _lock(connection: Connection, model: str, *, now: float, limit: int) -> Sequ
     return connection.execute(rows.with_for_update(skip_locked=True)).all()
 
 
-def _free(now: float) -> tuple[ColumnElement[bool], ...]:
-    return _C.done_at.is_(None), or_(_C.leased_until.is_(None), _C.leased_until <= now)
+def _free(now: float) -> tuple[sa.ColumnElement[bool], ...]:
+    return _C.done_at.is_(None), sa.or_(_C.leased_until.is_(None), _C.leased_until <= now)
 
 
-def _change(ids: Sequence[str]) -> Update:
-    return update(_ROWS).where(_C.delivery_id.in_(ids))
+def _change(ids: Sequence[str]) -> sa.Update:
+    return sa.update(_ROWS).where(_C.delivery_id.in_(ids))
 
 
-def _mine(claim: Claim) -> Update:
+def _mine(claim: Claim) -> sa.Update:
     held = (_C.taken_by == claim.worker, _C.leased_until.is_not(None))
     return _change(claim.deliveries).where(_C.done_at.is_(None), *held)
 
