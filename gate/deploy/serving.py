@@ -99,13 +99,13 @@ def _stable(store: Store, given: _Given) -> ServedFile | None:
     if live is None:
         return None
     slot = live.slots[EXACT]
-    return _of_slot(store, slot, slot.model.name, cache=NO_CACHE)
+    return _of_slot(store, slot, file=slot.model.name, cache=NO_CACHE)
 
 
 def _in_slot(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
     slot = live.slots.get(given["slot"]) if live is not None else None
-    return None if slot is None else _of_slot(store, slot, given["file"], cache=NO_CACHE)
+    return None if slot is None else _of_slot(store, slot, file=given["file"], cache=NO_CACHE)
 
 
 def _by_digest(store: Store, given: _Given) -> ServedFile | None:
@@ -113,13 +113,13 @@ def _by_digest(store: Store, given: _Given) -> ServedFile | None:
     for number in sorted(store.releases(given["name"]), reverse=True):
         for slot in store.release(given["name"], number).slots.values():
             if slot.sha256.hex == given["hex"]:
-                return _of_slot(store, slot, given["file"], cache=IMMUTABLE)
+                return _of_slot(store, slot, file=given["file"], cache=IMMUTABLE)
             if slot.golden_sha256 is not None and slot.golden_sha256.hex == given["hex"]:
                 return _of_golden(store, slot.golden_sha256, given["file"])
     return None
 
 
-def _of_slot(store: Store, slot: Slot, file: str, *, cache: str) -> ServedFile | None:
+def _of_slot(store: Store, slot: Slot, *, file: str, cache: str) -> ServedFile | None:
     for entry in slot.files:
         if entry.name == file:
             return ServedFile(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)

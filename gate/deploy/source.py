@@ -59,10 +59,11 @@ class SlotSource:
         def fetch(folder: Path) -> Path:
             room = max_bytes
             for name in (path.name, *subject.external_data):
-                room -= copy_at_most(room, path.parent / name, folder / name)
+                room -= copy_at_most(room, source=path.parent / name, target=folder / name)
             if vectors is not None and golden is not None:
                 for name in files_of(vectors.golden):
-                    room -= copy_at_most(room, golden / name, folder / GOLDEN / name)
+                    target = folder / GOLDEN / name
+                    room -= copy_at_most(room, source=golden / name, target=target)
             if spec is not None:
                 spec.save(spec_beside(folder / path.name))
             return folder / path.name
@@ -77,7 +78,7 @@ class SlotSource:
         )
 
 
-def copy_at_most(limit: int, source: Path, target: Path) -> int:
+def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
     """Copy a file of at most `limit` bytes; gives its size. Raises TooLarge, StorageError."""
     size = 0
     try:

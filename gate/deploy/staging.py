@@ -16,7 +16,6 @@ from gate.golden.verify import verify_golden
 from gate.onnxfile.session import open_on_cpu
 from gate.onnxfile.subject import read_subject
 from gate.preprocess.beside import prove_spec, spec_beside
-from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Subject
 from gate.storage.atomic import sync
 from gate.storage.digest import Digest
@@ -43,12 +42,13 @@ def stage(source: SlotSource, folder: Path) -> Staged:
     folder.mkdir()
     try:
         path = fetched(source, folder / "fetched")
-        subject = _subject(path, folder / "fetched", source)
-        spec = _spec(path, source)
-        model, golden = _taken(path, subject, folder)
+        subject = _subject(path, source, inside=folder / "fetched")
+        expected = source.preprocess_sha256
+        spec = prove_spec(spec_beside(path), expected, what=path.name) if expected else None
+        model, golden = _taken(path, subject, into=folder)
     except (TooLarge, OnnxFileError, DigestMismatch) as error:
         raise NotDeployed(str(error)) from error
-    vectors = _computed(model / path.name, golden, source)
+    vectors = _computed(model / path.name, source, golden=golden)
     for made in (model, golden):
         if made is not None:
             settle(made)
@@ -99,8 +99,8 @@ def compute(store: Store, slot: Slot) -> str | None:
     return None
 
 
-def _subject(path: Path, folder: Path, source: SlotSource) -> Subject:
-    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
+def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
+    if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
         raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
     subject = read_subject(path)
     if subject.sha256 != source.sha256:
@@ -108,15 +108,9 @@ def _subject(path: Path, folder: Path, source: SlotSource) -> Subject:
     return subject
 
 
-def _spec(path: Path, source: SlotSource) -> PreprocessSpec | None:
-    if source.preprocess_sha256 is None:
-        return None
-    return prove_spec(spec_beside(path), source.preprocess_sha256, what=path.name)
-
-
-def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | None]:
+def _taken(path: Path, subject: Subject, *, into: Path) -> tuple[Path, Path | None]:
     """Move what is needed, and nothing else, into folders of its own."""
-    model = folder / "model"
+    model = into / "model"
     for name in (path.name, *subject.external_data):
         _move(path.parent / name, model / name)
     beside = path.parent / GOLDEN
@@ -127,8 +121,8 @@ def _taken(path: Path, subject: Subject, folder: Path) -> tuple[Path, Path | Non
     except EvidenceError as error:
         raise NotDeployed(f"the golden vectors are not whole: {error}") from error
     for name in files:
-        _move(beside / name, folder / GOLDEN / name)
-    return model, folder / GOLDEN
+        _move(beside / name, into / GOLDEN / name)
+    return model, into / GOLDEN
 
 
 def _move(source: Path, target: Path) -> None:
@@ -138,7 +132,7 @@ def _move(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def _computed(path: Path, golden: Path | None, source: SlotSource) -> Digest | None:
+def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
     """Load the model, compute the vectors; gives their digest."""
     if golden is None and (source.golden_required or source.golden_sha256 is not None):
         raise NotDeployed(

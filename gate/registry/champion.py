@@ -79,7 +79,8 @@ def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEn
                 model.write("conflict", str(error))
             raise
         # Under whichever address it was begun.
-        journals = [Journal(model.ledger, model.name, name) for name in sorted(model.identities())]
+        names = sorted(model.identities())
+        journals = [Journal(model.ledger, model=model.name, registry=name) for name in names]
         finished = [line for journal in journals if (line := _finish(model, journal)) is not None]
         yield finished[-1] if finished else None
 
@@ -96,12 +97,12 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     afterwards sees most of what slips through it. Raises PromotionConflict where `champion` is not
     where it was, or not where it was put; the other RegistryErrors and StorageError as they come.
     """
-    previous = _previous(model, entry, model.history())
+    previous = _previous(model, entry)
     if previous is not None and entry.action == "promoted":
         model.point(PREVIOUS, previous)  # first, so that `champion` moves last
         previous = None
     model.expect(CHAMPION, entry.previous_version)
-    journal = Journal(model.ledger, model.name, plain(model.registry.identity))
+    journal = Journal(model.ledger, model=model.name, registry=plain(model.registry.identity))
     begun = journal.begin(entry, previous=previous)
     try:
         if entry.version is not None:
@@ -117,9 +118,9 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     return line
 
 
-def _previous(model: RegisteredModel, entry: LedgerEntry, history: History) -> str | None:
+def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
     """Where `previous` goes with a move; None: it stays."""
-    old, new = entry.previous_version, entry.version
+    history, old, new = model.history(), entry.previous_version, entry.version
     if old is None or old == new:
         return None
     if entry.action == "rolled_back":

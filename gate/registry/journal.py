@@ -34,7 +34,7 @@ class Move(Record):
 class Journal:
     """The move of one model that is under way, in a file beside the ledger."""
 
-    def __init__(self, ledger: Ledger, model: str, registry: str) -> None:
+    def __init__(self, ledger: Ledger, *, model: str, registry: str) -> None:
         name = Digest.of_bytes(f"{registry}\n{model}".encode()).short
         self.path = ledger.path.with_name(f"{ledger.path.name}.{name}.move.json")
 

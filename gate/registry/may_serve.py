@@ -6,8 +6,6 @@ The ledger alone allows. Tags veto. Records and bytes must have the digests of t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,24 +52,17 @@ def examine(
     where nothing can be said now.
     """
     examined = veto(model, version, history=history)
-    if examined.problem is not None or examined.vouched is None:
+    vouched, problem = examined.vouched, examined.problem
+    if problem is not None or vouched is None:
         return examined
     try:
-        with _downloaded(model, version, examined.vouched) as path:
-            problem = _records(path, model.name, examined.vouched, policy) if anew else None
+        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+            path = model.download(version, ExpectedFiles.needed(vouched), into=Path(folder))
+            if anew:
+                problem = _records(path, name=model.name, vouched=vouched, policy=policy)
     except (DigestMismatch, EvidenceError, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
-
-
-@contextmanager
-def _downloaded(model: RegisteredModel, version: str, vouched: LedgerEntry) -> Iterator[Path]:
-    """A version's file with all that is beside it, for as long as this lasts; proven bytes.
-
-    Raises DigestMismatch, after writing a violation down.
-    """
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-        yield model.download(version, ExpectedFiles.needed(vouched), into=Path(folder))
 
 
 def _objection(version: Version, history: History) -> str | None:
@@ -88,7 +79,7 @@ def _objection(version: Version, history: History) -> str | None:
     return None
 
 
-def _records(path: Path, name: str, vouched: LedgerEntry, policy: Policy) -> str | None:
+def _records(path: Path, *, name: str, vouched: LedgerEntry, policy: Policy) -> str | None:
     """Why evidence and decision do not allow these bytes under the policy, or None.
 
     Raises DigestMismatch and EvidenceError where they do not belong together.
@@ -103,7 +94,7 @@ def _records(path: Path, name: str, vouched: LedgerEntry, policy: Policy) -> str
             f"it was judged by another policy ({decision.policy_sha256.short}) than the one in "
             f"force ({policy.digest().short})"
         )
-    release = _release(path, name, records)
+    release = _release(path, records, name=name)
     if release.twin is not None and vouched.twin is not None:
         _verify_evidence(vouched.twin.evidence_sha256, release.twin.evidence)
     release.verify(policy)
@@ -124,7 +115,7 @@ def _verify_evidence(expected: object, evidence: Evidence) -> None:
         )
 
 
-def _release(path: Path, name: str, records: Records) -> Release:
+def _release(path: Path, records: Records, *, name: str) -> Release:
     beside = path.parent / QUANTIZED
     return Release(
         model_name=name,

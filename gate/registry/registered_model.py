@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from gate.errors import DigestMismatch, PromotionConflict
 from gate.registry.addresses import plain, same
@@ -22,6 +23,15 @@ _DIGESTS = (
     "run_id",
 )  # fmt: skip
 """Fields that one line takes over from another about the same version."""
+
+
+class Details(TypedDict, total=False):
+    """What a line may say besides action and reason."""
+
+    version: str | None
+    previous: str | None
+    about: Release | LedgerEntry | Digest | None
+    """Gives the digests."""
 
 
 @dataclass(frozen=True)
@@ -52,40 +62,22 @@ class RegisteredModel:
         """All addresses of this registry. Raises EvidenceError, StorageError."""
         return same(self.ledger, self.registry.identity)
 
-    def write(
-        self,
-        action: Action,
-        reason: str,
-        *,
-        version: str | None = None,
-        previous: str | None = None,
-        about: Release | LedgerEntry | Digest | None = None,
-    ) -> LedgerEntry:
-        """Append a line; `about` gives the digests. Raises EvidenceError, StorageError."""
-        return self.ledger.append(
-            self.entry(action, reason, version=version, previous=previous, about=about)
-        )
+    def write(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
+        """Append a line. Raises EvidenceError, StorageError."""
+        return self.ledger.append(self.entry(action, reason, **details))
 
-    def entry(
-        self,
-        action: Action,
-        reason: str,
-        *,
-        version: str | None = None,
-        previous: str | None = None,
-        about: Release | LedgerEntry | Digest | None = None,
-    ) -> LedgerEntry:
+    def entry(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
         """A line that is not in the ledger yet."""
         return LedgerEntry.model_validate(
             {
                 "action": action,
                 "registry": self.registry.identity,
                 "model": self.name,
-                "version": version,
-                "previous_version": previous,
+                "version": details.get("version"),
+                "previous_version": details.get("previous"),
                 "reason": reason,
                 "cause": self.cause,
-                **_digests(about),
+                **_digests(details.get("about")),
             }
         )
 

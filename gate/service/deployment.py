@@ -44,12 +44,12 @@ def deploy_champion(
         return []
     done = deploy(store, model.name, slots)
     if done.outcome != "refused":
-        return [_tell(model, vouched, "deployed", done.reason)]
+        return [_tell(model, vouched, action="deployed", reason=done.reason)]
     with contextlib.suppress(DigestMismatch):  # which is written down as a violation
         model.prove(champion, ExpectedFiles.of(vouched))
     if refused and last is not None and last.reason == done.reason:
         return []
-    return [_tell(model, vouched, "not_deployed", done.reason)]
+    return [_tell(model, vouched, action="not_deployed", reason=done.reason)]
 
 
 def _rightful(model: RegisteredModel, champion: str | None, history: History) -> LedgerEntry | None:
@@ -102,7 +102,7 @@ def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | N
     return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
 
 
-def _tell(model: RegisteredModel, vouched: LedgerEntry, action: Action, reason: str) -> Taken:
+def _tell(model: RegisteredModel, vouched: LedgerEntry, *, action: Action, reason: str) -> Taken:
     model.write(action, reason, version=vouched.version, about=vouched)
     outcome = "deployed" if action == "deployed" else "refused"
     return Taken("deploy", outcome, vouched.version, reason)

@@ -90,10 +90,10 @@ def _event(kind: str, data: Any) -> Event | Malformed:
     detail = data.get(place)
     if not isinstance(detail, str):
         return Malformed(f"data.{place} is not text")
-    return Event(kind, model, detail, _hint(kind, detail, data.get("value")))
+    return Event(kind, model, detail, _hint(kind, tag=detail, value=data.get("value")))
 
 
-def _hint(kind: str, tag: str, value: Any) -> str | None:
+def _hint(kind: str, *, tag: str, value: Any) -> str | None:
     if kind != "model_version_tag.set" or tag != Tag.REVIEW or value in _REVIEWS:
         return None
     return f"{Tag.REVIEW}={str(value)[:80]!r} says nothing: expected {' or '.join(_REVIEWS)}"

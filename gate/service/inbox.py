@@ -106,10 +106,10 @@ class Inbox:
         """
         now = self._clock()
         with self._reading() as connection:
-            if not _due_models(connection, models, now):
+            if not _due_models(connection, models, now=now):
                 return None
         with self._writing() as connection:
-            for model in _due_models(connection, models, now):
+            for model in _due_models(connection, models, now=now):
                 rows = _lock(connection, model, now=now, limit=limit)
                 if rows:
                     ids = tuple(row.delivery_id for row in rows)
@@ -177,7 +177,7 @@ class Inbox:
             yield connection.execution_options(**{READS: True})
 
 
-def _due_models(connection: sa.Connection, models: Collection[str], now: float) -> list[str]:
+def _due_models(connection: sa.Connection, models: Collection[str], *, now: float) -> list[str]:
     due = (
         sa.select(_C.model)
         .where(_C.model.in_(list(models)), _C.due_at <= now, *_free(now))

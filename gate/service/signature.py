@@ -79,7 +79,9 @@ def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> Signat
     """
     given, fits, tried = envelope.signature.encode(), False, 0
     for secret in secrets:
-        expected = sign(secret, envelope.delivery_id, envelope.timestamp, body)
+        expected = sign(
+            secret, delivery_id=envelope.delivery_id, timestamp=envelope.timestamp, body=body
+        )
         fits |= hmac.compare_digest(expected.encode(), given)
         tried += 1
     return (
@@ -87,7 +89,7 @@ def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> Signat
     )
 
 
-def sign(secret: str, delivery_id: str, timestamp: str, body: bytes) -> str:
+def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
     """The signature header that MLflow sends."""
     signed = f"{delivery_id}.{timestamp}.".encode() + body
     digest = hmac.new(secret.encode(), signed, hashlib.sha256).digest()

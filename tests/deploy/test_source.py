@@ -22,11 +22,11 @@ def test_a_copy_stops_at_the_limit(tmp_path: Path) -> None:
     big = tmp_path / "big"
     big.write_bytes(bytes(3 << 20))
     with pytest.raises(TooLarge):
-        copy_at_most(1 << 20, big, tmp_path / "copy")
+        copy_at_most(1 << 20, source=big, target=tmp_path / "copy")
     assert (tmp_path / "copy").stat().st_size <= 1 << 20
-    assert copy_at_most(3 << 20, big, tmp_path / "copy") == 3 << 20
+    assert copy_at_most(3 << 20, source=big, target=tmp_path / "copy") == 3 << 20
     with pytest.raises(StorageError):
-        copy_at_most(1, tmp_path / "nothing", tmp_path / "copy")
+        copy_at_most(1, source=tmp_path / "nothing", target=tmp_path / "copy")
 
 
 def test_the_files_of_a_source_count_together(tmp_path: Path) -> None:

@@ -38,8 +38,12 @@ def lines(ledger: Ledger) -> list[tuple[str, str | None]]:
     return [(entry.action, entry.version) for entry in ledger.entries()]
 
 
+def _journal(model: RegisteredModel) -> Journal:
+    return Journal(model.ledger, model=model.name, registry=model.registry.identity)
+
+
 def pending(model: RegisteredModel) -> bool:
-    return Journal(model.ledger, model.name, model.registry.identity).pending() is not None
+    return _journal(model).pending() is not None
 
 
 def test_a_move_is_one_line_with_its_operation(ledger):

@@ -25,7 +25,7 @@ ENTRY = LedgerEntry(
 @pytest.fixture
 def journal(ledger) -> Journal:
     ledger.path.parent.mkdir(parents=True)
-    return Journal(ledger, "digits", "here")
+    return Journal(ledger, model="digits", registry="here")
 
 
 @pytest.mark.parametrize("previous", [None, "7"])
@@ -47,14 +47,14 @@ def test_every_move_has_an_id_of_its_own(journal):
 @pytest.mark.parametrize(("model", "registry"), [("letters", "here"), ("digits", "there")])
 def test_moves_of_other_models_and_registries_are_others(journal, ledger, model, registry):
     journal.begin(ENTRY)
-    assert Journal(ledger, model, registry).pending() is None
+    assert Journal(ledger, model=model, registry=registry).pending() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null"])
 def test_a_spoiled_journal_is_an_error(tmp_path, text):
     place = Place(tmp_path)
     place.promote(1)
-    Journal(place.ledger, "digits", "simulator").path.write_text(text)
+    Journal(place.ledger, model="digits", registry="simulator").path.write_text(text)
     with pytest.raises(EvidenceError), champion.alone(place.model()):
         pass
 
@@ -64,7 +64,7 @@ def test_a_rollback_that_an_older_version_began_is_finished(tmp_path):
     place = Place(tmp_path)
     place.promote(1)
     place.promote(2)
-    journal = Journal(place.ledger, "digits", "simulator")
+    journal = Journal(place.ledger, model="digits", registry="simulator")
     crashing = RegisteredModel(
         place.registry, CrashingLedger(place.ledger.path, "before"), "digits"
     )

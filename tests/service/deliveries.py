@@ -54,7 +54,7 @@ def headers(
         "Content-Type": "application/json",
         DELIVERY_HEADER: delivery,
         TIMESTAMP_HEADER: timestamp,
-        SIGNATURE_HEADER: sign(secret, delivery, timestamp, raw),
+        SIGNATURE_HEADER: sign(secret, delivery_id=delivery, timestamp=timestamp, body=raw),
     }
 
 

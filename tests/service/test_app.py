@@ -345,6 +345,9 @@ def test_a_signature_is_for_one_body_only(service: Service) -> None:
     longer = GOOD + b" "
     assert service.post(longer, sent).status_code == 401
     sent[SIGNATURE_HEADER] = sign(
-        "the-first-secret-of-the-tests", "d-1", sent[TIMESTAMP_HEADER], longer
+        "the-first-secret-of-the-tests",
+        delivery_id="d-1",
+        timestamp=sent[TIMESTAMP_HEADER],
+        body=longer,
     )
     assert service.post(longer, sent).status_code == 202

@@ -110,7 +110,7 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service):
 def test_a_crash_between_the_store_and_the_line(service, monkeypatch):
     service.place.promote(2)
     broken = pytest.MonkeyPatch()
-    broken.setattr("gate.service.deployment._tell", lambda *_: 1 / 0)
+    broken.setattr("gate.service.deployment._tell", lambda *_a, **_o: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         service.look()
     broken.undo()

@@ -25,7 +25,14 @@ BODY = '{"entity": "model_version", "data": {"name": "Ω"}}'.encode()
 GOOD = {
     DELIVERY_HEADER: ["6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10"],
     TIMESTAMP_HEADER: ["1700000000"],
-    SIGNATURE_HEADER: [sign(SECRET, "6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10", "1700000000", BODY)],
+    SIGNATURE_HEADER: [
+        sign(
+            SECRET,
+            delivery_id="6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10",
+            timestamp="1700000000",
+            body=BODY,
+        )
+    ],
 }
 
 
@@ -37,7 +44,7 @@ def opened(
 
 def test_a_vector_computed_by_hand() -> None:
     # printf 'abc.1700000000.{}' | openssl dgst -sha256 -hmac 0123456789abcdef -binary | base64
-    assert sign("0123456789abcdef", "abc", "1700000000", b"{}") == VECTOR
+    assert sign("0123456789abcdef", delivery_id="abc", timestamp="1700000000", body=b"{}") == VECTOR
 
 
 VECTOR = "v1,TcNOyRQKR5QfSu1UtSwUkII6CA1X+alfBVrlXa0A+h0="
@@ -60,9 +67,9 @@ def test_the_same_by_the_definition_of_hmac() -> None:
 def test_mlflow_signs_the_same(secret: str, delivery: str, timestamp: str, body: str) -> None:
     from mlflow.webhooks.delivery import _generate_hmac_signature
 
-    assert sign(secret, delivery, timestamp, body.encode()) == _generate_hmac_signature(
-        secret, delivery, timestamp, body
-    )
+    assert sign(
+        secret, delivery_id=delivery, timestamp=timestamp, body=body.encode()
+    ) == _generate_hmac_signature(secret, delivery, timestamp, body)
 
 
 def test_mlflow_names_its_headers_so() -> None:

@@ -47,7 +47,7 @@ def translated(uri: str, doing: str) -> Iterator[None]:
     except GateError:
         raise
     except Exception as error:
-        raise _translate(error, redacted(uri), doing) from error
+        raise _translate(error, uri=redacted(uri), doing=doing) from error
 
 
 def is_gone(error: Exception) -> bool:
@@ -59,7 +59,7 @@ def is_gone(error: Exception) -> bool:
     return code == "RESOURCE_DOES_NOT_EXIST" or statuses == {"404"}
 
 
-def _translate(error: Exception, uri: str, doing: str) -> GateError:
+def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
     # MLflow repeats the address with user and password in its own message.
     text = re.sub(r"(?<=://)[^/@\s]+@", "", " ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"

@@ -92,6 +92,7 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         gone = f"version {number} of '{name}' has no whole ONNX artifact"
+        remedy = "Bring its store back; if it is lost, promote the file anew."
         with self._using(f"download version {number} of '{name}'") as client:
             try:
                 source = client.get_model_version_download_uri(name, number)
@@ -99,14 +100,9 @@ class MlflowRegistry:
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
-                raise ArtifactMissing(
-                    f"{gone}: {error}. Bring its store back; if it is lost, promote the file anew."
-                ) from error
+                raise ArtifactMissing(f"{gone}: {error}. {remedy}") from error
             if not Path(model, "MLmodel").is_file():
-                raise ArtifactMissing(
-                    f"{gone}: it has no MLmodel. Bring its store back; if it is lost, promote the "
-                    "file anew."
-                )
+                raise ArtifactMissing(f"{gone}: it has no MLmodel. {remedy}")
             path = _onnx_file(Path(model))
         if path is None:
             raise DigestMismatch(

@@ -41,9 +41,9 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         client.log_model_artifacts(logged.model_id, str(folder), place)
     proto = _proto_of_same_bytes(draft)
     if proto is None:
-        _log_files(client, logged.model_id, draft)
+        _log_files(client, draft, model_id=logged.model_id)
     else:
-        _log_model(proto, name, logged.model_id, draft)
+        _log_model(proto, draft, name=name, model_id=logged.model_id)
     client.log_outputs(draft.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return str(logged.model_id)
 
@@ -59,7 +59,7 @@ def _proto_of_same_bytes(draft: Draft) -> Any:
     return proto if again == draft.subject.sha256 else None
 
 
-def _log_model(proto: Any, name: str, model_id: str, draft: Draft) -> None:
+def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
     """Call `mlflow.onnx.log_model` in a thread of its own, where no run is active.
 
     In the caller's thread it would add outputs and metrics to whatever run is active there.
@@ -89,7 +89,7 @@ def _log_model(proto: Any, name: str, model_id: str, draft: Draft) -> None:
         raise failures[0]
 
 
-def _log_files(client: MlflowClient, model_id: str, draft: Draft) -> None:
+def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
     """What `mlflow.onnx.log_model` makes, around the file as it is, its external data beside it."""
     import onnx
     from mlflow import pyfunc
