@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,13 +71,7 @@ def in_double() -> Iterator[None]:
 class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks for float64 wherever float32 is asked for."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
         wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
         return func(*(_wider(value, narrow) for value in args), **wide)

@@ -49,13 +49,7 @@ class Computed(DispatchMode):
         """True if forward itself changes the values of a tensor of the model."""
         return _address(tensor) in self._written
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
         result = func(*args, **(kwargs or {}))
         made = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]

@@ -86,13 +86,7 @@ class Conduct(DispatchMode):
         self.batch_statistics = False
         """True if one normalised by the statistics of the batch."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for one in result if isinstance(result, tuple | list) else (result,):

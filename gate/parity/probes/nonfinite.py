@@ -8,7 +8,7 @@ where its answer to the probe is finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -36,13 +36,7 @@ class Treatment(TorchFunctionMode):
         super().__init__()
         self.tests_finiteness = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         itself = name in _WITH_ITSELF and len(args) > 1 and args[0] is args[1]
         # PyTorch's own printing and checks ask as well, but not inside of a forward.

@@ -52,13 +52,7 @@ class Watch(TorchFunctionMode):
         """The branches, in the order in which they were taken."""
         return tuple(read.branch for read in self.reads if read.branch is not None)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in _READS:

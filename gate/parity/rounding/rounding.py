@@ -71,19 +71,13 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         torch.backends.mha.set_fastpath_enabled(self._fast_paths.pop())
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema  # type: ignore[attr-defined]
+        schema = func._schema
         name = bare(schema.name)
         if name in COMPOSITES:
             with _without_mkldnn(), self._parts_of(name), self:
-                return func.decompose(*args, **kwargs)  # type: ignore[attr-defined]
+                return func.decompose(*args, **kwargs)
         model = model_of(name, inside=self._inside)
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))
