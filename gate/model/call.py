@@ -136,11 +136,6 @@ class Call:
                 break
 
     @property
-    def by_keyword(self) -> bool:
-        """False: by position."""
-        return self._tree is not None
-
-    @property
     def plain(self) -> bool:
         """True if the tensors, in their order, are forward's first positional arguments."""
         if self._tree is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -12,8 +14,10 @@ from gate.model.call import parameters
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
-from gate.parity.float64.precision import keeps_double
 from gate.policy.policy import Policy
+from gate.records.evidence import Subject
+
+_DOUBLE = "float64"
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,24 @@ class Case:
             parameters=parameters(self.model),
         )
         return replace(binding, double=keeps_double(self.model, subject))
+
+
+def keeps_double(model: nn.Module, subject: Subject) -> bool:
+    """True where the model itself is in float64 in parts, or the file takes or gives float64
+    because the whole model is: then its weights and inputs of float64 stay what they are.
+
+    Else they become float32, as the file has them: a model that was built in float64 and exported
+    as a copy in float32, or one of float32 that casts inputs of float64.
+    """
+    own = {
+        tensor.dtype
+        for tensor in itertools.chain(model.parameters(), model.buffers())
+        if tensor.is_floating_point()
+    }
+    if own >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
+        return True
+    floats = {spec.dtype for spec in subject.inputs if spec.dtype.startswith("float")}
+    gives = any(spec.dtype == _DOUBLE for spec in subject.outputs)
+    if _DOUBLE in floats:
+        return gives or own != {torch.float32}
+    return gives and (own != {torch.float64} or not floats)

@@ -85,7 +85,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
     """Compare the file with the model on all samples, in every runtime that the policy asks for.
 
     The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
-    has in float64 too (`gate.parity.float64.precision`); the model and all global switches are
+    has in float64 too (`gate.parity.case`); the model and all global switches are
     afterwards as they were. A file with a fixed batch axis is measured with that batch size.
     `progress` is called with (samples done, samples in all), those that stability and probes
     compute after the dataset's included.

@@ -15,7 +15,7 @@ from gate.decision.checks import Verdict
 from gate.export.export import export_model
 from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
-from gate.parity.float64.precision import keeps_double
+from gate.parity.case import keeps_double
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source, Subject, TensorSpec
 from gate.records.strategy import ExportSettings

@@ -21,7 +21,7 @@ from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
     """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
 
-    `double`: what is in float64 stays so (`gate.parity.float64.precision`). Raises ModelError if it
+    `double`: what is in float64 stays so (`gate.parity.case`). Raises ModelError if it
     can't be copied.
     """
     try:

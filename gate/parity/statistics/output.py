@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.parity.statistics.classification import ClassStatistics
-from gate.parity.statistics.elements import ElementMoments
 from gate.parity.statistics.mismatches import Mismatches
+from gate.parity.statistics.moments import ElementMoments
 from gate.parity.statistics.rows import LARGEST, RowStatistics
 from gate.parity.statistics.worst import Worst, worse
 from gate.records.evidence import OutputParity
