@@ -54,11 +54,15 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 	fi; \
 	echo "Not here:" $$missing "- tests that need it are skipped"
 
-test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
-test: $(READY) packages  ## Run the tests, with branch coverage
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" --cov --cov-report= \
-		&& $(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term --cov-fail-under=90 \
-		&& echo "What happened: all tests passed. Where to look: the coverage table above; make repro, then make ui." \
-		|| { echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1; }
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
+test check: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
+test: $(READY) packages  ## Run the tests but for the slow proofs
+	@$(PYTEST) -m "not alone and not proof" || { $(FAILED); }
+	@echo "What happened: all tests passed. Left out: the slow proofs (the marks 'proof' and 'alone'), which make check runs. Where to look: make repro, then make ui."
 
-check: lint test  ## What CI runs
+check: lint packages  ## What CI runs: lint and all tests, with branch coverage
+	@$(PYTEST) -m "not alone" --cov --cov-report= \
+		&& $(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term --cov-fail-under=90 \
+		|| { $(FAILED); }
+	@echo "What happened: lint and all tests passed. Where to look: the coverage table above; make repro, then make ui."

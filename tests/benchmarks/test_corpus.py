@@ -109,6 +109,7 @@ def test_layers_are_modules_of_their_architecture(layered: Entry) -> None:
     assert layered.layer in dict(layered.architecture.make().named_modules())
 
 
+@pytest.mark.proof
 def test_no_fault_passes(outcomes: list[Outcome]) -> None:
     assert [one.name for one in outcomes if one.escaped] == []
     rates = Rates.of(outcomes)
@@ -116,12 +117,14 @@ def test_no_fault_passes(outcomes: list[Outcome]) -> None:
     assert rates.lost == 0
 
 
+@pytest.mark.proof
 def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
     refused = {one.name: one.ruling.told for one in outcomes if one.blocked and one.ruling}
     assert refused == {}
     assert Rates.of(outcomes).correct >= 20
 
 
+@pytest.mark.proof
 def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
     missed = {
         one.name: one.ruling.located
@@ -132,6 +135,7 @@ def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
     assert Rates.of(outcomes).layers >= 20
 
 
+@pytest.mark.proof
 def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
     """A graph that was edited into an invalid one would be caught for the wrong reason."""
     for one in outcomes:
@@ -140,6 +144,7 @@ def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
             assert not REFUSED_UNREAD & set(one.ruling.caught_by), (one.name, one.ruling.told)
 
 
+@pytest.mark.proof
 def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> None:
     """Measured in float64 on the two PyTorch models: no ONNX, no gate. A fault that no sample shows
     must be named here, because only other inputs can show it."""
@@ -151,6 +156,7 @@ def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> N
     assert sum(one.effect is not None for one in outcomes) >= 25
 
 
+@pytest.mark.proof
 def test_agreement_of_classes_alone_lets_many_faults_pass(outcomes: list[Outcome]) -> None:
     assert Rates.of(outcomes).top1_passes >= 20
 

@@ -480,6 +480,7 @@ def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answ
     answers.put((reads, failures, seen))
 
 
+@pytest.mark.proof
 def test_the_name_never_vanishes(tmp_path: Path) -> None:
     """200 deployments, as few kept as can be, and a reader that looks all the time."""
     store = Store(tmp_path / "srv", keep=1)

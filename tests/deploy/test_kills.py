@@ -62,6 +62,7 @@ def _die(
     return changes, process.exitcode != 0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("before", [(), (FIRST,), (FIRST, SECOND)], ids=["empty", "one", "two"])
 def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, before) -> None:
     pristine = Store(tmp_path / "pristine", keep=1)

@@ -107,6 +107,7 @@ def test_dvc_shows_metrics_parameters_and_plots(project: Project) -> None:
     assert "held-out accuracy" in page
 
 
+@pytest.mark.proof
 def test_a_weight_changed_before_parity_is_refused_and_made_anew_in_spite_of_a_kill(
     project: Project,
 ) -> None:
@@ -157,6 +158,7 @@ def wait_for_run_of(project: Project, stage: str, process: subprocess.Popen[byte
     raise AssertionError(f"{stage} never ran")
 
 
+@pytest.mark.proof
 def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     """As the issue of it was: relu becomes sigmoid in the model's own file. By dvc alone; and back
     by `mlflow run`, whose runs land in one experiment."""
@@ -192,6 +194,7 @@ def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     assert project.running() == []
 
 
+@pytest.mark.proof
 def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
     """Into another registry, which knows nothing of the runs so far."""
     versions = len(project.client.search_model_versions("name = 'tiny'"))

@@ -163,6 +163,7 @@ def killed(model: Model, at: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
+@pytest.mark.proof
 @pytest.mark.parametrize("scenario", [approval, offence])
 def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
     database = tmp_path / "mlflow.db"
