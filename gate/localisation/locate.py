@@ -10,14 +10,15 @@ import torch
 
 from gate.errors import EvidenceError, GateError
 from gate.localisation.bench import BUDGET, Bench
-from gate.localisation.finding import Finder
+from gate.localisation.finder import Finder
+from gate.localisation.findings import Findings
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
 from gate.localisation.matching import ValueMatcher
 from gate.localisation.measuring import Measured, Measuring
 from gate.localisation.names import Paths
 from gate.localisation.sides import ModelSide
-from gate.localisation.telling import Findings, tell
+from gate.localisation.telling import tell
 from gate.localisation.values import Survey
 from gate.localisation.verdicts import Limits
 from gate.parity.case import Case

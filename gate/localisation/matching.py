@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-
-import numpy as np
 
 from gate.localisation.clues import EXACT, Clues
 from gate.localisation.graph import FileGraph
-from gate.localisation.names import ModuleScope, Paths
-from gate.localisation.sketch import sketch
-from gate.localisation.values import ComputedValue, Survey
+from gate.localisation.layout import FreeTensors, Matching, Tensor, difference
+from gate.localisation.names import Paths
+from gate.localisation.values import ComputedValue, Survey, sketch
 from gate.parity.statistics.output import Array
 
 # All eight were set by hand on the half `tune` of the corpora (benchmarks/localisation): no
@@ -42,38 +39,6 @@ _SHAPE = 4.0
 """What speaks against a tensor of another shape: only a fault makes it the value."""
 _NEAR = 0.5
 """Relative difference from which nearness says nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tensor:
-    """A tensor of the file, as one run computed it."""
-
-    name: str
-    place: int
-    """Of its node."""
-    op: str
-    scope: ModuleScope | None
-    shape: tuple[int, ...]
-    sketch: Array
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Tensors by the numbers of values, in the order of the values."""
-
-    tensors: Mapping[int, Tensor] = field(default_factory=dict)
-    equal: frozenset[int] = frozenset()
-    """The values that their tensor equals."""
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Names of the tensors."""
-        return {number: tensor.name for number, tensor in self.tensors.items()}
-
-    def sure(self) -> Matching:
-        """Only what equals its value."""
-        kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
-        return Matching(kept, self.equal)
 
 
 class ValueMatcher:
@@ -135,7 +100,7 @@ class ValueMatcher:
     ) -> Matching:
         """`before`: an earlier matching, which stays where nothing equals the value. `without`:
         values that no tensor has, unless one equals them."""
-        free = _Free(tensors)
+        free = FreeTensors(tensors)
         for number, name in self._given.items():
             free.take(number, _given(self._values[number], name))
         for value in self._values:
@@ -168,7 +133,7 @@ class ValueMatcher:
         """The value that this one only repeats, or is computed from before it is folded."""
         return value.inputs[0] if value.number in self.folded else value.repeats
 
-    def _equal(self, value: ComputedValue, free: _Free) -> Tensor | None:
+    def _equal(self, value: ComputedValue, free: FreeTensors) -> Tensor | None:
         """The free tensor that equals the value; of several the one that names speak for."""
         earliest = self._behind(value, free)
         distances = [
@@ -193,7 +158,7 @@ class ValueMatcher:
         last = name >= EXACT and not value.functional
         return name, tensor.place if last else -tensor.place
 
-    def _behind(self, value: ComputedValue, free: _Free) -> int:
+    def _behind(self, value: ComputedValue, free: FreeTensors) -> int:
         """Place of the last node that computes what the value was computed from."""
         earliest = -1
         for got in value.inputs:
@@ -204,7 +169,7 @@ class ValueMatcher:
                 earliest = max(earliest, free.taken[number].place)
         return earliest
 
-    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: _Free) -> bool:
+    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: FreeTensors) -> bool:
         """True if it equals another free value too, and by name is that one: behind a fault, what a
         layer gives that hardly changes its input is what the layer before should have given."""
         clues, place, scope = self._clues, tensor.place, tensor.scope
@@ -227,7 +192,7 @@ class ValueMatcher:
         folded = difference(self._values[after].sketch, tensor.sketch)
         return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
-    def _likely(self, value: ComputedValue, free: _Free) -> Tensor | None:
+    def _likely(self, value: ComputedValue, free: FreeTensors) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""
         best, most = None, 0.0
         after, until = free.neighbours(value)
@@ -277,57 +242,3 @@ class ValueMatcher:
 def _given(value: ComputedValue, name: str) -> Tensor:
     """An input of the file."""
     return Tensor(name, -1, "", None, value.shape, value.sketch)
-
-
-class _Free:
-    """The tensors that no value has taken yet."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.taken: dict[int, Tensor] = {}
-        self.names: set[str] = set()
-        """Of the tensors that are taken."""
-        self._by_name = {tensor.name: tensor for tensor in tensors}
-
-    def like(self, value: ComputedValue, *, any_size: bool = False) -> list[Tensor]:
-        """Of the value's kind of number and shape, or at least as many axes."""
-        kind, axes = value.sketch.dtype.kind, len(value.shape)
-        return [
-            tensor
-            for tensor in self._by_name.values()
-            if (tensor.shape == value.shape or (any_size and len(tensor.shape) == axes))
-            and tensor.sketch.dtype.kind == kind
-        ]
-
-    def named(self, name: str) -> Tensor | None:
-        """The tensor of this name, if it is free."""
-        return self._by_name.get(name)
-
-    def take(self, number: int, tensor: Tensor | None) -> None:
-        """Give the tensor to the value."""
-        if tensor is not None:
-            self.taken[number] = tensor
-            self.names.add(tensor.name)
-            self._by_name.pop(tensor.name, None)
-
-    def neighbours(self, value: ComputedValue) -> tuple[int, float]:
-        """Places of the tensors of the values before and behind."""
-        before = [t.place for number, t in self.taken.items() if number < value.number]
-        behind = [t.place for number, t in self.taken.items() if number > value.number]
-        return max(before, default=-1), min(behind, default=math.inf)
-
-
-def difference(value: Array, tensor: Array) -> float:
-    """rms(tensor - value) / rms(value) over the elements that are finite in both.
-
-    0 where all of these are equal, also if there are none; infinite where other elements are finite
-    in one than in the other, or are other infinities.
-    """
-    r, c = value.astype(np.float64), tensor.astype(np.float64)
-    finite = np.isfinite(r) & np.isfinite(c)
-    if not np.array_equal(r[~finite], c[~finite], equal_nan=True):
-        return math.inf
-    scale = float(np.linalg.norm(r[finite]))
-    apart = float(np.linalg.norm(c[finite] - r[finite]))
-    if apart == 0.0:
-        return 0.0
-    return apart / scale if scale > 0.0 else math.inf

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.localisation.sketch import sketch
+from gate.localisation.values import sketch
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.statistics.output import Array
 from gate.records.instruments import NoiseParity

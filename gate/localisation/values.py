@@ -1,6 +1,7 @@
 """The values that a forward of the model passes from module to module, in their order.
 
-A value is one tensor at one time: what an in-place operation leaves behind is another value.
+A value is one tensor at one time: what an in-place operation leaves behind is another value. A
+sketch has a few of its elements, always the same ones for the same number of elements.
 """
 
 from __future__ import annotations
@@ -8,12 +9,17 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from gate.localisation.sketch import places
 from gate.localisation.tape import Moment
 from gate.parity.statistics.output import Array
+
+ELEMENTS = 8192
+"""Enough to see one channel of hundreds, few enough that hundreds of layers cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,25 @@ class Survey:
         )
 
 
+@lru_cache(maxsize=512)
+def places(size: int) -> NDArray[np.int64]:
+    """Sorted places of at most `ELEMENTS` of `size` elements.
+
+    Random ones, because a fixed step could hit the same channels only.
+    """
+    if size <= ELEMENTS:
+        return np.arange(size)
+    return np.sort(np.random.default_rng(size).integers(0, size, ELEMENTS))
+
+
+def sketch(array: Array) -> Array:
+    """The elements of `array` at its places, shape (at most `ELEMENTS`,), as a copy."""
+    picked: Array = array.reshape(-1)[places(array.size)]
+    return picked
+
+
 def sketch_of(tensor: torch.Tensor) -> Array:
-    """As `gate.localisation.sketch.sketch`, of a tensor."""
+    """As `sketch`, of a tensor."""
     flat = tensor.detach().reshape(-1)[torch.from_numpy(places(tensor.numel()))]
     array: Array = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
     return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.localisation.counterparts import Floats, Pair, counterparts
+from gate.parity.graph.formats import FORMATS
 from gate.parity.statistics.output import Array
 
 _FOLDING = 1e-5
@@ -166,7 +167,7 @@ def affine_differences(
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
     """The format to which the products were rounded. What folding in float32 makes of a product may
     be rounded up where its exact value is rounded down."""
-    for name, rounded in _FORMATS.items():
+    for name, rounded in FORMATS.items():
         below, above = rounded(want * (1 - _FOLDING)), rounded(want * (1 + _FOLDING))
         if ((rows == below) | (rows == above)).all():
             return name
@@ -218,7 +219,7 @@ def _difference_of(pair: Pair) -> WeightDifference:
     if pair.got.shape == pair.want.shape:
         return _difference(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
     module = pair.name.rpartition(".")[0]
-    for name, rounded in _FORMATS.items():
+    for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
             text = f"`{pair.name}` of the file is the model's, rounded to {name}"
             return WeightDifference(module, text, name)
@@ -258,31 +259,8 @@ def _like(array: Array, parameter: Floats) -> Floats:
 
 
 def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | None:
-    for name, rounded in _FORMATS.items():
-        want = rounded(parameter)
+    for name, rounded in FORMATS.items():
+        want = rounded(parameter).astype(np.float64)
         if np.abs(got - want).max() <= tolerance * np.abs(want).max() and (want != parameter).any():
             return name
     return None
-
-
-def _half(numbers: Floats) -> Floats:
-    with np.errstate(all="ignore"):
-        return numbers.astype(np.float16).astype(np.float64)
-
-
-def _bfloat(numbers: Floats) -> Floats:
-    rounded: Floats = torch.from_numpy(numbers).to(torch.bfloat16).to(torch.float64).numpy()
-    return rounded
-
-
-def _tf32(numbers: Floats) -> Floats:
-    """To 10 bits of mantissa, half away from zero, as the tensor cores do."""
-    bits = numbers.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-
-
-_FORMATS: dict[str, Callable[[Floats], Floats]] = {
-    "float16": _half,
-    "TF32": _tf32,
-    "bfloat16": _bfloat,
-}

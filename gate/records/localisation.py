@@ -71,6 +71,11 @@ class Localisation(Record):
             row.verdict in ("source", "propagated") for row in self.layers
         )
 
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        """The rows for which no ONNX tensor was found."""
+        return tuple(row.title for row in self.layers if row.verdict == "unmapped")
+
 
 class Explanation(Record):
     """What localisation adds to a verdict: nothing where none was needed, else the layers, or why

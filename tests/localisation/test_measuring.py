@@ -166,7 +166,7 @@ class TestBudget:
                 returned.append(sum(array.nbytes for array in arrays.values()))
                 return arrays
 
-        for place in ("measuring", "finding"):
+        for place in ("measuring", "finder"):
             monkeypatch.setattr(f"gate.localisation.{place}.PieceSession", Counts)
         model = nets.made(nets.Residual)
         candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)

@@ -9,9 +9,8 @@ from torch import nn
 
 from gate.errors import EvidenceError
 from gate.localisation.listeners import AnotherWay, Exchanges, Keeps
-from gate.localisation.sketch import ELEMENTS, places, sketch
 from gate.localisation.tape import listening
-from gate.localisation.values import Survey, sketch_of
+from gate.localisation.values import ELEMENTS, Survey, places, sketch, sketch_of
 
 
 def surveyed(model: nn.Module, *given, **named) -> Survey:

@@ -7,8 +7,8 @@ from collections.abc import Set
 
 from gate.errors import GateError
 from gate.localisation.bench import Bench
-from gate.localisation.layout import Layout
-from gate.localisation.matching import Matching, Tensor, ValueMatcher
+from gate.localisation.layout import Layout, Matching, Tensor
+from gate.localisation.matching import ValueMatcher
 from gate.localisation.runs import PieceSession
 from gate.localisation.values import ComputedValue, Survey
 from gate.records.runtime import RUNTIMES
