@@ -17,6 +17,8 @@ from gate.storage.record import Measured, Record, later
 
 EPSILON = 2.0**-24
 """Half the distance of 1.0 to the next float32: the relative error of one correct rounding."""
+ULP = 2.0 * EPSILON
+"""Distance of 1.0 to the next float32."""
 UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
 

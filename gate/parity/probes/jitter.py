@@ -11,9 +11,8 @@ from gate.parity.rounding.rounding import EXACT, RandomRounding
 from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
+from gate.records.instruments import ULP
 
-_ULP = 2.0**-23
-"""Distance of 1.0 to the next float32."""
 _SCALE = 2.0
 """A probe may sit where rounding decides everything: both neighbours of a result are tried."""
 
@@ -41,6 +40,6 @@ def _input(array: Array, random: np.random.Generator) -> Array:
         return array
     values = array.astype(np.float64)
     exact = (values == np.round(values)) & (np.abs(values) < EXACT)
-    moved = values * (1.0 + random.integers(-1, 2, array.shape) * _ULP)
+    moved = values * (1.0 + random.integers(-1, 2, array.shape) * ULP)
     with np.errstate(over="ignore"):
         return np.where(exact, values, moved).astype(array.dtype)

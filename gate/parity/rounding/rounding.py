@@ -19,7 +19,7 @@ from gate.parity.rounding.error_model import ErrorModel
 from gate.parity.rounding.operators import COMPOSITES, bare, model_of
 from gate.parity.rounding.sums import ROUNDED, Operation, accumulated
 from gate.parity.rounding.transforms import transformed
-from gate.records.instruments import EPSILON
+from gate.records.instruments import EPSILON, ULP
 
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
@@ -36,7 +36,7 @@ _TINY = 2.0**-120
 _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div"})
 """Operators whose result IEEE 754 fixes: a half that is exact is one everywhere."""
 
-_ENDS = 1.0 - 2.0**-23
+_ENDS = 1.0 - ULP
 """A saturating function that is nearer to 1 has reached the end of its range."""
 _FAR = 1e4
 """Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
