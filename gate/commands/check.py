@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -43,27 +43,16 @@ class _Question(TypedDict):
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
-@click.argument("model", type=FILE)
-@click.option(
-    "--reference",
-    required=True,
-    metavar="PKG.MODULE:FACTORY",
-    help="A callable without arguments that returns the nn.Module; found from this folder too.",
-)
-@click.option("--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors.")
-@click.option(
-    "--inputs",
-    type=FILE,
-    required=True,
-    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
-)
+@MODEL
+@REFERENCE
+@CHECKPOINT
+@INPUTS
 @click.option("--labels", type=FILE, help="FILE.npy with one class index per sample.")
 @click.option(
-    "--policy",
-    type=FILE,
+    "--policy", type=FILE,
     help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU always, "
     "CUDA when present.",
-)
+)  # fmt: skip
 @click.option(
     "--task", type=click.Choice(_TASKS),
     help="classification: an output of classes must be there, and is judged as one; tensors: "

@@ -38,11 +38,9 @@ class _Request(TypedDict):
 @STORE
 @click.option("--file", type=FILE, metavar="MODEL.onnx", help="The file to deploy.")
 @click.option(
-    "--golden",
-    type=FILE,
-    metavar="FOLDER",
+    "--golden", type=FILE, metavar="FOLDER",
     help="Its golden vectors. Without them the file is only loaded.",
-)
+)  # fmt: skip
 @click.option(
     "--preprocessing", type=FILE, metavar="SPEC",
     help="How pictures become its input, for the manifest.",

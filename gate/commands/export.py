@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from gate.commands.dispatch import Dispatch
-from gate.commands.options import FILE
+from gate.commands.options import FACTORY, FILE, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -60,14 +60,14 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     "export", cls=Dispatch, subcommands=SUBCOMMANDS,
     short_help="Export a PyTorch model to an ONNX file.",
 )  # fmt: skip
-@click.argument("factory", metavar="PKG.MODULE:FACTORY")
+@FACTORY
 @click.option(
     "--example-input", type=FILE, required=True, metavar="FILE",
     help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
     "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
 )  # fmt: skip
 @click.option("--output", type=FILE, required=True, metavar="MODEL.onnx", help="The file to write.")
-@click.option("--checkpoint", type=FILE, help="Weights: .pt (tensors only) or .safetensors.")
+@WEIGHTS
 @click.option(
     "--strategy", type=click.Choice(["ladder", "traced", "direct", "scripted", "dynamo"]),
     help="ladder (default): the first of the others that carries.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import FACTORY, FILE, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -36,13 +36,13 @@ class _Question(TypedDict):
 
 
 @click.command("compare", short_help="Put exporters side by side on one model.")
-@click.argument("factory", metavar="PKG.MODULE:FACTORY")
+@FACTORY
 @click.option(
     "--example-input", type=FILE, required=True,
     help="Samples on axis 0: X.npy, or X.npz with one array per input. They are exported with and "
     "compared on; fewer than 8 are filled up with noise around them.",
 )  # fmt: skip
-@click.option("--checkpoint", type=FILE, help="Weights: .pt (tensors only) or .safetensors.")
+@WEIGHTS
 @click.option(
     "--strategy", type=click.Choice(_STRATEGIES), multiple=True, default=_STRATEGIES,
     help="Try this one; may be repeated. Default: all four.",

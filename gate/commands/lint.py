@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.commands.options import FACTORY
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -24,7 +25,7 @@ class _Question(TypedDict):
 
 
 @click.command("lint", short_help="Say what an export of a model's source gets wrong.")
-@click.argument("factory", metavar="PKG.MODULE:FACTORY")
+@FACTORY
 @click.option(
     "--level", type=click.Choice(["error", "warning", "note"]), default="error",
     show_default=True, help="Findings of this level or worse refuse.",

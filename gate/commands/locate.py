@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -32,31 +32,19 @@ class _Question(TypedDict):
 
 
 @click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
-@click.argument("model", type=FILE)
-@click.option(
-    "--reference",
-    required=True,
-    metavar="PKG.MODULE:FACTORY",
-    help="A callable without arguments that returns the nn.Module; found from this folder too.",
-)
-@click.option("--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors.")
-@click.option(
-    "--inputs",
-    type=FILE,
-    required=True,
-    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
-)
+@MODEL
+@REFERENCE
+@CHECKPOINT
+@INPUTS
 @click.option(
     "--samples", type=click.IntRange(min=1), default=8, show_default=True,
     help="Compute on the first N samples.",
 )  # fmt: skip
 @click.option(
-    "--runtime",
+    "--runtime", default="ort-cpu", show_default=True,
     type=click.Choice(["ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"]),
-    default="ort-cpu",
-    show_default=True,
     help="The runtime whose layers are compared.",
-)
+)  # fmt: skip
 @click.option("--policy", type=FILE, help="YAML whose determinism and CUDA settings are in force.")
 @click.option(
     "--report", type=FILE, metavar="DIR", help="Write localisation.json and a chart here."

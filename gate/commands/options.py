@@ -8,10 +8,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gate.service.keyring import SECRETS_VARIABLE
+
 if TYPE_CHECKING:
     from gate.storage.digest import Digest
 
 FILE = click.Path(path_type=Path)
+MODEL = click.argument("model", type=FILE)
+FACTORY = click.argument("factory", metavar="PKG.MODULE:FACTORY")
+REFERENCE = click.option(
+    "--reference", required=True, metavar="PKG.MODULE:FACTORY",
+    help="A callable without arguments that returns the nn.Module; found from this folder too.",
+)  # fmt: skip
+CHECKPOINT = click.option(
+    "--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors."
+)
+WEIGHTS = click.option(
+    "--checkpoint", type=FILE, help="Weights: .pt (tensors only) or .safetensors."
+)
+INPUTS = click.option(
+    "--inputs", type=FILE, required=True,
+    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
+)  # fmt: skip
 LEDGER = click.option(
     "--ledger", type=FILE, default=Path(".gate/ledger.jsonl"), show_default=True,
     envvar="GATE_LEDGER", show_envvar=True, help="The ledger of promotions.",
@@ -25,6 +43,11 @@ TRACKING_URI = click.option(
     "--tracking-uri",
     help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.",
 )
+SECRET_FILE = click.option(
+    "--secret-file", type=FILE, envvar="GATE_SECRET_FILE", show_envvar=True,
+    help="One secret in a line, the newest first, mode 0600. "
+    f"Default: those in {SECRETS_VARIABLE}.",
+)  # fmt: skip
 
 
 def tracking_uri(given: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import FILE, MODEL
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -92,7 +92,7 @@ def _compare(**question: Unpack[_Question]) -> Outcome:
 
 
 @command.command("prepend", short_help="Put the preprocessing in front of an ONNX model.")
-@click.argument("model", type=FILE)
+@MODEL
 @_SPEC
 @click.option("--output", type=FILE, required=True, help="The new file.")
 @machine_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.options import FILE, LEDGER, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.promoted import promoted
 from gate.errors import PolicyError
@@ -38,22 +38,17 @@ class _Request(TypedDict):
 
 
 @click.command("promote", short_help="Put a judged file into service.")
-@click.argument("model", type=FILE)
+@MODEL
 @click.option("--name", required=True, help="The registered model.")
 @click.option(
-    "--report",
-    type=FILE,
-    required=True,
-    metavar="DIR",
+    "--report", type=FILE, required=True, metavar="DIR",
     help="What gate check --report wrote: evidence.json and decision.json.",
-)
+)  # fmt: skip
 @click.option("--policy", type=FILE, help="The policy that was applied. Default: the built-in one.")
 @click.option(
-    "--golden",
-    type=FILE,
-    metavar="FOLDER",
+    "--golden", type=FILE, metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
-)
+)  # fmt: skip
 @click.option(
     "--preprocessing", type=FILE, metavar="SPEC",
     help="The spec that gate check got, to go with the file.",

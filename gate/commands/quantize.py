@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
+from gate.commands.options import FILE, MODEL
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -31,14 +31,12 @@ class _Request(TypedDict):
 
 
 @click.command("quantize", short_help="Make the int8 twin of an ONNX file.")
-@click.argument("model", type=FILE)
+@MODEL
 @click.option(
-    "--calibration",
-    type=FILE,
-    required=True,
+    "--calibration", type=FILE, required=True,
     help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
     "with one array per input, or a folder of such.",
-)
+)  # fmt: skip
 @click.option("--output", type=FILE, required=True, help="The file to write.")
 @click.option(
     "--samples", type=click.IntRange(min=1), default=128, show_default=True,

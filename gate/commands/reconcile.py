@@ -23,18 +23,13 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--policy", type=FILE, help="The policy in force. Default: the built-in one.")
 @click.option(
-    "--store",
-    type=FILE,
-    default=Path(".gate/store"),
-    show_default=True,
+    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     help="Where deployed files are.",
-)
+)  # fmt: skip
 @click.option(
-    "--same-registry",
-    metavar="URI",
-    multiple=True,
+    "--same-registry", metavar="URI", multiple=True,
     help="Another address of the same registry, under which things were promoted; repeat it.",
-)
+)  # fmt: skip
 @LEDGER
 @TRACKING_URI
 @machine_options

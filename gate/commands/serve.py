@@ -8,9 +8,8 @@ from urllib.parse import unquote
 
 import click
 
-from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.options import FILE, LEDGER, SECRET_FILE, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.service_options import SECRET_FILE
 from gate.commands.status import Status
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.options import FILE, given_digest
+from gate.commands.options import FILE, MODEL, given_digest
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
-@click.argument("model", type=FILE)
+@MODEL
 @click.option(
-    "--golden",
-    type=FILE,
-    required=True,
-    metavar="FOLDER",
+    "--golden", type=FILE, required=True, metavar="FOLDER",
     help="The golden vectors that came with the file: golden.json and its arrays.",
-)
+)  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
 @machine_options

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands.options import TRACKING_URI, tracking_uri
+from gate.commands.options import SECRET_FILE, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.service_options import SECRET_FILE
 from gate.commands.status import Status
 from gate.errors import ServiceError
 from gate.service.keyring import SECRETS_VARIABLE
