@@ -64,18 +64,15 @@ def _look(name: str | None, folder: Path) -> Outcome:
 
 
 def _show(found: list[Manifest], problems: dict[str, str], console: Console) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
+    from gate.report.table import add_row, table
     from gate.report.wording import printable
 
     if not found:
         console.print("Nothing is deployed.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"):
-        table.add_column(heading, overflow="fold")
+    shown = table(("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"))
     for live in found:
         for label, slot in live.slots.items():
             cells = (
@@ -88,7 +85,7 @@ def _show(found: list[Manifest], problems: dict[str, str], console: Console) -> 
                 live.deployed_at,
                 ", ".join(str(earlier.release) for earlier in live.previous),
             )
-            table.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(table)
+            add_row(shown, cells)
+    console.print(shown)
     for place, problem in problems.items():
         console.print(Text(printable(f"{place}: {problem}"), style="red"))

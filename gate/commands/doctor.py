@@ -57,17 +57,15 @@ def _examine(given: str | None) -> Outcome:
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("what", "state", "seen"):
-        table.add_column(heading, overflow="fold")
-    for finding in diagnosis.findings:
-        state = Text(finding.state, style=_STYLES[finding.state])
-        table.add_row(Text(finding.name), state, Text(finding.seen))
-    console.print(table)
+    from gate.report.table import table
+
+    rows = [
+        (Text(found.name), Text(found.state, style=_STYLES[found.state]), Text(found.seen))
+        for found in diagnosis.findings
+    ]
+    console.print(table(("what", "state", "seen"), rows))
     for finding in diagnosis.findings:
         if finding.remedy and finding.state != "ok":
             console.print(Text(f"{finding.name}: {finding.remedy}"))

@@ -32,19 +32,15 @@ def command(model: str | None, limit: int | None, ledger: Path) -> Outcome:
       gate history
       gate history --model digits --limit 5 --json
     """
-    return _read(ledger, model=model, limit=limit)
-
-
-def _read(path: Path, *, model: str | None, limit: int | None) -> Outcome:
     from gate.errors import StorageError
     from gate.registry.ledger import Ledger
 
-    if not path.exists():
+    if not ledger.exists():
         raise StorageError(
-            f"there is no ledger at {path}: nothing was promoted or refused from this folder. "
+            f"there is no ledger at {ledger}: nothing was promoted or refused from this folder. "
             "Run make repro, or name another file with --ledger."
         )
-    entries = [e for e in Ledger(path).entries() if model is None or e.model == model]
+    entries = [e for e in Ledger(ledger).entries() if model is None or e.model == model]
     shown = entries[-limit:] if limit else entries
     return Outcome(
         Status.DONE,
@@ -54,18 +50,12 @@ def _read(path: Path, *, model: str | None, limit: int | None) -> Outcome:
 
 
 def _show(entries: list[LedgerEntry], console: Console) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from gate.report.wording import printable
+    from gate.report.table import add_row, table
 
     if not entries:
         console.print("The ledger has no such entries.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("at", "action", "model", "version", "before", "sha256", "actor", "reason"):
-        table.add_column(heading, overflow="fold")
+    shown = table(("at", "action", "model", "version", "before", "sha256", "actor", "reason"))
     for entry in entries:
         cells = (
             entry.at,
@@ -77,5 +67,5 @@ def _show(entries: list[LedgerEntry], console: Console) -> None:
             f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor,
             entry.reason,
         )
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(table)
+        add_row(shown, cells)
+    console.print(shown)

@@ -41,13 +41,9 @@ def command(model: Path, golden: Path, sha256: str | None, golden_sha256: str | 
       gate verify-release model.onnx --golden golden --json
       gate verify-release model.onnx --golden golden --sha256 9f86d0... --golden-sha256 60303a...
     """
-    return _verify(model, golden, (sha256, golden_sha256))
-
-
-def _verify(model: Path, golden: Path, expected: tuple[str | None, str | None]) -> Outcome:
     from gate.golden.verify import verify_golden
 
-    wanted = [given_digest(text) for text in expected]
+    wanted = [given_digest(text) for text in (sha256, golden_sha256)]
     result = verify_golden(model, golden)
     digests = (("file", result.model_sha256), ("golden vectors", result.golden_sha256))
     others = [
@@ -70,10 +66,9 @@ def _verdict(result: GoldenResult) -> str:
 
 
 def _show(result: GoldenResult, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
+    from gate.report.table import table
     from gate.report.wording import printable
 
     console.print(f"file      {result.model_sha256}")
@@ -81,12 +76,8 @@ def _show(result: GoldenResult, console: Console) -> None:
     runs = printable(", ".join(result.providers) or "not run")
     console.print(f"computed  ONNX Runtime {printable(result.onnxruntime)}: {runs}")
     if result.outputs:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("output", "max_abs_diff", "tolerance", "top-1 agreement"):
-            table.add_column(heading, overflow="fold")
-        for output in result.outputs:
-            table.add_row(*(Text(printable(cell)) for cell in _cells(output)))
-        console.print(table)
+        headings = ("output", "max_abs_diff", "tolerance", "top-1 agreement")
+        console.print(table(headings, map(_cells, result.outputs)))
     for problem in result.problems:
         console.print(Text(printable(problem), style="red"))
     style = "bold green" if result.passed else "bold red"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -68,7 +68,7 @@ def _register(url: str, name: str, secret_file: Path | None, tracking_uri: str |
     if made:
         lines.append(f"made: {secret_file} with a new secret; keep it where gate serve reads it")
     plain = {"outcome": what, "webhook": asdict(webhook), "secret_made": made}
-    return Outcome(Status.DONE, plain, lambda console: _lines(console, lines))
+    return Outcome(Status.DONE, plain, lambda console: console.print("\n".join(lines)))
 
 
 @command.command("list")
@@ -83,17 +83,14 @@ def _list(tracking_uri: str | None) -> Outcome:
       gate webhooks list --tracking-uri http://127.0.0.1:5000 --json
     """
     webhooks = _server(tracking_uri).all()
+    rows = [
+        (w.name, w.webhook_id, w.url, "yes" if w.active else "no", ", ".join(w.events))
+        for w in webhooks
+    ]
     return Outcome(
         Status.DONE,
         {"webhooks": [asdict(webhook) for webhook in webhooks]},
-        lambda console: _table(
-            console,
-            ("name", "id", "url", "active", "events"),
-            [
-                (w.name, w.webhook_id, w.url, "yes" if w.active else "no", ", ".join(w.events))
-                for w in webhooks
-            ],
-        ),
+        lambda console: _table(console, ("name", "id", "url", "active", "events"), rows),
     )
 
 
@@ -181,21 +178,7 @@ def _tried(status: Status, trials: Sequence[DeliveryTrial]) -> Outcome:
     )
 
 
-def _lines(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line)
+def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from gate.report.table import table
 
-
-def _table(console: Console, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from gate.report.wording import printable
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table)
+    console.print(table(headings, rows))

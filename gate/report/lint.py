@@ -8,28 +8,25 @@ from typing import TYPE_CHECKING
 
 from gate.lint import LintReport
 from gate.records.lint import LEVELS, LintFinding, LintLevel
+from gate.report.table import add_row, table
 from gate.report.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_HEADINGS = ("line", "code", "level", "expression", "what happens", "write instead")
 _STYLES: dict[LintLevel, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def print_findings(report: LintReport, console: Console) -> None:
     """One table a file; what is silenced and what could not be read; the sum last."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=path, title_justify="left")
-        for heading in ("line", "code", "level", "expression", "what happens", "write instead"):
-            table.add_column(heading, overflow="fold")
+        shown = table(_HEADINGS, title=path)
         for finding in findings:
-            style = _STYLES[finding.level]
-            table.add_row(*(Text(printable(cell), style=style) for cell in _cells(finding)))
-        console.print(table)
+            add_row(shown, _cells(finding), style=_STYLES[finding.level])
+        console.print(shown)
     for sentence in sentences(report):
         console.print(Text(sentence))
 

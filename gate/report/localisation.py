@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.report.figure import BLUE, GREY, ORANGE, RED, legend, literal, png
+from gate.report.table import add_row, table
 from gate.report.wording import number, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_HEADINGS = ("layer", "type", "max diff", "mean diff", "noise ratio", "alone", "growth", "verdict")
 _STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
 _COLORS = {"source": RED, "propagated": ORANGE, "ok": BLUE}
 _LEAST, _MOST = 1e-3, 1e12
@@ -39,18 +41,12 @@ def sentences(explanation: Explanation) -> Iterator[str]:
 
 def print_layers(found: Localisation, console: Console) -> None:
     """The table of layers, then what it means."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (("layer", "left"), ("type", "left"), ("max diff", "right"),
-                             ("mean diff", "right"), ("noise ratio", "right"), ("alone", "right"),
-                             ("growth", "right"), ("verdict", "left")):  # fmt: skip
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = table(_HEADINGS, right=_HEADINGS[2:-1])
     for row in found.layers:
-        table.add_row(*(Text(cell, style=_STYLES[row.verdict]) for cell in _cells(row)))
-    console.print(table)
+        add_row(shown, _cells(row), style=_STYLES[row.verdict])
+    console.print(shown)
     for sentence in sentences(Explanation(localisation=found)):
         console.print(Text(sentence))
 
@@ -65,7 +61,7 @@ def as_html(explanation: Explanation) -> Iterator[str]:
     if found is None or not found.layers:
         return
     yield f"<details><summary>All {len(found.layers)} layers</summary><table><thead><tr>"
-    yield "<th>layer<th>type<th>max diff<th>mean diff<th>noise ratio<th>alone<th>growth<th>verdict"
+    yield "<th>" + "<th>".join(_HEADINGS)
     yield "</tr></thead><tbody>"
     for row in found.layers:
         yield "<tr><td>" + "<td>".join(html.escape(cell) for cell in _cells(row)) + "</tr>"

@@ -13,6 +13,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import to_pixels
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
 from gate.report.figure import literal, png
+from gate.report.table import add_row, table
 from gate.report.wording import number, printable
 
 if TYPE_CHECKING:
@@ -21,22 +22,12 @@ if TYPE_CHECKING:
 _ROWS = 12
 _ZOOM = 24
 """Pixels of a side that are shown enlarged, around the largest difference."""
-_HEADINGS = (
-    "consumer",
-    "max",
-    "mean",
-    "> 1 step",
-    "channels max",
-    "flips",
-    "confidence",
-    "verdict",
-)
+_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips", "confidence",
+             "verdict")  # fmt: skip
 
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
     """The table of consumers in steps, then causes, then the values of both sides."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     console.print(
@@ -45,15 +36,12 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
             f"value range before normalisation, {bound:g} allowed"
         )
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("consumer", "verdict") else "right",
-                         overflow="fold")  # fmt: skip
+    shown = table(_HEADINGS, right=_HEADINGS[1:-1])
     for consumer in parity.consumers:
         good = consumer.within(bound)
         style = "" if good else "dim" if consumer.not_measured else "red"
-        table.add_row(*(Text(cell, style=style) for cell in _cells(consumer, good=good)))
-    console.print(table)
+        add_row(shown, _cells(consumer, good=good), style=style)
+    console.print(shown)
     for sentence in sentences(parity):
         console.print(Text(sentence))
     for line in _sides(parity):

@@ -9,6 +9,7 @@ from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report import localisation, wording
+from gate.report.table import add_row, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,38 +55,25 @@ def print_decision(
 
 
 def _table(decision: Decision) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (
-        ("runtime", "left"),
-        ("check", "left"),
-        ("observed", "right"),
-        ("allowed", "left"),
-        ("n", "right"),
-        ("verdict", "left"),
-    ):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    headings = ("runtime", "check", "observed", "allowed", "n", "verdict")
+    shown = table(headings, right=("observed", "n"))
     for runtime, checks in wording.folded_groups(decision):
         label = runtime
         for check in checks:
-            table.add_row(
+            cells = (
                 Text(label, style="bold"),
-                Text(_check_name(check)),
-                Text(wording.observed(check)),
-                Text(wording.allowed(check)),
-                Text("" if check.samples is None else str(check.samples)),
+                f"{check.output} / {check.name}" if check.output else check.name,
+                wording.observed(check),
+                wording.allowed(check),
+                "" if check.samples is None else str(check.samples),
                 Text(check.verdict.value, style=_STYLES[check.verdict]),
             )
+            add_row(shown, cells)
             label = ""
-        table.add_section()
-    return table
-
-
-def _check_name(check: CheckResult) -> str:
-    return wording.printable(f"{check.output} / {check.name}" if check.output else check.name)
+        shown.add_section()
+    return shown
 
 
 def _text(check: CheckResult) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gate.records.trials import Trial, TrialParity, Trials
 from gate.report.figure import BLUE, GREEN, ORANGE, RED, figure, legend, name_rows, png
+from gate.report.table import add_row, table
 from gate.report.wording import number, printable
 
 if TYPE_CHECKING:
@@ -30,17 +31,13 @@ _FROM = 0.1
 
 def print_trials(found: Trials, console: Console) -> None:
     """The table, then what it means."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, short in zip(_HEADINGS, _SHORT, strict=True):
-        side = "left" if heading in _LEFT else "right"
-        table.add_column(short, justify=side, overflow="fold", no_wrap=heading == "runtime")  # type: ignore[arg-type]
+    shown = table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
+    shown.columns[_SHORT.index("runtime")].no_wrap = True
     for verdict, cells in _rows(found):
-        table.add_row(*(Text(cell, style=_STYLES[verdict]) for cell in cells))
-    console.print(table)
+        add_row(shown, cells, style=_STYLES[verdict])
+    console.print(shown)
     for sentence in sentences(found):
         console.print(Text(sentence))
 
