@@ -98,10 +98,6 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    return _judge(question)
-
-
-def _judge(question: _Question) -> Outcome:
     from gate.front_door import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
     from gate.records.names import GOLDEN

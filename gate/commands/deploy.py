@@ -73,10 +73,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         raise click.UsageError("--golden, --preprocessing, --sha256 and --twin go with --file.")
     if request["twin_golden"] and not request["twin"]:
         raise click.UsageError("--twin-golden goes with --twin.")
-    return _deploy(request)
 
-
-def _deploy(request: _Request) -> Outcome:
     from gate.deploy.deploy import deploy, rollback
     from gate.deploy.manifest import EXACT, QUANTIZED
     from gate.deploy.source import SlotSource

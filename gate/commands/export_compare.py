@@ -75,10 +75,6 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --strategy traced --strategy dynamo --report report
       gate export compare mypackage.models:build --example-input x.npz --json
     """
-    return _compare(question)
-
-
-def _compare(question: _Question) -> Outcome:
     from gate.export_trials import Plan, compare
     from gate.front_door import Reference
     from gate.parity.arrays.samples import Samples
@@ -101,8 +97,7 @@ def _compare(question: _Question) -> Outcome:
     with bar("exporting") as progress:
 
         def advance(done: int, total: int, _title: str) -> None:
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
 
         found = compare(reference, example, plan=plan, settings=settings, progress=advance)
     if report is not None:

@@ -50,10 +50,6 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate lint mypackage.models:build --level warning
       gate lint mypackage.models:build --strategy scripted --json
     """
-    return _lint(question)
-
-
-def _lint(question: _Question) -> Outcome:
     from gate.lint import lint_model
     from gate.model.loading import build_model
     from gate.report.lint import print_findings

@@ -65,10 +65,6 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npy --runtime ort-cpu-optimized --report report
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    return _locate(question)
-
-
-def _locate(question: _Question) -> Outcome:
     from gate.front_door import Reference
     from gate.localisation.locate import locate
     from gate.onnxfile.candidate import Candidate

@@ -1,8 +1,12 @@
-"""`gate promote`: put a judged file into service, for those who don't use the DVC pipeline."""
+"""`gate promote`: put a judged file into service, for those who don't use the DVC pipeline.
+
+The report of such a file is held by an MLflow run of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from gate.decision.decision import Decision
     from gate.policy.policy import Policy
     from gate.registry.judged import GoldenFolder, Judged
+
+_EXPERIMENT = "gate-promote"
 
 
 class _Request(TypedDict):
@@ -77,11 +83,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     """
     if (request["twin"] is None) != (request["twin_report"] is None):
         raise click.UsageError("--twin and --twin-report go together.")
-    return _promote(request)
 
-
-def _promote(request: _Request) -> Outcome:
-    from gate.commands.release_run import release_run
     from gate.decision.decision import Decision
     from gate.records.evidence import Evidence
     from gate.registry.ledger import Ledger
@@ -112,7 +114,7 @@ def _promote(request: _Request) -> Outcome:
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
     ledger = Ledger(request["ledger"])
-    with given if release.run_id else release_run(uri, request["report"]) as run_id:
+    with given if release.run_id else _release_run(uri, request["report"]) as run_id:
         release = replace(release, run_id=run_id)
         promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
     return promoted(promotion, verdict=decision.verdict.value)
@@ -158,3 +160,36 @@ def _policy(path: Path | None, decision: Decision) -> Policy:
             "is none of the built-in ones. Name its file with --policy."
         )
     return fitting[0]
+
+
+@contextlib.contextmanager
+def _release_run(uri: str, report: Path) -> Iterator[str]:
+    """Open a run at `uri` with the files of `report`; yield its id; end it, whatever happens.
+
+    Raises the RegistryErrors.
+    """
+    from mlflow import MlflowClient
+
+    from gate.registry.mlflow.errors import translated
+    from gate.registry.mlflow.experiment import experiment_id
+
+    with translated(uri, "open a run for the release"):
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        experiment = experiment_id(client, _EXPERIMENT, artifacts=_artifacts(uri))
+        run = client.create_run(experiment, run_name=report.resolve().name).info
+    status = "FAILED"
+    try:
+        with translated(uri, "log the report"):
+            client.log_artifacts(run.run_id, str(report), "report")
+        yield str(run.run_id)
+        status = "FINISHED"
+    finally:
+        with translated(uri, "end the run of the release"):
+            client.set_terminated(run.run_id, status)
+
+
+def _artifacts(uri: str) -> Path | None:
+    """Beside a local database; a server has its own place."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts"

@@ -67,10 +67,6 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate check twin/model.onnx --reference mypackage.models:build --inputs eval.npy \\
           --policy twin.yaml --report twin/report
     """
-    return _quantize(request)
-
-
-def _quantize(request: _Request) -> Outcome:
     from gate.export.quantize_settings import QuantizeSettings
     from gate.export.quantized import Batches, quantize
     from gate.onnxfile.subject import read_subject
@@ -95,8 +91,7 @@ def _quantize(request: _Request) -> Outcome:
             for batch in samples.batches(binding.batch_size):
                 yield binding.by_input(batch)
                 done += binding.batch_size
-                if progress is not None:
-                    progress(done, min(settings.samples, len(samples)))
+                progress(done, min(settings.samples, len(samples)))
 
         made = quantize(request["model"], batches(), request["output"], settings=settings)
     plain = {

@@ -103,10 +103,6 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate serve --model digits --secret-file .gate/secrets
       gate serve --model digits --secret-file .gate/secrets --inbox postgresql://gate@db/gate
     """
-    return _serve(request)
-
-
-def _serve(request: _Request) -> Outcome:
     from gate.registry.mlflow.process import redacted
     from gate.service.service import serve
     from gate.service.settings import Settings
