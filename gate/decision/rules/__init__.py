@@ -10,6 +10,8 @@ from gate.decision.rules import (
     devices,
     export,
     instruments,
+    noise,
+    outputs,
     preprocessing,
     roles,
     statements,
@@ -51,14 +53,14 @@ def _of_runtime(
     yield statements.provider(runtime)
     if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
         yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
-    yield statements.outputs(policy, evidence, runtime)
-    yield from statements.varies(runtime)
+    yield outputs.measured(policy, evidence, runtime)
+    yield from outputs.varies(runtime)
     samples_fail = False
     for output in runtime.outputs:
         if output.elements == 0:  # `outputs` says so; it has no numbers
             continue
-        yield statements.reference(policy, runtime, output)
-        yield statements.finite(policy, runtime, output)
+        yield outputs.reference(policy, runtime, output)
+        yield outputs.finite(policy, runtime, output)
         yield from roles.role(policy, runtime, output)
         compared = roles.comparisons(policy, runtime_policy.bounds, output)
         checks = [
@@ -67,9 +69,9 @@ def _of_runtime(
             if c.bound is not None
         ]
         if roles.judges_noise(policy, output):
-            checks += instruments.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
+            checks += noise.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
-            yield statements.unbounded(runtime, output)
+            yield outputs.unbounded(runtime, output)
         yield from checks
         yield from comparisons.near_ties(policy, runtime, output)
         yield from instruments.stability(runtime_policy.bounds, runtime, output)

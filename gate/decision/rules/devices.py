@@ -11,7 +11,7 @@ import math
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
 from gate.decision.rules.comparisons import BoundedMetric, numeric
-from gate.decision.rules.instruments import noises
+from gate.decision.rules.noise import noises
 from gate.policy.policy import Bounds, Policy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeName
