@@ -85,6 +85,18 @@ def _computed(operation: ast.AST, left: StaticValue, right: StaticValue) -> Any:
         return NOTHING
 
 
+def signed(value: StaticValue, *, minus: bool) -> StaticValue:
+    """The value of `-x`, else of `+x` and `~x`."""
+    if minus and isinstance(value.object, int | float):
+        return of_object(-value.object)
+    if minus and value.elements is not None:
+        return of_object(-value.elements)
+    if value.tensor:
+        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
+                      fixed=value.constant)  # fmt: skip
+    return StaticValue(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+
+
 def compared(operation: ast.cmpop, left: StaticValue, right: StaticValue) -> StaticValue:
     """The value of a comparison."""
     if isinstance(operation, ast.Is | ast.IsNot | ast.In | ast.NotIn):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gate.lint.scope import FunctionScope
-from gate.lint.value import NOTHING, Kind, Rank, StaticValue
+from gate.lint.value import NOTHING, Kind, Rank, StaticValue, of_object, tensor
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
 _CHANGES = (ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Yield)
@@ -57,6 +57,35 @@ def condition(
             scope.tell("TRC008", node)
     elif value.kind in (Kind.SIZE, Kind.SHAPE) and changes and not guard:
         scope.tell("TRC016", node)
+
+
+def all_or_any(node: ast.BoolOp, parts: Sequence[StaticValue]) -> StaticValue:
+    """The condition `and` or `or` makes of its parts, up to the one that decides."""
+    stops = isinstance(node.op, ast.Or)
+    found = [part for part in parts if decided(part) is None]
+    if found and decided(parts[-1]) is stops:
+        found.append(parts[-1])
+    return all_of(found) if found else of_object(decided(parts[-1]))
+
+
+def all_of(values: Sequence[StaticValue]) -> StaticValue:
+    """A condition of several parts: what the most dangerous part is."""
+    for part in values:
+        if part.flag:
+            return part
+    for kind in (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN):
+        for part in values:
+            if part.kind is kind:
+                return part
+    return StaticValue(Kind.PYTHON, read=any(value.read for value in values))
+
+
+def negated(value: StaticValue) -> StaticValue:
+    """The value of `not x`."""
+    truth = decided(value)
+    if truth is not None:
+        return of_object(not truth)
+    return tensor(mask=True, truth=not value.constant) if value.tensor else value
 
 
 def chosen(node: ast.BoolOp, parts: Sequence[StaticValue], scope: FunctionScope) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 from torch import nn
 
 from gate.lint import attributes, calls, indexing
-from gate.lint.arithmetic import combine, compared
-from gate.lint.conditions import chosen, condition, decided
-from gate.lint.items import item
+from gate.lint.arithmetic import combine, compared, signed
+from gate.lint.conditions import all_of, all_or_any, chosen, condition, decided, negated
+from gate.lint.items import has_items, item, keyed, known_items, sequence, sliced
 from gate.lint.rewritten import floor_division
 from gate.lint.scope import Arguments, FunctionScope, Local
 from gate.lint.value import (
-    NOTHING,
     Kind,
     StaticValue,
     join,
@@ -41,7 +40,7 @@ def evaluate(node: ast.expr, scope: FunctionScope) -> StaticValue:
 def evaluate_test(node: ast.expr, scope: FunctionScope) -> StaticValue:
     """The value of an expression of which only the truth is asked: whoever asks tells of it."""
     if isinstance(node, ast.BoolOp):
-        return _all_or_any(node, _parts(node, scope, evaluate_test))
+        return all_or_any(node, _parts(node, scope, evaluate_test))
     return evaluate(node, scope)
 
 
@@ -67,14 +66,6 @@ def assign(target: ast.expr, value: StaticValue, scope: FunctionScope) -> None:
             scope.names[ast.unparse(target)] = value  # `self.last` is no other name
 
 
-def _name(node: ast.Name, scope: FunctionScope) -> StaticValue:
-    return scope.look_up(node.id)
-
-
-def _constant(node: ast.Constant, _scope: FunctionScope) -> StaticValue:
-    return StaticValue(Kind.PYTHON, object=node.value)
-
-
 def _attribute(node: ast.Attribute, scope: FunctionScope) -> StaticValue:
     owner = evaluate(node.value, scope)
     if isinstance(owner.object, nn.Module) and ast.unparse(node) in scope.names:
@@ -96,26 +87,13 @@ def _subscript(node: ast.Subscript, scope: FunctionScope) -> StaticValue:
         index = indexing.IndexExpression.of(node.slice, lambda part: evaluate(part, scope))
         return indexing.read(node, owner, index, scope)
     if isinstance(node.slice, ast.Slice):
-        return _sliced(owner, node.slice, scope)
+        ends = (node.slice.lower, node.slice.upper, node.slice.step)
+        return sliced(owner, [evaluate(end, scope).object if end else None for end in ends])
     key = evaluate(node.slice, scope)
-    listed = isinstance(owner.object, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
-    if key.tensor and not key.constant and (listed or owner.items or owner.kind is Kind.TENSORS):
+    if key.tensor and not key.constant and has_items(owner):
         scope.tell("TRC001", node.slice, message="Python takes the item that the example asks for",
                    rewrite="stack the items and index the tensor, or use torch.where")  # fmt: skip
-    if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
-        return of_object(owner.object[key.object]) if key.object in owner.object else unknown()
-    return item(owner, key.object if isinstance(key.object, int) else None)
-
-
-def _sliced(owner: StaticValue, part: ast.Slice, scope: FunctionScope) -> StaticValue:
-    bounds = [evaluate(b, scope).object if b else None for b in (part.lower, part.upper, part.step)]
-    if owner.kind is Kind.SHAPE:
-        start = bounds[0] if isinstance(bounds[0], int) else 0
-        return StaticValue(Kind.SHAPE, axis=start)
-    plain = all(bound is None or isinstance(bound, int) for bound in bounds)
-    if plain and isinstance(owner.object, list | tuple | str):
-        return of_object(owner.object[slice(*bounds)])
-    return StaticValue(owner.kind)
+    return keyed(owner, key)
 
 
 def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: FunctionScope) -> StaticValue:
@@ -123,14 +101,7 @@ def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: FunctionScope) -> Sta
     if any(isinstance(part, ast.Starred) for part in node.elts):
         tensors = all(value.kind in (Kind.TENSOR, Kind.TENSORS) for value in values)
         return StaticValue(Kind.TENSORS if tensors else Kind.UNKNOWN)
-    items = dict(enumerate(values))
-    if values and all(value.tensor for value in values):
-        return StaticValue(Kind.TENSORS, items=items)
-    objects: Any = NOTHING
-    if all(value.object is not NOTHING for value in values):
-        objects = [value.object for value in values]
-        objects = tuple(objects) if isinstance(node, ast.Tuple) else objects
-    return StaticValue(Kind.PYTHON, object=objects, items=items)
+    return sequence(values, tuple if isinstance(node, ast.Tuple) else list)
 
 
 def _dict(node: ast.Dict, scope: FunctionScope) -> StaticValue:
@@ -160,13 +131,13 @@ def _compare(node: ast.Compare, scope: FunctionScope) -> StaticValue:
     truths = [decided(value) for value in found]
     if len(found) > 1 and (False in truths or None not in truths):
         return of_object(False not in truths)
-    return found[0] if len(found) == 1 else _all_of(found)
+    return found[0] if len(found) == 1 else all_of(found)
 
 
 def _boolean(node: ast.BoolOp, scope: FunctionScope) -> StaticValue:
     parts = _parts(node, scope, evaluate)
     chosen(node, parts, scope)
-    return _all_or_any(node, parts)
+    return all_or_any(node, parts)
 
 
 def _parts(
@@ -181,43 +152,10 @@ def _parts(
     return parts
 
 
-def _all_or_any(node: ast.BoolOp, parts: list[StaticValue]) -> StaticValue:
-    stops = isinstance(node.op, ast.Or)
-    found = [part for part in parts if decided(part) is None]
-    if found and decided(parts[-1]) is stops:
-        found.append(parts[-1])
-    return _all_of(found) if found else of_object(decided(parts[-1]))
-
-
-def _all_of(values: list[StaticValue]) -> StaticValue:
-    """A condition of several parts: what the most dangerous part is."""
-    for part in values:
-        if part.flag:
-            return part
-    for kind in (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN):
-        for part in values:
-            if part.kind is kind:
-                return part
-    return StaticValue(Kind.PYTHON, read=any(value.read for value in values))
-
-
 def _unary(node: ast.UnaryOp, scope: FunctionScope) -> StaticValue:
     if isinstance(node.op, ast.Not):
-        value = evaluate_test(node.operand, scope)
-        truth = decided(value)
-        if truth is not None:
-            return of_object(not truth)
-        return tensor(mask=True, truth=not value.constant) if value.tensor else value
-    value = evaluate(node.operand, scope)
-    if isinstance(node.op, ast.USub) and isinstance(value.object, int | float):
-        return of_object(-value.object)
-    minus = isinstance(node.op, ast.USub)
-    if value.elements is not None and minus:
-        return of_object(-value.elements)
-    if value.tensor:
-        return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
-                      fixed=value.constant)  # fmt: skip
-    return StaticValue(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+        return negated(evaluate_test(node.operand, scope))
+    return signed(evaluate(node.operand, scope), minus=isinstance(node.op, ast.USub))
 
 
 def _choice(node: ast.IfExp, scope: FunctionScope) -> StaticValue:
@@ -237,13 +175,11 @@ def _call(node: ast.Call, scope: FunctionScope) -> StaticValue:
     function = evaluate(node.func, scope)
     positional, keywords, spread = [], {}, False
     for part in node.args:
-        given = evaluate(part.value if isinstance(part, ast.Starred) else part, scope)
+        given = evaluate(part, scope)
         if isinstance(part, ast.Starred):
-            count = len(given.items) or (
-                len(given.object) if isinstance(given.object, list | tuple) else 0
-            )
-            if count and not spread:
-                positional += [item(given, i) for i in range(count)]
+            parts = known_items(given)
+            if parts and not spread:
+                positional += parts
                 continue
             spread = True
             given = item(given, None)
@@ -288,28 +224,18 @@ def iterate(node: ast.expr, scope: FunctionScope) -> StaticValue:
     return value.items[0] if value.loop and value.items else item(value, None)
 
 
-def _lambda(node: ast.Lambda, scope: FunctionScope) -> StaticValue:
-    return StaticValue(Kind.PYTHON, object=Local(node, scope))
-
-
 def _named(node: ast.NamedExpr, scope: FunctionScope) -> StaticValue:
     value = evaluate(node.value, scope)
     assign(node.target, value, scope)
     return value
 
 
-def _starred(node: ast.Starred, scope: FunctionScope) -> StaticValue:
-    return evaluate(node.value, scope)
-
-
 _BY_TYPE: dict[type[ast.expr], Callable[[Any, FunctionScope], StaticValue]] = {
-    ast.Name: _name,
-    ast.Constant: _constant,
+    ast.Name: lambda node, scope: scope.look_up(node.id),
+    ast.Constant: lambda node, _scope: StaticValue(Kind.PYTHON, object=node.value),
     ast.Attribute: _attribute,
     ast.Subscript: _subscript,
-    ast.Tuple: _sequence,
-    ast.List: _sequence,
-    ast.Set: _sequence,
+    **dict.fromkeys((ast.Tuple, ast.List, ast.Set), _sequence),
     ast.Dict: _dict,
     ast.BinOp: _binary,
     ast.Compare: _compare,
@@ -317,11 +243,8 @@ _BY_TYPE: dict[type[ast.expr], Callable[[Any, FunctionScope], StaticValue]] = {
     ast.UnaryOp: _unary,
     ast.IfExp: _choice,
     ast.Call: _call,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
-    ast.DictComp: _comprehension,
-    ast.Lambda: _lambda,
+    **dict.fromkeys((ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp), _comprehension),
+    ast.Lambda: lambda node, scope: StaticValue(Kind.PYTHON, object=Local(node, scope)),
     ast.NamedExpr: _named,
-    ast.Starred: _starred,
+    ast.Starred: lambda node, scope: evaluate(node.value, scope),
 }

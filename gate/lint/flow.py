@@ -27,32 +27,28 @@ def run(body: Sequence[ast.stmt], scope: FunctionScope) -> bool:
     return False
 
 
-def _expression(node: ast.Expr, scope: FunctionScope) -> bool:
+def _expression(node: ast.Expr, scope: FunctionScope) -> None:
     evaluate(node.value, scope)
-    return False
 
 
-def _assign(node: ast.Assign, scope: FunctionScope) -> bool:
+def _assign(node: ast.Assign, scope: FunctionScope) -> None:
     value = evaluate(node.value, scope)
     for target in node.targets:
         assign(target, value, scope)
-    return False
 
 
-def _annotated(node: ast.AnnAssign, scope: FunctionScope) -> bool:
+def _annotated(node: ast.AnnAssign, scope: FunctionScope) -> None:
     if node.value is not None:
         assign(node.target, evaluate(node.value, scope), scope)
-    return False
 
 
-def _augmented(node: ast.AugAssign, scope: FunctionScope) -> bool:
+def _augmented(node: ast.AugAssign, scope: FunctionScope) -> None:
     before, by = evaluate(node.target, scope), evaluate(node.value, scope)
     floor_division(node, [before, by], scope)
     value = combine(node.op, before, by)
     if before.kind is Kind.SIZE and _shared(before, node.target, scope):
         scope.tell("TRC007", node)
     assign(node.target, value, scope)
-    return False
 
 
 def _shared(size: StaticValue, target: ast.expr, scope: FunctionScope) -> bool:
@@ -156,7 +152,7 @@ def _try(node: ast.Try, scope: FunctionScope) -> bool:
     return run(node.finalbody, scope) or ended
 
 
-def _match(node: ast.Match, scope: FunctionScope) -> bool:
+def _match(node: ast.Match, scope: FunctionScope) -> None:
     subject = evaluate(node.subject, scope)
     condition(subject, node.subject, scope)
     before, ends = dict(scope.names), []
@@ -167,7 +163,6 @@ def _match(node: ast.Match, scope: FunctionScope) -> bool:
     scope.names = before
     for names in ends:
         scope.names = _joined(scope.names, names)
-    return False
 
 
 def _return(node: ast.Return, scope: FunctionScope) -> bool:
@@ -197,26 +192,23 @@ def _ends(node: ast.stmt, scope: FunctionScope) -> bool:
     return True
 
 
-def _assert(node: ast.Assert, scope: FunctionScope) -> bool:
+def _assert(node: ast.Assert, scope: FunctionScope) -> None:
     value = evaluate_test(node.test, scope)
     condition(value, node.test, scope, guard=True)
-    return False
 
 
-def _function(node: ast.FunctionDef, scope: FunctionScope) -> bool:
+def _function(node: ast.FunctionDef, scope: FunctionScope) -> None:
     scope.names[node.name] = StaticValue(Kind.PYTHON, object=Local(node, scope))
-    return False
 
 
-def _import(node: ast.Import, scope: FunctionScope) -> bool:
+def _import(node: ast.Import, scope: FunctionScope) -> None:
     for alias in node.names:
         name = alias.name if alias.asname else alias.name.partition(".")[0]
         module = sys.modules.get(name)
         scope.names[alias.asname or name] = unknown() if module is None else of_object(module)
-    return False
 
 
-def _import_from(node: ast.ImportFrom, scope: FunctionScope) -> bool:
+def _import_from(node: ast.ImportFrom, scope: FunctionScope) -> None:
     package = scope.code.function.__globals__.get("__package__") or ""
     try:
         name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
@@ -227,17 +219,15 @@ def _import_from(node: ast.ImportFrom, scope: FunctionScope) -> bool:
         exists = hasattr(module, alias.name)
         value = of_object(getattr(module, alias.name)) if exists else unknown()
         scope.names[alias.asname or alias.name] = value
-    return False
 
 
-def _forget(node: ast.Delete, scope: FunctionScope) -> bool:
+def _forget(node: ast.Delete, scope: FunctionScope) -> None:
     for target in node.targets:
         if isinstance(target, ast.Name):
             scope.names.pop(target.id, None)
-    return False
 
 
-_BY_TYPE: dict[type[ast.stmt], Callable[[Any, FunctionScope], bool]] = {
+_BY_TYPE: dict[type[ast.stmt], Callable[[Any, FunctionScope], bool | None]] = {
     ast.Expr: _expression,
     ast.Assign: _assign,
     ast.AnnAssign: _annotated,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -28,12 +30,32 @@ class Arguments:
         """Positional ones, then keywords."""
         return (*self.positional, *self.keywords.values())
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What two calls must have in common to be the same for the rules."""
+        named = [*enumerate(self.positional), *sorted(self.keywords.items())]
+        return (self.spread, *((name, *_facts(value)) for name, value in named))
+
+    def after(self, *values: StaticValue) -> Arguments:
+        """The same behind these."""
+        return replace(self, positional=(*values, *self.positional))
+
     def get(self, position: int, name: str) -> StaticValue | None:
         """By name or position; None if it is not given, or not known to be."""
         if name in self.keywords:
             return self.keywords[name]
         given = position < len(self.positional) and not self.spread
         return self.positional[position] if given else None
+
+
+def _facts(value: StaticValue) -> Iterator[Any]:
+    yield value.kind
+    with contextlib.suppress(Exception):
+        thing = value.object
+        plain = isinstance(thing, bool | int | float | str | type(None))
+        yield thing if plain else id(thing)
+    yield value.rank
+    yield tuple(item.kind for item in value.items.values())
 
 
 @dataclass(frozen=True)

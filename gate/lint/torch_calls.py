@@ -109,7 +109,7 @@ def tensor_method(
         return python() if owner.constant else _size(name, arguments)
     if name in ("index_put", "index_put_"):
         _index_put(node, arguments, scope)
-    whole = Arguments((owner, *arguments.positional), arguments.keywords, arguments.spread)
+    whole = arguments.after(owner)
     if not owner.constant:
         tell_rewritten(name, node, whole, scope)
     return operations.operation(name, whole)

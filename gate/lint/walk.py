@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -65,10 +63,9 @@ class ModelWalk:
         if function is None or (_of_torch(function) and type(module) not in READ_ON):
             return self._torch_module(module, arguments, scope)
         owner = None if inspect.ismethod(forward) or isinstance(forward, staticmethod) else module
-        given = None
-        if arguments is not None:
-            own = (of_object(owner),) if owner is not None else ()
-            given = Arguments((*own, *arguments.positional), arguments.keywords, arguments.spread)
+        given = arguments
+        if arguments is not None and owner is not None:
+            given = arguments.after(of_object(owner))
         return self._function(function, given, (module, scope))
 
     def follow(self, function: Any, arguments: Arguments, scope: FunctionScope) -> StaticValue:
@@ -76,8 +73,7 @@ class ModelWalk:
         arguments = _with_partial(function, arguments)
         owner = getattr(function, "__self__", None)
         if owner is not None:
-            arguments = Arguments((of_object(owner), *arguments.positional), arguments.keywords,
-                                  arguments.spread)  # fmt: skip
+            arguments = arguments.after(of_object(owner))
         found = python_function(function)
         if found is None:
             self.unread(function, "it has no Python source")
@@ -136,7 +132,7 @@ class ModelWalk:
     ) -> StaticValue:
         owner, caller = place
         depth = caller.depth + 1 if caller else 0
-        key = (function, id(owner), _signature(arguments))
+        key = (function, id(owner), arguments.signature if arguments else None)
         if key in self._results:
             return self._results[key]
         if key in self._open or depth > _DEEP:
@@ -236,24 +232,6 @@ def _with_partial(function: Any, arguments: Arguments) -> Arguments:
         )
         function = function.func
     return arguments
-
-
-def _signature(arguments: Arguments | None) -> tuple[Any, ...] | None:
-    """What two calls must have in common to be the same for the rules."""
-    if arguments is None:
-        return None
-    named = [*enumerate(arguments.positional), *sorted(arguments.keywords.items())]
-    return (arguments.spread, *((name, *_facts(value)) for name, value in named))
-
-
-def _facts(value: StaticValue) -> Iterator[Any]:
-    yield value.kind
-    with contextlib.suppress(Exception):
-        thing = value.object
-        plain = isinstance(thing, bool | int | float | str | type(None))
-        yield thing if plain else id(thing)
-    yield value.rank
-    yield tuple(item.kind for item in value.items.values())
 
 
 def _of_torch(function: Any) -> bool:

@@ -14,12 +14,7 @@ from gate.decision.remedies import REMEDIES
 from gate.decision.rules.comparisons import BoundedMetric, check
 from gate.policy.policy import Bounds, Policy
 from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
-from gate.records.instruments import (
-    GraphCode,
-    GraphReport,
-    ProbeParity,
-    drawn_batch_sizes,
-)
+from gate.records.instruments import GraphCode, GraphReport, ProbeParity, drawn_batch_sizes
 
 _WEIGHTS = ("other_weights", "rounded_weights")
 
