@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from gate.preprocess.spec import PreprocessSpec
@@ -28,6 +28,13 @@ WHERE: dict[ImplementationName, tuple[str, str]] = {
     "rust-image": ("rust_image", "IMPLEMENTATION"),
 }
 """Module in `gate.preprocess.by` and name in it."""
+
+
+def always(
+    preprocess: Callable[[Pixels, PreprocessSpec], Tensor],
+) -> Callable[[PreprocessSpec], AbstractContextManager[Preprocess]]:
+    """`opened` of an implementation that has nothing to open."""
+    return lambda spec: nullcontext(lambda pixels: preprocess(pixels, spec))
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ def _version() -> str:
     return f"onnxruntime {onnxruntime.__version__}, onnx {version('onnx')}"
 
 
-IMPLEMENTATION = Implementation(
-    partial(_incapable, coordinates="half_pixel"),
-    partial(_opened, coordinates="half_pixel"),
-    _version,
-)
-ASYMMETRIC = Implementation(
-    partial(_incapable, coordinates="asymmetric"),
-    partial(_opened, coordinates="asymmetric"),
-    _version,
-)
+def _made(coordinates: Coordinates) -> Implementation:
+    return Implementation(
+        partial(_incapable, coordinates=coordinates),
+        partial(_opened, coordinates=coordinates),
+        _version,
+    )
+
+
+IMPLEMENTATION = _made("half_pixel")
+ASYMMETRIC = _made("asymmetric")

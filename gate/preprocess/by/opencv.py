@@ -6,8 +6,6 @@ INTER_AREA where the picture shrinks, which is what OpenCV has against aliasing:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gate.preprocess.geometry import Geometry, geometry
-from gate.preprocess.implementation import Implementation, Preprocess
+from gate.preprocess.implementation import Implementation, always
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocess.tensor import Pixels, Tensor, cropped
 
@@ -66,11 +64,6 @@ def _normalised(picture: Any, spec: PreprocessSpec) -> Any:
     return values
 
 
-@contextmanager
-def _opened(spec: PreprocessSpec, *, area: bool) -> Iterator[Preprocess]:
-    yield lambda pixels: preprocess(pixels, spec, area=area)
-
-
 def _incapable(spec: PreprocessSpec, *, area: bool) -> str | None:
     if area and spec.resize is not None and not spec.resize.antialias:
         return "INTER_AREA always antialiases, the spec says antialias: false"
@@ -89,9 +82,10 @@ def _version() -> str:
     return f"opencv {cv2.__version__}"
 
 
-IMPLEMENTATION = Implementation(
-    partial(_incapable, area=False), partial(_opened, area=False), _version, _missing
-)
-AREA = Implementation(
-    partial(_incapable, area=True), partial(_opened, area=True), _version, _missing
-)
+def _made(*, area: bool) -> Implementation:
+    opened = always(partial(preprocess, area=area))
+    return Implementation(partial(_incapable, area=area), opened, _version, _missing)
+
+
+IMPLEMENTATION = _made(area=False)
+AREA = _made(area=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 
 from gate.preprocess.geometry import Geometry, geometry
-from gate.preprocess.implementation import Implementation, Preprocess
+from gate.preprocess.implementation import Implementation, always
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.preprocess.tensor import Pixels, Tensor, cropped, to_tensor
 
@@ -28,11 +25,6 @@ def lacking(spec: PreprocessSpec) -> str | None:
     return None
 
 
-@contextmanager
-def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
-    yield lambda pixels: preprocess(pixels, spec)
-
-
 def _resize(pixels: Pixels, box: Geometry, resize: Resize) -> Pixels:
     from PIL import Image
 
@@ -48,4 +40,4 @@ def _version() -> str:
     return f"pillow {PIL.__version__}"
 
 
-IMPLEMENTATION = Implementation(lacking, _opened, _version)
+IMPLEMENTATION = Implementation(lacking, always(preprocess), _version)

@@ -8,15 +8,13 @@ the same: tests/preprocess/rust_image holds vectors that the crate itself comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.preprocess.geometry import geometry
-from gate.preprocess.implementation import Implementation, Preprocess
+from gate.preprocess.implementation import Implementation, always
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor, cropped, to_tensor
 
@@ -83,17 +81,8 @@ def _kernel(x: Floats, mode: Mode) -> Floats:
     return (np.where(a < 1.0, near, outer) / six).astype(np.float32, copy=False)
 
 
-@contextmanager
-def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
-    yield lambda pixels: preprocess(pixels, spec)
-
-
-def _incapable(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it needs NumPy only
-    return None
-
-
 def _version() -> str:
     return "image (Rust) 0.23 and later, its algorithm"
 
 
-IMPLEMENTATION = Implementation(_incapable, _opened, _version)
+IMPLEMENTATION = Implementation(lambda _spec: None, always(preprocess), _version)

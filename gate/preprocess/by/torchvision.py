@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gate.preprocess.geometry import geometry
-from gate.preprocess.implementation import Implementation, Preprocess
+from gate.preprocess.implementation import Implementation, always
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
 
@@ -56,20 +54,17 @@ def _resized(image: Any, spec: PreprocessSpec, *, antialias: bool) -> Any:
     )
 
 
-@contextmanager
-def _opened(spec: PreprocessSpec, *, antialias: bool) -> Iterator[Preprocess]:
-    yield lambda pixels: preprocess(pixels, spec, antialias=antialias)
-
-
-def _incapable(spec: PreprocessSpec) -> str | None:  # noqa: ARG001 - it can do every spec
-    return None
-
-
 def _version() -> str:
     from importlib.metadata import version
 
     return f"torchvision {version('torchvision')}"
 
 
-IMPLEMENTATION = Implementation(_incapable, partial(_opened, antialias=True), _version)
-NO_ANTIALIAS = Implementation(_incapable, partial(_opened, antialias=False), _version)
+def _made(*, antialias: bool) -> Implementation:
+    return Implementation(
+        lambda _spec: None, always(partial(preprocess, antialias=antialias)), _version
+    )
+
+
+IMPLEMENTATION = _made(antialias=True)
+NO_ANTIALIAS = _made(antialias=False)
