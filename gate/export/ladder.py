@@ -20,7 +20,7 @@ from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.sanity import Sanity
-from gate.export.strategies import direct, dynamo, scripted, traced
+from gate.export.strategies import dynamo, torchscript
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, Strategy
 from gate.export.verify import verified
 from gate.onnxfile.gathered import gather, is_large
@@ -28,9 +28,9 @@ from gate.onnxfile.metadata import impersonal
 from gate.records import strategy as strategies
 
 STRATEGIES: dict[strategies.Strategy, Strategy] = {
-    "traced": traced.write_traced,
-    "direct": direct.write_direct,
-    "scripted": scripted.write_scripted,
+    "traced": torchscript.write_traced,
+    "direct": torchscript.write_direct,
+    "scripted": torchscript.write_scripted,
     "dynamo": dynamo.write_dynamo,
 }
 _LOWEST = {"dynamo": 18}

@@ -15,7 +15,7 @@ from gate.decision.decision import Verdict
 from gate.errors import ExportError
 from gate.export.capture import captured
 from gate.export.custom import Symbolics, overriding, registered
-from gate.export.foreign import foreign_objection, foreign_operators
+from gate.export.verify import foreign_objection, foreign_operators
 from gate.front_door import Reference, Workload, check
 from tests.export import custom_example
 

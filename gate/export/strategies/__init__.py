@@ -1,1 +1,1 @@
-"""PyTorch's exporters, one module a strategy."""
+"""PyTorch's exporters, one module each, by the strategies that lead to them."""
