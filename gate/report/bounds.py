@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
-from gate.report.figure import BLUE, GREY, RED, figure, finite, legend, name_rows
+from gate.report.figure import BLUE, FLOOR, GREY, MOST_ROWS, RED, figure, finite, legend, name_rows
 from gate.report.wording import observed, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FLOOR = 1e-12
-"""Smallest value on a logarithmic axis; zero is drawn here."""
-_ROWS = 60
-"""A figure with more rows can't be read; the rest is in decision.json."""
 _IN_UNITS = ("noise_", "repeatability_ratio", "batch_invariance_ratio", "probe_")
 """Beginnings of the names of checks whose numbers are in units of float32 rounding."""
 
@@ -44,7 +40,7 @@ def _bounded(decision: Decision) -> list[CheckResult]:
 
 
 def _draw(checks: list[CheckResult], title: str, unit: str) -> Figure | None:
-    rows, more = checks[:_ROWS], len(checks) - _ROWS
+    rows, more = checks[:MOST_ROWS], len(checks) - MOST_ROWS
     if not rows:
         return None
     drawn, axes = figure(rows=len(rows))
@@ -54,9 +50,9 @@ def _draw(checks: list[CheckResult], title: str, unit: str) -> Figure | None:
         _difference(axes, place, check, beyond)
     several = len({check.output for check in rows}) > 1
     name_rows(axes, [_row_name(check, several) for check in rows])
-    note = f" (first {_ROWS}; {more} more in decision.json)" if more > 0 else ""
+    note = f" (first {MOST_ROWS}; {more} more in decision.json)" if more > 0 else ""
     axes.set_title(f"{title}{note}")
-    axes.set_xlabel(f"{unit}; 0 is drawn at {_FLOOR:g}, NaN and infinity at the right edge")
+    axes.set_xlabel(f"{unit}; 0 is drawn at {FLOOR:g}, NaN and infinity at the right edge")
     for label, color, marker in (
         ("observed", BLUE, "o"),
         ("beyond its bound", RED, "X"),
@@ -69,7 +65,7 @@ def _draw(checks: list[CheckResult], title: str, unit: str) -> Figure | None:
 
 def _difference(axes: Axes, place: int, check: CheckResult, beyond: float) -> None:
     is_number = isinstance(check.observed, float) and math.isfinite(check.observed)
-    shown = max(finite(check.observed), _FLOOR) if is_number else beyond
+    shown = max(finite(check.observed), FLOOR) if is_number else beyond
     bound = _bound(check)
     failed = check.verdict is not Verdict.PASS
     axes.plot([shown, bound], [place, place], color=RED if failed else GREY, linewidth=0.8)
@@ -78,7 +74,7 @@ def _difference(axes: Axes, place: int, check: CheckResult, beyond: float) -> No
 
 
 def _bound(check: CheckResult) -> float:
-    return max(finite(check.bound), _FLOOR)
+    return max(finite(check.bound), FLOOR)
 
 
 def _row_name(check: CheckResult, several: bool) -> str:

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#888888"
 
+FLOOR = 1e-12
+"""Smallest difference on a logarithmic axis; zero is drawn here."""
+MOST_ROWS = 60
+"""A figure with more rows can't be read; the rest is in the records."""
+_LEAST_RATIO, _MOST_RATIO = 1e-3, 1e12
+
+
+def ratio_height(value: float | None) -> float:
+    """Where a logarithmic axis shows an error in units of rounding: what is not there and zero at
+    its lower, NaN and infinity at its upper end."""
+    if value is None:
+        return _LEAST_RATIO
+    return _MOST_RATIO if math.isnan(value) else min(max(value, _LEAST_RATIO), _MOST_RATIO)
+
 
 def finite(value: float | str | None) -> float:
     """`value` as far as an axis can show it, or 0.0 where it is no finite number."""

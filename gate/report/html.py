@@ -11,7 +11,6 @@ from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report import localisation, wording
-from gate.report.style import CSS
 
 _CAPTIONS = {
     "differences": "Every bounded difference to the PyTorch model",
@@ -55,7 +54,7 @@ def page(
         *_facts(_provenance(decision, evidence)),
     ]
     return _PAGE.format(
-        title=_text(f"{decision.verdict}: parity report"), css=CSS, body=_join(body)
+        title=_text(f"{decision.verdict}: parity report"), css=_CSS, body=_join(body)
     )
 
 
@@ -74,6 +73,36 @@ _PAGE = """<!DOCTYPE html>
 </body>
 </html>
 """
+
+_CSS = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --pass: #0a6b4a; --fail: #b3400a;
+  --error: #8a2d86; --waived: #7a5a00; }
+@media (prefers-color-scheme: dark) { :root { --pass: #4fc79d; --fail: #ff8a4d; --error: #e08bdc;
+  --waived: #e3b94d; } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0; }
+main { max-width: 62rem; margin: 0 auto; padding: 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .5rem; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--line); }
+.lead { font-size: 1.1rem; }
+dt { font-weight: 600; margin-top: .6rem; overflow-wrap: anywhere; }
+dd { margin: 0 0 0 1rem; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--line);
+  overflow-wrap: anywhere; vertical-align: top; }
+th[scope=rowgroup] { background: var(--soft); padding-top: .4rem; }
+thead th { white-space: nowrap; }
+.facts th { width: 8rem; font-weight: 600; }
+.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.PASS { color: var(--pass); } .FAIL { color: var(--fail); } .ERROR { color: var(--error); }
+.WAIVED { color: var(--waived); }
+span.FAIL, span.ERROR { font-weight: 700; }
+figure { margin: 1.5rem 0; }
+img { max-width: 100%; background: #fff; border-radius: 6px; }
+figcaption { font-size: .9rem; opacity: .8; }
+@media print { main { max-width: none; padding: 0; } figure, tr, dt { break-inside: avoid; }
+  thead { display: table-header-group; } h2 { break-after: avoid; } }
+"""
+"""The look: the reader's light or dark, and paper."""
 
 
 def _problems(decision: Decision) -> Iterator[str]:
@@ -113,13 +142,9 @@ def _checks(groups: Iterator[tuple[str, tuple[CheckResult, ...]]]) -> Iterator[s
     for runtime, checks in groups:
         yield f"<tbody><tr><th colspan=5 scope=rowgroup>{_text(runtime)}</th></tr>"
         for check in checks:
-            name = f"{check.output} / {check.name}" if check.output else check.name
-            samples = "" if check.samples is None else check.samples
-            yield (
-                f"<tr><td>{_text(name)}<td class=n>{_text(wording.observed(check))}"
-                f"<td class=n>{_text(wording.allowed(check))}<td class=n>{samples}"
-                f"<td>{_verdict(check.verdict)}</tr>"
-            )
+            name, *numbers = map(_text, wording.cells(check))
+            cells = "".join(f"<td class=n>{number}" for number in numbers)
+            yield f"<tr><td>{name}{cells}<td>{_verdict(check.verdict)}</tr>"
         yield "</tbody>"
     yield "</table>"
 

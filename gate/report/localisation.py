@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gate.records.localisation import Explanation, LayerRow, Localisation
-from gate.report.figure import BLUE, GREY, ORANGE, RED, legend, literal, png
+from gate.report.figure import BLUE, GREY, ORANGE, RED, legend, literal, png, ratio_height
 from gate.report.table import add_row, table
 from gate.report.wording import number, printable
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 _HEADINGS = ("layer", "type", "max diff", "mean diff", "noise ratio", "alone", "growth", "verdict")
 _STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
 _COLORS = {"source": RED, "propagated": ORANGE, "ok": BLUE}
-_LEAST, _MOST = 1e-3, 1e12
-"""Ends of the chart's axis; zero is drawn at the lower, infinity at the upper end."""
 _NAMED = 40
 """More layers than this can't all be named below a chart."""
 
@@ -77,7 +74,7 @@ def chart(found: Localisation) -> bytes:
     axes = drawn.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_yscale("log")
-    heights = [_height(row.noise_ratio) for row in rows]
+    heights = [ratio_height(row.noise_ratio) for row in rows]
     axes.plot(range(len(rows)), heights, color=GREY, linewidth=0.8, zorder=1)
     for verdict, color in _COLORS.items():
         places = [place for place, row in enumerate(rows) if row.verdict == verdict]
@@ -115,9 +112,3 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
     verdict = row.verdict if row.detail is None else f"{row.verdict}: {printable(row.detail)}"
     shown = ("" if value is None else number(value) for value in numbers)
     return (printable(row.title), printable(row.kind), *shown, verdict)
-
-
-def _height(value: float | None) -> float:
-    if value is None or math.isnan(value):
-        return _MOST
-    return min(max(value, _LEAST), _MOST)

@@ -6,7 +6,7 @@ The first line is one plain sentence: MLflow shows it raw in its list of models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
@@ -32,16 +32,13 @@ def describe(
     (label to address)."""
     lines = [_plain(wording.verdict_sentence(decision, evidence)), ""]
     lines += _problems(decision)
-    items = [f"- {_escape(text)}" for text in localisation.sentences(explanation or Explanation())]
+    items = [*_items(localisation.sentences(explanation or Explanation()))]
     lines += [*items, ""] if items else []
     lines += [*_HEADER, *_rows(decision), ""]
-    lines += [
-        f"- {_escape(text)}"
-        for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
-    ]
-    lines += [f"- {_escape(text)}" for text in wording.input_sentences(decision)]
-    lines += [f"- {_escape(text)}" for text in wording.weight_sentences(evidence)]
-    lines += [f"- {_escape(text)}" for text in wording.code_sentences(evidence)]
+    lines += _items(wording.agreement_sentences(decision, evidence, confidence=0.95))
+    lines += _items(wording.input_sentences(decision))
+    lines += _items(wording.weight_sentences(evidence))
+    lines += _items(wording.code_sentences(evidence))
     lines += ["", *_bound_to(decision, evidence), ""]
     lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
@@ -52,13 +49,14 @@ def describe_twin(decision: Decision, evidence: Evidence) -> str:
     subject = evidence.subject
     lines = ["", f"**Quantized twin.** {_plain(wording.verdict_sentence(decision, evidence))}", ""]
     lines += _problems(decision)
-    lines += [
-        f"- {_escape(text)}"
-        for text in wording.agreement_sentences(decision, evidence, confidence=0.95)
-    ]
+    lines += _items(wording.agreement_sentences(decision, evidence, confidence=0.95))
     lines += [f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes"]
     lines += [f"- policy: `{decision.policy_sha256}`, evidence: `{decision.evidence_sha256}`"]
     return "\n".join(lines) + "\n"
+
+
+def _items(sentences: Iterable[str]) -> Iterator[str]:
+    return (f"- {_escape(sentence)}" for sentence in sentences)
 
 
 def _problems(decision: Decision) -> Iterator[str]:
@@ -75,14 +73,7 @@ def _problems(decision: Decision) -> Iterator[str]:
 def _rows(decision: Decision) -> Iterator[str]:
     for runtime, checks in wording.folded_groups(decision):
         for check in checks:
-            cells = (
-                runtime,
-                f"{check.output} / {check.name}" if check.output else check.name,
-                wording.observed(check),
-                wording.allowed(check),
-                "" if check.samples is None else str(check.samples),
-                check.verdict.value,
-            )
+            cells = (runtime, *wording.cells(check), check.verdict.value)
             yield "| " + " | ".join(_escape(cell) for cell in cells) + " |"
 
 

@@ -11,7 +11,9 @@ from gate.records.evidence import ClassParity, Evidence
 from gate.report import bounds
 from gate.report.figure import (
     BLUE,
+    FLOOR,
     GREEN,
+    MOST_ROWS,
     ORANGE,
     RED,
     figure,
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
 
 NAMES = ("differences", "noise", "confidence_bands", "confidence_by_class", "latency")
 _BANDS = {"< 1 %": BLUE, "1-5 %": GREEN, "5-10 %": ORANGE, "> 10 % or NaN": RED}
-_FLOOR = 1e-12
-"""Smallest value on a logarithmic axis; zero is drawn here."""
-_ROWS = 60
-"""A figure with more rows can't be read; the rest is in evidence.json."""
 
 
 def draw(evidence: Evidence, decision: Decision | None = None) -> dict[str, bytes]:
@@ -49,7 +47,7 @@ def draw(evidence: Evidence, decision: Decision | None = None) -> dict[str, byte
 
 def _confidence_bands(evidence: Evidence) -> Figure | None:
     """How many samples moved by how much confidence, per runtime."""
-    rows = list(_logits(evidence))[:_ROWS]
+    rows = list(_logits(evidence))[:MOST_ROWS]
     if not rows:
         return None
     drawn, axes = figure(rows=len(rows), pitch=0.45)
@@ -70,7 +68,7 @@ def _confidence_bands(evidence: Evidence) -> Figure | None:
 
 def _confidence_by_class(evidence: Evidence) -> Figure | None:
     """The confidence difference in every class that the reference predicts."""
-    rows = [row for row in _logits(evidence) if row[1].confidence.per_class][:_ROWS]
+    rows = [row for row in _logits(evidence) if row[1].confidence.per_class][:MOST_ROWS]
     if not rows:
         return None
     from matplotlib.ticker import MaxNLocator
@@ -78,20 +76,20 @@ def _confidence_by_class(evidence: Evidence) -> Figure | None:
     drawn, axes = figure(rows=12)
     axes.set_yscale("log")
     largest = max(finite(entry.max) for _, parity in rows for entry in parity.confidence.per_class)
-    axes.set_ylim(_FLOOR / 3, 3 * max(largest, _FLOOR))
+    axes.set_ylim(FLOOR / 3, 3 * max(largest, FLOOR))
     width = 0.6 / len(rows)
     for place, (name, parity) in enumerate(rows):
         shift = (place - (len(rows) - 1) / 2) * width
         classes = [entry.label + shift for entry in parity.confidence.per_class]
-        means = [max(finite(entry.mean), _FLOOR) for entry in parity.confidence.per_class]
-        highs = [max(finite(entry.max), _FLOOR) for entry in parity.confidence.per_class]
+        means = [max(finite(entry.mean), FLOOR) for entry in parity.confidence.per_class]
+        highs = [max(finite(entry.max), FLOOR) for entry in parity.confidence.per_class]
         color = f"C{place}"
         axes.vlines(classes, means, highs, color=color, linewidth=1)
         axes.plot(classes, highs, "v", color=color, label=literal(f"{name}: largest"), markersize=5)
         axes.plot(classes, means, "o", color=color, label=literal(f"{name}: mean"), markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("class that the PyTorch model predicts")
-    axes.set_ylabel(f"confidence difference; 0 is drawn at {_FLOOR:g}")
+    axes.set_ylabel(f"confidence difference; 0 is drawn at {FLOOR:g}")
     axes.set_title("Confidence difference per class")
     axes.grid(visible=True, axis="y", alpha=0.3)
     legend(drawn)

@@ -62,15 +62,8 @@ def _table(decision: Decision) -> Table:
     for runtime, checks in wording.folded_groups(decision):
         label = runtime
         for check in checks:
-            cells = (
-                Text(label, style="bold"),
-                f"{check.output} / {check.name}" if check.output else check.name,
-                wording.observed(check),
-                wording.allowed(check),
-                "" if check.samples is None else str(check.samples),
-                Text(check.verdict.value, style=_STYLES[check.verdict]),
-            )
-            add_row(shown, cells)
+            verdict = Text(check.verdict.value, style=_STYLES[check.verdict])
+            add_row(shown, (Text(label, style="bold"), *wording.cells(check), verdict))
             label = ""
         shown.add_section()
     return shown

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gate.records.trials import Trial, TrialParity, Trials
-from gate.report.figure import BLUE, GREEN, ORANGE, RED, figure, legend, name_rows, png
+from gate.report.figure import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    figure,
+    legend,
+    name_rows,
+    png,
+    ratio_height,
+)
 from gate.report.table import add_row, table
 from gate.report.wording import number, printable
 
@@ -23,8 +32,6 @@ _LEFT = ("strategy", "folding", "runtime", "verdict")
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
 _COLORS = {"ort-cpu": BLUE, "ort-cpu-optimized": GREEN, "ort-cuda": ORANGE,
            "ort-cuda-optimized": RED}  # fmt: skip
-_LEAST, _MOST = 1e-3, 1e12
-"""Ends of the chart's axis; zero is drawn at the lower, NaN and infinity at the upper end."""
 _FROM = 0.1
 """Where the axis begins, unless something is smaller."""
 
@@ -83,10 +90,12 @@ def chart(found: Trials) -> bytes:
     for place, runtime in enumerate(runtimes):
         values = [_of(trial, runtime) for trial in exported]
         rows = [row - 0.4 + height * (place + 0.5) for row in range(len(exported))]
-        axes.barh(rows, [_height(v) for v in values], height, color=_COLORS[runtime], label=runtime)
+        axes.barh(
+            rows, [ratio_height(v) for v in values], height, color=_COLORS[runtime], label=runtime
+        )
     axes.set_xscale("log")
     # Not from the smallest value on, which would make a tenth look like a multiple.
-    heights = [_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
+    heights = [ratio_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
     axes.set_xlim(min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
     axes.axvline(found.bound, color="black", linewidth=0.8, linestyle=":", label="bound")
     axes.set_xlabel("error / rounding error of PyTorch (noise_ratio)")
@@ -98,12 +107,6 @@ def chart(found: Trials) -> bytes:
 
 def _of(trial: Trial, runtime: str) -> float | None:
     return next((p.noise_ratio for p in trial.parities if p.runtime == runtime), None)
-
-
-def _height(value: float | None) -> float:
-    if value is None:
-        return _LEAST
-    return _MOST if math.isnan(value) else min(max(value, _LEAST), _MOST)
 
 
 def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:

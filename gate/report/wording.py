@@ -53,6 +53,13 @@ def allowed(check: CheckResult) -> str:
     return f"{_SYMBOLS.get(check.relation or '', '')} {bound}".strip()
 
 
+def cells(check: CheckResult) -> tuple[str, str, str, str]:
+    """Name with the output, observed, allowed, number of samples."""
+    name = f"{check.output} / {check.name}" if check.output else check.name
+    samples = "" if check.samples is None else str(check.samples)
+    return printable(name), observed(check), allowed(check), samples
+
+
 def groups(decision: Decision) -> Iterator[tuple[str, tuple[CheckResult, ...]]]:
     """The checks by runtime, in their order; first those of the measurement as a whole."""
     for runtime in dict.fromkeys(check.runtime for check in decision.checks):
