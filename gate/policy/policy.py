@@ -7,7 +7,7 @@ without a runtime and a runtime without a bound are all refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -51,8 +51,14 @@ _CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agr
             "top1_lower_bound", "top5_agreement", "accuracy_drop")  # fmt: skip
 """Bounds on answers of classes."""
 
-_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits",
-          "noise_ratio", "noise_peak", "noise_diff")  # fmt: skip
+_NOISE = ("noise_ratio", "noise_peak", "noise_diff")
+_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE)
+_STABILITY = ("repeatability", "repeatability_ratio", "batch_invariance", "batch_invariance_ratio")
+
+
+def _stated(bounds: Bounds, names: Iterable[str]) -> list[str]:
+    """Those of these bounds that the policy sets."""
+    return [name for name in names if getattr(bounds, name) is not None]
 
 
 class Policy(PolicyRecord):
@@ -140,25 +146,16 @@ class Policy(PolicyRecord):
         return self
 
     def _check_bounds(self, name: str, bounds: Bounds) -> None:
-        exact = [bounds.max_abs_diff, bounds.scaled_diff]
-        if "noise_ratio" not in self.waive:
-            exact.append(bounds.noise_ratio)
-        if self.precision == "exact" and all(bound is None for bound in exact):
+        exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - set(self.waive)
+        if self.precision == "exact" and not _stated(bounds, exact):
             raise ValueError(
                 f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
                 "or scaled_diff"
             )
         self._check_quantized(name, bounds)
-        if self.instruments.noise_samples == 0 and any(
-            bound is not None
-            for bound in (bounds.noise_ratio, bounds.noise_peak, bounds.noise_diff)
-        ):
+        if self.instruments.noise_samples == 0 and _stated(bounds, _NOISE):
             raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and any(
-            bound is not None
-            for bound in (bounds.repeatability, bounds.repeatability_ratio,
-                          bounds.batch_invariance, bounds.batch_invariance_ratio)
-        ):  # fmt: skip
+        if self.instruments.stability_samples == 0 and _stated(bounds, _STABILITY):
             raise ValueError(
                 f"{name}: a bound on repeatability or batch invariance needs "
                 "instruments.stability_samples above 1"
@@ -166,7 +163,7 @@ class Policy(PolicyRecord):
         self._check_classes(name, bounds)
 
     def _check_classes(self, name: str, bounds: Bounds) -> None:
-        bounded = [field for field in _CLASSES if getattr(bounds, field) is not None]
+        bounded = _stated(bounds, _CLASSES)
         stated = self.logits or {"logits", "probabilities"} & set(self.outputs.values())
         if "top1_agreement" not in bounded and (
             self.task == "classification" or (self.task == "auto" and stated)
@@ -188,7 +185,7 @@ class Policy(PolicyRecord):
         """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
         if self.precision != "quantized" or self.task != "classification":
             return
-        exact = [field for field in _EXACT if getattr(bounds, field) is not None]
+        exact = _stated(bounds, _EXACT)
         if exact:
             raise ValueError(
                 f"{name}: {', '.join(exact)} are for exact files; a quantized one is judged by "

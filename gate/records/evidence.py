@@ -269,6 +269,11 @@ class RuntimeEvidence(Record):
     absent_reason: str | None = None
     failure: str | None = None
 
+    @property
+    def measured(self) -> bool:
+        """True if it has outputs, and nothing that says why it has none."""
+        return bool(self.outputs) and not (self.failure or self.absent_reason)
+
 
 class Evidence(Record):
     """The whole measurement of one file."""

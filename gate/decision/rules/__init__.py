@@ -46,7 +46,7 @@ def _of_runtime(
     policy: Policy, runtime_policy: RuntimePolicy, evidence: Evidence, name: RuntimeName
 ) -> Iterator[CheckResult]:
     runtime = evidence.runtime(name)
-    if runtime is None or not runtime.outputs or runtime.failure or runtime.absent_reason:
+    if runtime is None or not runtime.measured:
         yield statements.missing(runtime_policy, runtime, name)
         return
     yield statements.session(policy, runtime)

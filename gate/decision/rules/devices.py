@@ -134,9 +134,7 @@ def _runtime_side(runtime: RuntimeEvidence) -> str:
 def _measured(evidence: Evidence, name: RuntimeName) -> RuntimeEvidence | None:
     """The evidence of a runtime that has numbers."""
     runtime = evidence.runtime(name)
-    if runtime is None or not runtime.outputs or runtime.failure or runtime.absent_reason:
-        return None
-    return runtime
+    return runtime if runtime is not None and runtime.measured else None
 
 
 def _on_cuda(runtime: RuntimeEvidence) -> bool:
