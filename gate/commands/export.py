@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from gate.commands.dispatch import Dispatch
-from gate.commands.options import FACTORY, FILE, WEIGHTS
+from gate.commands.options import FACTORY, FILE, STRATEGIES, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -69,7 +69,7 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
 @click.option("--output", type=FILE, required=True, metavar="MODEL.onnx", help="The file to write.")
 @WEIGHTS
 @click.option(
-    "--strategy", type=click.Choice(["ladder", "traced", "direct", "scripted", "dynamo"]),
+    "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
     help="ladder (default): the first of the others that carries.",
 )  # fmt: skip
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FACTORY, FILE, WEIGHTS
+from gate.commands.options import FACTORY, FILE, STRATEGIES, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _MOST = 16
 """Samples that are compared on at most: more tell nothing new about an exporter."""
-_STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 
 
 class _Question(TypedDict):
@@ -44,7 +43,7 @@ class _Question(TypedDict):
 )  # fmt: skip
 @WEIGHTS
 @click.option(
-    "--strategy", type=click.Choice(_STRATEGIES), multiple=True, default=_STRATEGIES,
+    "--strategy", type=click.Choice(STRATEGIES), multiple=True, default=STRATEGIES,
     help="Try this one; may be repeated. Default: all four.",
 )  # fmt: skip
 @click.option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FACTORY
+from gate.commands.options import FACTORY, STRATEGIES
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -31,8 +31,8 @@ class _Question(TypedDict):
     show_default=True, help="Findings of this level or worse refuse.",
 )  # fmt: skip
 @click.option(
-    "--strategy", type=click.Choice(["traced", "direct", "scripted", "dynamo"]), default="traced",
-    show_default=True, help="How it will be exported: others bake in other things.",
+    "--strategy", type=click.Choice(STRATEGIES), default="traced", show_default=True,
+    help="How it will be exported: others bake in other things.",
 )  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gate.storage.digest import Digest
 
 FILE = click.Path(path_type=Path)
+STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 MODEL = click.argument("model", type=FILE)
 FACTORY = click.argument("factory", metavar="PKG.MODULE:FACTORY")
 REFERENCE = click.option(

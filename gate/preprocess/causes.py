@@ -14,7 +14,7 @@ import numpy as np
 from gate.preprocess.candidates import Hypothesis, candidates, own
 from gate.preprocess.difference import DIGITS
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import Pixels, Tensor
+from gate.preprocess.tensor import Pixels, Tensor, channels_last
 
 ROUNDING = 1.0
 """Steps: what is within it needs no cause, integer pixels round to one side or the other."""
@@ -78,9 +78,7 @@ def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str 
 
 
 def _test(tensor: Tensor, hypotheses: Iterable[Hypothesis], spec: PreprocessSpec) -> list[_Tested]:
-    values = np.asarray(tensor, dtype=np.float64)
-    if spec.layout == "nchw":
-        values = values.transpose(1, 2, 0)
+    values = channels_last(tensor, spec)
     finite = np.isfinite(values)
     steps = np.array(spec.steps)
     tested = []

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import Tensor
+from gate.preprocess.tensor import Tensor, channels_last
 from gate.records.preprocessing import ChannelDifference, TensorSummary
 
 FIRST = 16
@@ -59,7 +58,7 @@ class TensorDifference:
 
     def update(self, tensor: Tensor, reference: Tensor) -> float:
         """Take in one picture of equal shape and dtype; gives its mean difference in steps."""
-        off = np.abs(self._values(tensor) - self._values(reference))
+        off = np.abs(channels_last(tensor, self._spec) - channels_last(reference, self._spec))
         finite = np.isfinite(off)
         self.nonfinite += int(off.size - finite.sum())
         off = np.where(finite, off, 0.0)
@@ -101,7 +100,3 @@ class TensorDifference:
             ChannelDifference(max=high, mean=mean)
             for high, mean in zip(largest, means, strict=True)
         )
-
-    def _values(self, tensor: Tensor) -> NDArray[np.float64]:
-        values = np.asarray(tensor, dtype=np.float64)
-        return values.transpose(1, 2, 0) if self._spec.layout == "nchw" else values

@@ -28,11 +28,15 @@ def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
     return np.ascontiguousarray(values, dtype=spec.dtype)
 
 
+def channels_last(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
+    """The same values, shape (height, width, 3)."""
+    values = np.asarray(tensor, dtype=np.float64)
+    return values.transpose(1, 2, 0) if spec.layout == "nchw" else values
+
+
 def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
     """The way back: RGB (height, width, 3) in steps, 0 to 255, not rounded."""
-    values = np.asarray(tensor, dtype=np.float64)
-    if spec.layout == "nchw":
-        values = values.transpose(1, 2, 0)
+    values = channels_last(tensor, spec)
     if spec.mean is not None and spec.std is not None:
         values = values * np.array(spec.std) + np.array(spec.mean)
     low, high = spec.value_range

@@ -18,7 +18,8 @@ from gate.model.source_place import source_place
 
 _READ = 50_000
 """Characters of a message that are searched."""
-_BRIEF = 240
+_WIDEST = 240
+"""Characters of what others wrote: messages, notes, places, reasons."""
 
 _OPERATOR = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
 _SINCE = re.compile(r"added in version (\d+)")
@@ -127,8 +128,12 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
 def brief(error: BaseException) -> str:
     """Type and first line of an error, without the graph that torch appends."""
     line = first_line(error).partition("  [Caused by")[0].rstrip(".: ")
-    text = f"{type(error).__name__}: {line}"
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
+    return clipped(f"{type(error).__name__}: {line}")
+
+
+def clipped(text: str) -> str:
+    """As much of what others wrote as is shown."""
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
 
 
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
@@ -162,7 +167,7 @@ def reading(error: BaseException) -> tuple[str, str]:
     message = brief(_chain(error)[-1])
     for pattern, cause, remedy in _MESSAGES:
         if found := re.search(pattern, text):
-            groups = [_clipped(group or "") for group in (found[0], *found.groups())]
+            groups = [clipped(group or "") for group in (found[0], *found.groups())]
             return cause.format(*groups, at=at, brief=message), remedy
     kind = _NODE_KIND.search(text)
     place = f" at the operator {kind[1]}" if kind else at
@@ -203,10 +208,6 @@ def _guessed(message: str) -> str:
     """`aten::name` for what torch calls its operator in this message, which is often its name."""
     word = _IDENTIFIER.match(message)
     return f"aten::{word[1]}" if word else message
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
 
 
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))

@@ -7,7 +7,7 @@ whole of what is to be done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +18,7 @@ from gate.export.refusals.legacy_operators import LegacyExport, unwritten
 from gate.export.refusals.messages import operator_in
 from gate.export.refusals.refusal import ExportRefusal
 from gate.export.refusals.unsupported import UnsupportedOperator
-
-Strategy = Literal["traced", "direct", "scripted", "dynamo"]
+from gate.records.strategy import Strategy
 
 
 def unsupported(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.export.refusals.families import family, is_custom
-from gate.export.refusals.messages import brief, operator_in, opset_in, reading
+from gate.export.refusals.messages import brief, clipped, operator_in, opset_in, reading
 from gate.export.refusals.unsupported import UnsupportedOperator, names, remedy, some, ways_out
 
 __all__ = ["MOST_LINES", "ExportRefusal", "UnsupportedOperator", "brief"]
@@ -20,8 +20,6 @@ MOST_LINES = 30
 _MOST_OPERATORS = 12
 _MOST_PLACES = 4
 _MOST_NOTES = 6
-_WIDEST = 240
-"""Characters of what others wrote: notes, places, reasons."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class ExportRefusal:
 
         `notes` are lines about what was tried before; `log` the file with all that torch said.
         """
-        lines = [self.cause, *(_clipped(note) for note in _shortened(notes, _MOST_NOTES))]
+        lines = [self.cause, *(clipped(note) for note in _shortened(notes, _MOST_NOTES))]
         if self.operators:
             lines += [*_listed(self.operators), "Ways out:"]
             lines += [f"  {way}" for way in ways_out(self.operators, self.tried)]
@@ -90,7 +88,7 @@ def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
     first = operators[0]
     if is_custom(first.name):
         return f"the operator {first.name} is not torch's own and has no ONNX form"
-    because = f": {_clipped(first.reason)}" if first.reason else ""
+    because = f": {clipped(first.reason)}" if first.reason else ""
     return f"the operator {first.name} can't be exported{at}{because}"
 
 
@@ -99,7 +97,7 @@ def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
     every = names(operators)
     for name in every[:_MOST_OPERATORS]:
         of_name = [operator for operator in operators if operator.name == name]
-        places = [_clipped(place) for operator in of_name if (place := operator.located())]
+        places = [clipped(place) for operator in of_name if (place := operator.located())]
         at = f" at {', '.join(_shortened(places, _MOST_PLACES))}" if places else ""
         yield f"  {name}{_remark(of_name[0])}{at}"
     if rest := every[_MOST_OPERATORS:]:
@@ -111,13 +109,9 @@ def _remark(operator: UnsupportedOperator) -> str:
     why = operator.reason or (found.why if found else None)
     if operator.since is not None:
         why = f"since opset {operator.since}"
-    return f" ({_clipped(why)})" if why else ""
+    return f" ({clipped(why)})" if why else ""
 
 
 def _shortened(items: Sequence[str], most: int) -> list[str]:
     more = len(items) - most
     return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
