@@ -1,0 +1,68 @@
+"""Only the very bytes that have the digest are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import DigestMismatch, StorageError
+from gate.onnxfile.candidate import Candidate, WithData
+from gate.onnxfile.subject import read_subject
+from tests.export.graphs import adder, external, put
+
+
+def candidate(path: Path) -> Candidate:
+    return Candidate(path, read_subject(path))
+
+
+def test_a_file_alone_is_its_bytes(tmp_path: Path) -> None:
+    path = put(adder(), tmp_path / "model.onnx")
+    assert candidate(path).verified() == path.read_bytes()
+    assert candidate(path).loadable() == path.read_bytes()
+
+
+def test_with_external_data_it_is_the_path(tmp_path: Path) -> None:
+    path = external(tmp_path / "model.onnx")
+    assert candidate(path).verified() == str(path)
+    assert candidate(path).loadable() == str(path)
+
+
+def test_data_behind_a_link_is_read(tmp_path: Path) -> None:
+    """The caches of model hubs are folders of links."""
+    path = external(tmp_path / "model.onnx")
+    data = tmp_path / "w.bin"
+    data.rename(tmp_path / "blob")
+    data.symlink_to(tmp_path / "blob")
+    loaded = candidate(path).loadable()
+    assert loaded == WithData(path.read_bytes(), {"w.bin": data.read_bytes()})
+
+
+@pytest.mark.parametrize("changed", ["model.onnx", "w.bin"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_was_exchanged_is_refused(tmp_path: Path, changed: str, linked: bool) -> None:
+    path = external(tmp_path / "model.onnx")
+    if linked:
+        (tmp_path / "w.bin").rename(tmp_path / "blob")
+        (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
+    taken = candidate(path)
+    other = tmp_path / changed
+    other.write_bytes(other.read_bytes()[:-1] + b"\7")
+    for look in (taken.verified, taken.loadable, taken.verify):
+        with pytest.raises(DigestMismatch, match="model.onnx"):
+            look()
+
+
+def test_an_exchanged_file_alone_is_refused(tmp_path: Path) -> None:
+    taken = candidate(put(adder(), tmp_path / "model.onnx"))
+    taken.path.write_bytes(b"another")
+    for look in (taken.verified, taken.loadable, taken.verify):
+        with pytest.raises(DigestMismatch, match="model.onnx"):
+            look()
+
+
+def test_a_file_that_is_gone_is_weather(tmp_path: Path) -> None:
+    taken = candidate(put(adder(), tmp_path / "model.onnx"))
+    taken.path.unlink()
+    with pytest.raises(StorageError, match="cannot read .*model.onnx to measure it"):
+        taken.verified()

@@ -1,0 +1,29 @@
+"""A note on an export is about one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import DigestMismatch
+from gate.onnxfile.export_note import ExportNote, note_path
+from gate.onnxfile.subject import read_subject
+from tests import builders
+from tests.export.graphs import adder, put
+
+
+def test_it_holds_for_its_file_and_for_no_other(tmp_path: Path) -> None:
+    path = put(adder(), tmp_path / "model.onnx")
+    subject = read_subject(path)
+    record = builders.evidence().export
+    assert record is not None
+    note = ExportNote.of(subject, record)
+    note.verify(subject, path=path)
+    other = subject.model_copy(update={"sha256": builders.digest("another")})
+    with pytest.raises(DigestMismatch, match=r"Give the record .*model\.onnx\.export\.json"):
+        note.verify(other, path=path)
+
+
+def test_it_stands_beside_the_model() -> None:
+    assert note_path(Path("a/model.onnx")) == Path("a/model.onnx.export.json")

@@ -1,0 +1,28 @@
+"""What C++ code says is heard, and the stream is as before afterwards."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gate.onnxfile.native_stderr import captured_stderr
+
+
+def test_the_descriptor_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    with captured_stderr() as lines:
+        os.write(2, "one\ntwo \N{DEGREE SIGN}\n".encode())
+        os.write(2, b"\xff broken")
+        assert lines == []
+    assert lines == ["one", "two \N{DEGREE SIGN}", "\N{REPLACEMENT CHARACTER} broken"]
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_it_is_given_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="inside"), captured_stderr() as lines:
+        os.write(2, b"before it broke\n")
+        raise ValueError("inside")
+    assert lines == ["before it broke"]
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"

@@ -1,0 +1,100 @@
+"""A guess only adds checks: what the samples can't prove is not claimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.policy.roles import (
+    all_nonfinite,
+    classes_of,
+    guessed,
+    is_unsure,
+    most_ties,
+    proven_constant,
+    unclaimed,
+)
+from gate.records.evidence import OutputParity
+from tests import builders
+
+
+def policy(task: str = "auto") -> Policy:
+    agreement = None if task == "tensors" else 1.0
+    runtime = RuntimePolicy(
+        required="always", bounds=Bounds(max_abs_diff=1e-3, top1_agreement=agreement)
+    )
+    return Policy(task=task, runtimes={"ort-cpu": runtime})
+
+
+AUTO = policy()
+
+
+def output(**classes: object) -> OutputParity:
+    return builders.output_parity(classification=builders.class_parity(**classes))
+
+
+@pytest.mark.parametrize(
+    ("classes", "reason"),
+    [
+        ({}, None),
+        ({"predicted_classes": 1}, "every sample has the same largest column"),
+        ({"top1_ties": 5}, "rounding decides which column is the largest in 5 samples"),
+        (
+            {"top1_disagreements": 1, "unsure": 60, "sure": 300},
+            "PyTorch's own rounding changes the largest column in 60 samples",
+        ),
+    ],
+)
+def test_what_a_guess_does_not_claim(classes, reason) -> None:
+    one = output(**classes)
+    assert guessed(AUTO, one)
+    assert unclaimed(AUTO, one) == reason
+    assert (classes_of(AUTO, one) is None) == (reason is not None)
+
+
+@pytest.mark.parametrize("classes", [{"predicted_classes": 1}, {"top1_ties": 5}])
+def test_what_the_policy_demands_is_counted_whatever_the_samples_prove(classes) -> None:
+    demanded = policy("classification")
+    one = output(**classes)
+    assert not guessed(demanded, one)
+    assert unclaimed(demanded, one) is None
+    assert classes_of(demanded, one) == one.classification
+
+
+def test_numbers_are_judged_as_numbers() -> None:
+    assert classes_of(policy("tensors"), output()) is None
+    assert classes_of(AUTO, builders.output_parity(classification=None)) is None
+
+
+@pytest.mark.parametrize(("total", "most"), [(1, 1), (100, 1), (101, 2), (1000, 10)])
+def test_one_in_a_hundred_may_be_a_tie(total: int, most: int) -> None:
+    assert most_ties(total) == most
+
+
+@pytest.mark.parametrize(
+    ("unsure", "sure", "is_it"), [(0, 0, False), (1, 0, False), (2, 3, True), (9, 91, False)]
+)
+def test_a_tenth_of_the_answers_is_unsure(unsure: int, sure: int, is_it: bool) -> None:
+    assert is_unsure(builders.class_parity(unsure=unsure, sure=sure)) == is_it
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {},
+        {"reference_constant": False},
+        {"max_abs_diff": 1e-9},
+        {"nonfinite_mismatched": 1},
+        {"elements": 0},
+    ],
+)
+def test_a_constant_is_proven_bit_for_bit(spoiled) -> None:
+    good = {"reference_constant": True, "max_abs_diff": 0.0, "nonfinite_mismatched": 0}
+    constant = builders.output_parity(**{**good, **spoiled})
+    assert proven_constant(constant) == (not spoiled)
+    assert not all_nonfinite(constant)
+
+
+def test_a_constant_without_a_finite_element_has_no_size() -> None:
+    one = builders.output_parity(reference_constant=True, max_abs_diff=0.0, nonfinite_mismatched=0)
+    assert all_nonfinite(one.model_copy(update={"nonfinite_reference": one.elements}))
