@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from gate import cli
 from gate.storage.digest import Digest
@@ -167,3 +168,26 @@ def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, c
     monkeypatch.setenv("DVC_EXP_NAME", "trial")
     code, told = _json(capsys, *_promote("good.onnx", "report"))
     assert (code, told["outcome"]) == (0, "dry_run")
+
+
+def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
+    """What the service would do after an event, once and now."""
+    _report("good.onnx", "report", capsys)
+    assert cli.main(_promote("good.onnx", "report")) == 0
+    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    strange = client.create_model_version("small", str(made() / "bad.onnx"))
+    client.set_registered_model_alias("small", "champion", strange.version)
+    capsys.readouterr()
+
+    command = ("reconcile", "small", "--store", "store")
+    code, printed = _json(capsys, *command)
+    assert code == 0
+    taken = [(one["kind"], one["outcome"]) for one in printed["models"]["small"]]
+    assert taken == [("guard", "reverted"), ("deploy", "deployed")]
+    assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
+    (served,) = (place / "store").rglob("model.onnx")
+    assert Digest.of_file(served) == Digest.of_file(made() / "good.onnx")
+
+    assert _json(capsys, *command) == (0, printed | {"models": {"small": []}})
+    assert cli.main([*command]) == 0
+    assert "small: all is as it should be" in capsys.readouterr().out
