@@ -16,10 +16,12 @@ import pytest
 from gate import cli
 from gate.commands import export as exporting
 from gate.storage.digest import Digest
+from tests.commands.running import runner
 from tests.small_project import made
 
 EXAMPLE = ("--example-input", "images.npy")
 BUILD = ("small_models:build", *EXAMPLE)
+_run, _json = runner("export")
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +29,6 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = made()
     monkeypatch.chdir(folder)
     return folder
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["export", *arguments])
-    seen = capsys.readouterr()
-    return code, seen.out, seen.err
-
-
-def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code, out, _ = _run(capsys, *arguments, "--json")
-    return code, json.loads(out)
 
 
 def _metadata(path: Path) -> dict[str, str]:

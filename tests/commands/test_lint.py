@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gate import cli
+from tests.commands.running import runner
 
 SOURCE = """
 import torch
@@ -52,6 +53,7 @@ def script():
         warnings.simplefilter("ignore")
         return torch.jit.script(nn.Linear(2, 2))
 """
+run, _ = runner("lint")
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +64,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return name
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["lint", *arguments])
-    seen = capsys.readouterr()
-    return code, seen.out, seen.err
 
 
 def test_help_has_examples_exit_codes_and_every_option(capsys) -> None:

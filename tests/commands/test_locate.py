@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,11 +13,13 @@ import pytest
 
 from gate import cli
 from gate.records.localisation import Localisation
+from tests.commands.running import runner
 from tests.small_project import made
 
 REFERENCE = ("--reference", "small_models:build")
 INPUTS = ("--inputs", "images.npy")
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
+_run, _json = runner("locate")
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +27,6 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = made()
     monkeypatch.chdir(folder)
     return folder
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["locate", *arguments])
-    seen = capsys.readouterr()
-    return code, seen.out, seen.err
-
-
-def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code, out, _ = _run(capsys, *arguments, "--json")
-    return code, json.loads(out)
 
 
 class TestHelp:

@@ -12,14 +12,16 @@ import onnx
 import pytest
 from PIL import Image
 
-from gate import cli
 from gate.onnxfile.subject import read_subject
 from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
+from tests.commands.running import runner
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
+
+run, _ = runner("preprocess")
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     SMALL.save(Path("spec.json"))
     classifier(Path("model.onnx"))
     return tmp_path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["preprocess", *arguments])
-    seen = capsys.readouterr()
-    return code, seen.out, seen.err
 
 
 def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

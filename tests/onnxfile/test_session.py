@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from gate.errors import EvidenceError
@@ -15,6 +14,7 @@ from gate.onnxfile.subject import read_subject
 from gate.records.runtime import CPU_PROVIDER, RUNTIMES
 from tests import builders
 from tests.export.graphs import adder, external, put
+from tests.parity.test_cuda_logic import NO_DEVICE
 
 X = np.ones((1, 4), np.float32)
 
@@ -50,11 +50,7 @@ def test_options_are_the_runtime_s(name, level) -> None:
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    and Path("/dev/nvidiactl").exists(),
-    reason="CUDA is here, so nothing is offered in its place",
-)
+@NO_DEVICE
 def test_a_provider_that_does_not_load_is_an_error_with_its_reason(tmp_path: Path) -> None:
     model = put(adder(), tmp_path / "model.onnx").read_bytes()
     with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and offered CPU"):
