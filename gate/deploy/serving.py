@@ -22,8 +22,7 @@ from gate.deploy.body import IMMUTABLE, NO_CACHE, ServedFile, answer
 from gate.deploy.manifest import EXACT, MANIFEST, Slot
 from gate.deploy.store import Store
 from gate.errors import GateError
-from gate.golden.folder import GOLDEN_JSON
-from gate.golden.record import Golden
+from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
 
 _BINARY, _JSON = "application/octet-stream", "application/json"
@@ -130,6 +129,6 @@ def _of_golden(store: Store, digest: Digest, file: str) -> ServedFile | None:
     folder = store.content(digest)
     if file == GOLDEN_JSON:
         return ServedFile(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
-    golden = Golden.load(folder / GOLDEN_JSON)
+    golden, _ = read_record(folder, sha256=digest)
     sha256 = golden.files.get(file)
     return ServedFile(folder / file, sha256, IMMUTABLE, _BINARY) if sha256 is not None else None

@@ -11,8 +11,9 @@ from filelock import FileLock, Timeout
 
 from gate.deploy.disk import discard, make_folder
 from gate.deploy.manifest import EXACT, MANIFEST, Manifest, StoredFile, check_name
-from gate.errors import EvidenceError, StorageError
+from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.storage.digest import Digest
+from gate.storage.foreign import RECORD_LIMIT, read_foreign
 
 PATIENCE_S = 600.0
 """How long a deployment waits for another one."""
@@ -145,8 +146,8 @@ class Store:
 
     def _read(self, path: Path) -> Manifest:
         try:
-            return Manifest.load(path)
-        except EvidenceError as error:
+            return Manifest.from_foreign(read_foreign(path, limit=RECORD_LIMIT), what=str(path))
+        except (EvidenceError, DigestMismatch) as error:
             raise StorageError(
                 f"{path} is damaged: {error}. Restore it from a copy, or remove it and deploy."
             ) from error

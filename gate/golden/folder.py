@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,13 @@ from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenT
 from gate.policy.sections import NonFinite
 from gate.storage import atomic
 from gate.storage.digest import Digest
+from gate.storage.foreign import read_foreign
 
 GOLDEN_JSON = "golden.json"
 _RECORD_LIMIT = 1 << 20
 """Bytes of golden.json that are read at most."""
+SIZE_LIMIT = 1 << 32
+"""Bytes of all arrays and pictures together: 4 GiB is far above what a few samples need."""
 
 Array = NDArray[np.generic]
 
@@ -89,6 +90,11 @@ def write_golden(
         )
     except ValueError as error:
         raise EvidenceError(f"these are no golden vectors: {error}") from error
+    if golden.size_bytes > SIZE_LIMIT:
+        raise EvidenceError(
+            f"these golden vectors have {golden.size_bytes} bytes, at most {SIZE_LIMIT} are read "
+            "again. Measure with smaller samples, or another batch size."
+        )
     for file, data in contents.items():
         atomic.write_bytes(folder / file, data)
     golden.save(folder / GOLDEN_JSON)
@@ -104,14 +110,16 @@ def remove_stale(folder: Path, golden: Golden) -> None:
                 path.unlink(missing_ok=True)
 
 
-def read_golden(folder: Path) -> Vectors:
+def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
     """Read the vectors of `folder` and prove every array: kind of file, size, digest, values.
 
-    Raises EvidenceError where golden.json is missing, huge or no whole record, or an array holds
-    NaN; DigestMismatch where an array is not the one that golden.json names.
+    `sha256`: the digest that golden.json must have, compared before anything of it is parsed.
+    Raises EvidenceError where golden.json is missing or no whole record, all files together are
+    huge, or an array holds NaN; DigestMismatch where golden.json or an array is another;
+    StorageError where this machine can't read them.
     """
     try:
-        return _read(folder)
+        return _read(folder, sha256)
     except (MemoryError, OverflowError, RecursionError) as error:
         raise EvidenceError(
             f"the golden vectors in {folder} can't be read ({type(error).__name__}): they are too "
@@ -119,13 +127,28 @@ def read_golden(folder: Path) -> Vectors:
         ) from error
 
 
-def _read(folder: Path) -> Vectors:
-    record = folder / GOLDEN_JSON
-    text = _plain_file(record, limit=_RECORD_LIMIT)
-    golden = Golden.from_json(text)
+def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[Golden, Digest]:
+    """golden.json alone and its digest; raises as `read_golden`."""
+    path = folder / GOLDEN_JSON
+    text = read_foreign(path, limit=_RECORD_LIMIT, sha256=sha256)
+    return Golden.from_foreign(text, what=str(path)), Digest.of_bytes(text)
+
+
+def record_digest(folder: Path) -> Digest:
+    """Digest of golden.json, which is not parsed; raises as `read_golden`."""
+    return Digest.of_bytes(read_foreign(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
+
+
+def _read(folder: Path, expected: Digest | None) -> Vectors:
+    golden, sha256 = read_record(folder, sha256=expected)
+    if golden.size_bytes > SIZE_LIMIT:
+        raise EvidenceError(
+            f"the golden vectors in {folder} have {golden.size_bytes} bytes, at most {SIZE_LIMIT} "
+            "are read. Measure with fewer or smaller samples."
+        )
     return Vectors(
         golden=golden,
-        sha256=Digest.of_bytes(text),
+        sha256=sha256,
         inputs=_arrays(folder, golden.inputs, output=False),
         outputs=_arrays(folder, golden.outputs, output=True),
         pictures=_pictures(folder, golden),
@@ -158,16 +181,15 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
     arrays: dict[str, Array] = {}
     for tensor in tensors:
         path = folder / tensor.file
-        data = _plain_file(path, limit=tensor.size_bytes)
+        data = read_foreign(path, limit=tensor.size_bytes, sha256=tensor.sha256)
         if len(data) != tensor.size_bytes:
             raise DigestMismatch(
                 f"{path} has {len(data)} bytes, {tensor.dtype} {list(tensor.shape)} needs "
                 f"{tensor.size_bytes}. It is damaged: fetch the golden vectors again."
             )
-        tensor.sha256.verify(Digest.of_bytes(data), what=str(path))
         dtype = np.dtype(tensor.dtype)
         little = np.frombuffer(data, dtype=dtype.newbyteorder("<"))
-        values: Array = little.astype(dtype).reshape(tensor.shape)
+        values: Array = little.astype(dtype, copy=False).reshape(tensor.shape)
         allowed = tensor.nonfinite if isinstance(tensor, GoldenOutput) else "refuse"
         _check(tensor.name, values, output=output, nonfinite=allowed)
         arrays[tensor.name] = values
@@ -176,37 +198,11 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
 
 def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
     """The bytes of every picture, proven."""
-    found = []
-    for picture in golden.pictures.files if golden.pictures else ():
-        path = folder / picture.file
-        data = _plain_file(path, limit=picture.size_bytes)
-        picture.sha256.verify(Digest.of_bytes(data), what=str(path))
-        found.append(data)
-    return tuple(found)
-
-
-def _plain_file(path: Path, *, limit: int) -> bytes:
-    """The bytes of a file that is no link, device or longer than `limit`."""
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            raise EvidenceError(
-                f"{path} is no plain file. Golden vectors hold no links: fetch them again."
-            )
-        if status.st_size > limit:
-            raise DigestMismatch(
-                f"{path} has {status.st_size} bytes, at most {limit} are expected. "
-                "It is another file: fetch the golden vectors again."
-            )
-        # Not a link that took its place in between.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-            # As much as there is, not what a record says: a forged one could ask for all memory.
-            return stream.read(min(limit, status.st_size) + 1)
-    except OSError as error:
-        raise EvidenceError(
-            f"cannot read {path}: {error.strerror or error}. Name the folder that holds "
-            f"{GOLDEN_JSON}; gate check --report and the stage parity write one."
-        ) from error
+    files = golden.pictures.files if golden.pictures else ()
+    return tuple(
+        read_foreign(folder / file.file, limit=file.size_bytes, sha256=file.sha256)
+        for file in files
+    )
 
 
 def _check(name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse") -> None:

@@ -16,6 +16,7 @@ from gate.errors import DataError, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, Vectors, read_golden, remove_stale
 from gate.golden.record import Golden, GoldenPicture, GoldenPictures
 from gate.preprocess.by.pillow import lacking, preprocess
+from gate.preprocess.geometry import geometry
 from gate.preprocess.pictures import decoded, read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor, to_pixels
@@ -24,6 +25,8 @@ from gate.storage.digest import Digest
 
 MAX_DIFF = 1.0
 """Steps that a consumer may be off: rounding to one grey level or its neighbour."""
+PIXEL_LIMIT = 1 << 25
+"""Of one picture, as it is and resized: a photograph of 33 megapixels."""
 _DIGITS = 3
 
 
@@ -77,9 +80,7 @@ def wrong_pictures(vectors: Vectors) -> str | None:
         recorded.files, vectors.pictures, vectors.inputs[recorded.input], strict=True
     ):
         try:
-            off = _off(
-                preprocess(decoded(data, name=picture.file), recorded.spec), sample, recorded.spec
-            )
+            off = _off(_read(data, picture.file), sample, recorded.spec)
         except DataError as error:
             return str(error)
         if not off <= recorded.max_diff:
@@ -90,8 +91,23 @@ def wrong_pictures(vectors: Vectors) -> str | None:
     return None
 
 
-def _off(tensor: Tensor, sample: Tensor, spec: PreprocessSpec) -> float:
-    """Largest difference in steps; infinite for another shape or dtype."""
+def _read(data: bytes, name: str) -> Pixels:
+    return decoded(data, name=name, formats=("PNG",), max_pixels=PIXEL_LIMIT)
+
+
+def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
+    """Largest difference in steps; infinite for another shape or dtype, which the spec's geometry
+    tells before a tensor is made that could fill all memory."""
+    box = geometry(spec, *pixels.shape[:2])
+    height, width = sample.shape[1:] if spec.layout == "nchw" else sample.shape[:2]
+    if (box.bottom - box.top, box.right - box.left) != (height, width):
+        return float("inf")
+    if box.height * box.width > PIXEL_LIMIT:
+        raise DataError(
+            f"resizing to {box.height} x {box.width} pixels is too much for a golden picture, at "
+            f"most {PIXEL_LIMIT} are made. Fetch the golden vectors again."
+        )
+    tensor = preprocess(pixels, spec)
     if (tensor.shape, tensor.dtype) != (sample.shape, sample.dtype):
         return float("inf")
     return round(float(np.abs(to_pixels(tensor, spec) - to_pixels(sample, spec)).max()), _DIGITS)
@@ -100,6 +116,11 @@ def _off(tensor: Tensor, sample: Tensor, spec: PreprocessSpec) -> float:
 def _written(folder: Path, place: int, pixels: Pixels) -> GoldenPicture:
     from PIL import Image
 
+    if pixels.shape[0] * pixels.shape[1] > PIXEL_LIMIT:
+        raise EvidenceError(
+            f"the picture of the golden sample {place} has {pixels.shape[0]} x {pixels.shape[1]} "
+            f"pixels, at most {PIXEL_LIMIT} are read again. Give smaller pictures."
+        )
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     data = stream.getvalue()

@@ -162,6 +162,14 @@ class Golden(Record):
         pictures = self.pictures.files if self.pictures else ()
         return arrays | {picture.file: picture.sha256 for picture in pictures}
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all files beside golden.json."""
+        arrays = sum(tensor.size_bytes for tensor in (*self.inputs, *self.outputs))
+        return arrays + sum(
+            file.size_bytes for file in (self.pictures.files if self.pictures else ())
+        )
+
     @model_validator(mode="after")
     def _has_a_picture_for_each_sample(self) -> Self:
         if self.pictures is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gate.errors import EvidenceError, StorageError, first_line
-from gate.golden.folder import Array, Vectors, read_golden
+from gate.golden.folder import Array, Vectors, read_golden, record_digest
 from gate.golden.pictures import wrong_pictures
 from gate.golden.record import GoldenModel, GoldenOutput, GoldenResult, OutputResult
 from gate.onnxfile.session import open_on_cpu
@@ -18,28 +18,33 @@ from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
 
 
-def verify_golden(model_path: Path, folder: Path) -> GoldenResult:
+def verify_golden(
+    model_path: Path,
+    folder: Path,
+    *,
+    sha256: Digest | None = None,
+    golden_sha256: Digest | None = None,
+) -> GoldenResult:
     """Prove that the file is the released one and computes what the vectors in `folder` say.
 
-    Runs ONNX Runtime on the CPU with all optimisations. Whatever is wrong with the file is a
-    returned result that did not pass: another digest, a file that does not load, missing or extra
-    outputs, other shapes or dtypes, NaN, values beyond their tolerance.
+    `sha256` and `golden_sha256`: the digests that the file and golden.json must have, compared
+    before either is parsed. Runs ONNX Runtime on the CPU with all optimisations. Whatever is wrong
+    with the file is a returned result that did not pass: another digest, a file that does not load,
+    missing or extra outputs, other shapes or dtypes, NaN, values beyond their tolerance.
 
     Raises EvidenceError and DigestMismatch where the vectors themselves are not whole, and
     StorageError where the file can't be read.
     """
-    vectors = read_golden(folder)
+    other = _other_vectors(model_path, folder, golden_sha256)
+    if other is not None:
+        return other
+    vectors = read_golden(folder, sha256=golden_sha256)
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
     attempt = _Attempt(vectors, digest_text=str(digest))
-    problem = wrong_pictures(vectors)
+    problem = _other_file(digest, (sha256, expected), path=model_path) or wrong_pictures(vectors)
     if problem is not None:
         return attempt.refused(problem)
-    if digest != expected:
-        return attempt.refused(
-            f"{model_path} has digest {digest}, the golden vectors are for {expected}: "
-            "it is another file, or was changed"
-        )
     try:
         session = open_on_cpu(model)
         attempt.providers = tuple(session.get_providers())
@@ -97,6 +102,38 @@ class _Attempt:
                 "problems": problems,
             }
         )
+
+
+def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> GoldenResult | None:
+    """The result where golden.json is not the one that was named, without a look into it."""
+    digest = None if expected is None else record_digest(folder)
+    if digest is None or digest == expected:
+        return None
+    import onnxruntime
+
+    return GoldenResult(
+        passed=False,
+        model_sha256=Digest.of_file(model_path),
+        golden_sha256=digest,
+        samples=0,
+        onnxruntime=str(onnxruntime.__version__),
+        problems=(f"the digest of the golden vectors is {digest}, expected {expected}",),
+    )
+
+
+def _other_file(
+    digest: Digest, expected: tuple[Digest | None, Digest], *, path: Path
+) -> str | None:
+    """Why these are not the bytes that were named, nor those of the vectors; or None."""
+    named, released = expected
+    if named not in (None, digest):
+        return f"the digest of the file is {digest}, expected {named}"
+    if digest != released:
+        return (
+            f"{path} has digest {digest}, the golden vectors are for {released}: "
+            "it is another file, or was changed"
+        )
+    return None
 
 
 def _other_names(session: Any, vectors: Vectors) -> str | None:

@@ -14,6 +14,8 @@ from gate.errors import DataError
 from gate.preprocess.tensor import Pixels
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
+"""What these files hold, as Pillow names it."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,23 @@ def read_picture(path: Path) -> Pixels:
         raise _broken(str(path), error) from error
 
 
-def decoded(data: bytes, *, name: str) -> Pixels:
-    """The picture in the bytes of a file, as `read_picture` gives it."""
+def decoded(
+    data: bytes, *, name: str, formats: tuple[str, ...] = FORMATS, max_pixels: int | None = None
+) -> Pixels:
+    """The picture in the bytes of a file, as `read_picture` gives it.
+
+    Whatever the name says, only these of Pillow's `formats` are tried: some start other programs.
+    A picture of more than `max_pixels` is refused by its header, before memory is taken for it.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                raise DataError(
+                    f"{name} has {image.width} x {image.height} pixels, at most {max_pixels} are "
+                    "read. Take a smaller picture."
+                )
             return np.array(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError,
             Image.DecompressionBombError) as error:  # fmt: skip

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from gate.decision.decision import Decision, decide
-from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
+from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden, Origin
 from gate.policy.policy import Policy
-from gate.preprocess.beside import prove_spec
+from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
+from gate.storage.files import wrong_name
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class GoldenFolder:
     """Of golden.json, which names the digests of all else."""
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Read and prove the vectors. Raises EvidenceError, DigestMismatch."""
-        vectors = read_golden(path)
+    def open(cls, path: Path, *, sha256: Digest | None = None) -> Self:
+        """Read and prove the vectors, as `read_golden`. Raises EvidenceError, DigestMismatch."""
+        vectors = read_golden(path, sha256=sha256)
         return cls(path, vectors.golden, vectors.sha256)
 
 
@@ -58,7 +60,9 @@ class Judged:
         model.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
-        subject.verify(digest_of_model(self.onnx_path, expected=subject), what=str(self.onnx_path))
+        files = self.evidence.subject.external_data
+        actual = digest_of_model(self.onnx_path, external_data=files)
+        subject.verify(actual, what=str(self.onnx_path))
         self._verify_description()
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
@@ -112,7 +116,12 @@ class Judged:
                 f"{self.preprocessing} goes with the file, the evidence names no preprocessing. "
                 "Measure with it (gate check --preprocessing), or leave it out."
             )
-        spec = prove_spec(self.preprocessing, expected, what=str(self.preprocessing))
+        what = str(self.preprocessing)
+        try:
+            spec = PreprocessSpec.of_file(self.preprocessing)
+        except PolicyError as error:
+            raise DigestMismatch(f"{what} is no whole preprocessing spec: {error}") from error
+        expected.verify(spec.digest(), what=f"the preprocessing spec {what}")
         inputs = self.evidence.subject.inputs
         misfit = spec.tensor.misfit((taken.dtype, taken.shape) for taken in inputs)
         if misfit is not None:
@@ -135,22 +144,27 @@ class Judged:
             )
 
 
-def digest_of_model(path: Path, *, expected: Digest) -> Digest:
-    """Digest of a model as evidence counts it: of the file, else of file and external data.
+def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:
+    """Digest of a model as evidence counts it: of the file, or of file and external data.
 
-    Raises StorageError if the file can't be read, DigestMismatch if it is a text.
+    The names come from the evidence, so that no byte of the file is parsed. Raises StorageError if
+    the file can't be read, EvidenceError for names that lead elsewhere, DigestMismatch where data
+    is missing, or the file is a text.
     """
+    for name in external_data:
+        if wrong_name(name):
+            raise EvidenceError(
+                f"the evidence names the data file {name[:300]!r}, expected one inside of the "
+                "model's folder. It was edited: measure and decide again."
+            )
+        if not (path.parent / name).is_file():
+            raise DigestMismatch(f"{path} has no data file {name}. Bring it, or promote it anew.")
+    if external_data:
+        return Digest.of_manifest(path.parent, (path.name, *external_data))
     digest = Digest.of_file(path)
     if _is_text(path):
         raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
-    if digest == expected:
-        return digest
-    from gate.onnxfile.subject import read_subject
-
-    try:
-        return read_subject(path).sha256
-    except OnnxFileError:  # damaged: surely not the expected bytes
-        return digest
+    return digest
 
 
 def _is_text(path: Path) -> bool:

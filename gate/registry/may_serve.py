@@ -20,7 +20,8 @@ from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.registry.twin import QUANTIZED, twin_in
+from gate.registry.twin import QUANTIZED, TwinDigests, twin_in
+from gate.storage.foreign import mismatch_of
 
 _CLOCKS_DAYS = 1.0
 """How far the clocks of two machines may be apart."""
@@ -59,7 +60,8 @@ def examine(
         with tempfile.TemporaryDirectory(prefix="gate-") as folder:
             path = model.download(version, ExpectedFiles.needed(vouched), into=Path(folder))
             if anew:
-                problem = _records(path, name=model.name, vouched=vouched, policy=policy)
+                with mismatch_of(f"version {version} of {model.name} in the registry"):
+                    problem = _records(path, name=model.name, vouched=vouched, policy=policy)
     except (DigestMismatch, EvidenceError, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
@@ -84,19 +86,16 @@ def _records(path: Path, *, name: str, vouched: LedgerEntry, policy: Policy) -> 
 
     Raises DigestMismatch and EvidenceError where they do not belong together.
     """
-    records = Records.beside(path)
+    records = Records.beside(path, evidence=vouched.evidence_sha256)
     evidence, decision = records.evidence, records.decision
     assert vouched.sha256 is not None
-    _verify_evidence(vouched.evidence_sha256, evidence)
     evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
     if decision.policy_sha256 != policy.digest():
         return (
             f"it was judged by another policy ({decision.policy_sha256.short}) than the one in "
             f"force ({policy.digest().short})"
         )
-    release = _release(path, records, name=name)
-    if release.twin is not None and vouched.twin is not None:
-        _verify_evidence(vouched.twin.evidence_sha256, release.twin.evidence)
+    release = _release(path, records, name=name, twin=vouched.twin)
     release.verify(policy)
     if release.refusal is not None:
         return f"its decision is {release.refusal}"
@@ -107,15 +106,7 @@ def _records(path: Path, *, name: str, vouched: LedgerEntry, policy: Policy) -> 
     return None
 
 
-def _verify_evidence(expected: object, evidence: Evidence) -> None:
-    if evidence.digest() != expected:
-        raise DigestMismatch(
-            f"the evidence beside the version has digest {evidence.digest()}, the ledger recorded "
-            f"{expected}. It was exchanged: promote the file anew."
-        )
-
-
-def _release(path: Path, records: Records, *, name: str) -> Release:
+def _release(path: Path, records: Records, *, name: str, twin: TwinDigests | None) -> Release:
     beside = path.parent / QUANTIZED
     return Release(
         model_name=name,
@@ -124,7 +115,7 @@ def _release(path: Path, records: Records, *, name: str) -> Release:
         decision=records.decision,
         run_id="",
         description="",
-        twin=twin_in(beside) if beside.is_dir() else None,
+        twin=twin_in(beside, twin) if beside.is_dir() else None,
     )
 
 

@@ -199,6 +199,7 @@ class _Attempt:
             golden=tags.get(Tag.GOLDEN),
             twin=self.release.twin_digests,
             preprocessing=self.release.preprocess_sha256,
+            evidence=self.release.decision.evidence_sha256,
         )
 
 

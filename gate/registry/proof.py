@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gate.errors import DigestMismatch, EvidenceError, GateError
+from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import read_golden
 from gate.preprocess.beside import prove_spec, spec_beside
 from gate.registry.judged import digest_of_model
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import GOLDEN
+from gate.registry.records import evidence_beside
 from gate.registry.twin import QUANTIZED, TwinDigests, twin_file
 from gate.storage.digest import Digest
+from gate.storage.foreign import mismatch_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class ExpectedFiles:
     twin: TwinDigests | None = None
     preprocessing: Digest | None = None
     """Digest of the preprocessing spec."""
+    evidence: Digest | None = None
+    """Of the evidence, which names the file's external data; nothing else of it is needed."""
 
     @classmethod
     def of(cls, line: LedgerEntry) -> ExpectedFiles:
@@ -36,18 +40,28 @@ class ExpectedFiles:
     def needed(cls, line: LedgerEntry) -> ExpectedFiles:
         """What a version can't serve without; golden vectors prove, and nothing needs them."""
         assert line.sha256 is not None
-        return cls(sha256=line.sha256, twin=line.twin, preprocessing=line.preprocess_sha256)
+        return cls(
+            sha256=line.sha256,
+            twin=line.twin,
+            preprocessing=line.preprocess_sha256,
+            evidence=line.evidence_sha256,
+        )
 
 
 def prove(path: Path, expected: ExpectedFiles, *, what: str) -> None:
-    """Hash the file and what is to be beside it. Raises DigestMismatch, StorageError."""
-    expected.sha256.verify(_digest(path, expected.sha256, what=what), what=what)
-    if expected.golden is not None:
-        _prove_golden(path.parent / GOLDEN, expected.golden, what=what)
-    if expected.twin is not None:
-        prove_twin(path.parent / QUANTIZED, expected.twin, what=what)
-    if expected.preprocessing is not None:
-        prove_spec(spec_beside(path), expected.preprocessing, what=what)
+    """Hash the file and what is to be beside it; nothing is parsed that is not the expected bytes.
+
+    Raises DigestMismatch, whatever goes wrong in reading what came; StorageError.
+    """
+    with mismatch_of(what):
+        names = _external_data(path, expected.evidence)
+        expected.sha256.verify(digest_of_model(path, external_data=names), what=what)
+        if expected.golden is not None:
+            _prove_golden(path.parent / GOLDEN, expected.golden, what=what)
+        if expected.twin is not None:
+            prove_twin(path.parent / QUANTIZED, expected.twin, what=what)
+        if expected.preprocessing is not None:
+            prove_spec(spec_beside(path), expected.preprocessing, what=what)
 
 
 def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
@@ -56,7 +70,11 @@ def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
         path = twin_file(folder)
     except EvidenceError as error:
         raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
-    files = ExpectedFiles(sha256=expected.sha256, golden=_hex(expected.golden_sha256))
+    files = ExpectedFiles(
+        sha256=expected.sha256,
+        golden=_hex(expected.golden_sha256),
+        evidence=expected.evidence_sha256,
+    )
     prove(path, files, what=f"the twin of {what}")
 
 
@@ -64,26 +82,21 @@ def _hex(digest: Digest | None) -> str | None:
     return None if digest is None else digest.hex
 
 
-def _digest(path: Path, expected: Digest, *, what: str) -> Digest:
-    """Whatever goes wrong in reading bytes that came whole: they are not the expected ones."""
+def _external_data(path: Path, evidence: Digest | None) -> tuple[str, ...]:
+    """Names of the data files, as the very evidence tells that was recorded; none where it is not
+    there any more: then the file alone has to be the expected one."""
+    if evidence is None:
+        return ()
     try:
-        return digest_of_model(path, expected=expected)
-    except GateError:
-        raise
-    except Exception as error:
-        raise DigestMismatch(
-            f"{what} can't be read as a model ({type(error).__name__}: {error}), expected "
-            f"{expected}. It was exchanged: promote the file anew."
-        ) from error
+        return evidence_beside(path, sha256=evidence).subject.external_data
+    except (EvidenceError, DigestMismatch):
+        return ()
 
 
 def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
     try:
-        digest = read_golden(folder).sha256
+        read_golden(folder, sha256=Digest.parse(expected))
     except EvidenceError as error:
         raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
-    if digest.hex != expected:
-        raise DigestMismatch(
-            f"{what} has golden vectors with digest {digest}, expected {expected}. "
-            "They were exchanged: promote the file anew."
-        )
+    except DigestMismatch as error:
+        raise DigestMismatch(f"{what} has other golden vectors: {error}") from error

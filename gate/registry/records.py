@@ -13,6 +13,8 @@ from gate.decision.decision import Decision
 from gate.errors import EvidenceError
 from gate.records.evidence import Evidence
 from gate.records.names import DECISION, EVIDENCE
+from gate.storage.digest import Digest
+from gate.storage.foreign import RECORD_LIMIT, read_foreign
 
 RECORDS = "gate"
 """The folder of the records, beside the ONNX file."""
@@ -31,8 +33,12 @@ class Records:
         self.decision.save(folder / DECISION)
 
     @classmethod
-    def beside(cls, onnx_path: Path) -> Records:
-        """The records beside a downloaded file. Raises EvidenceError where they are not whole."""
+    def beside(cls, onnx_path: Path, *, evidence: Digest | None = None) -> Records:
+        """The records beside a downloaded file; the evidence with this digest, where one is pinned.
+
+        Raises EvidenceError where they are not whole, DigestMismatch for other evidence,
+        StorageError.
+        """
         folder = onnx_path.parent / RECORDS
         missing = [name for name in (EVIDENCE, DECISION) if not (folder / name).is_file()]
         if missing:
@@ -40,4 +46,12 @@ class Records:
                 f"the version has no {' and no '.join(missing)} beside its file: it was not "
                 "promoted by this version of the gate. Promote the file anew."
             )
-        return cls(Evidence.load(folder / EVIDENCE), Decision.load(folder / DECISION))
+        measured = evidence_beside(onnx_path, sha256=evidence)
+        data = read_foreign(folder / DECISION, limit=RECORD_LIMIT)
+        return cls(measured, Decision.from_foreign(data, what="the decision beside the version"))
+
+
+def evidence_beside(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
+    """The evidence beside a downloaded file. Raises as `Records.beside`."""
+    data = read_foreign(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
+    return Evidence.from_foreign(data, what="the evidence beside the version", sha256=sha256)

@@ -56,17 +56,23 @@ def lay_out(twin: Judged, folder: Path) -> None:
     Records(twin.evidence, twin.decision).write(folder / RECORDS)
 
 
-def twin_in(folder: Path) -> Judged:
-    """The twin in a folder laid out as above. Raises EvidenceError where it is not whole, and
-    DigestMismatch where its golden vectors are not."""
+def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
+    """The twin in a folder laid out as above, with these digests where they are pinned.
+
+    Raises EvidenceError where it is not whole, DigestMismatch where evidence or golden vectors
+    are others; StorageError.
+    """
     path = twin_file(folder)
-    records = Records.beside(path)
+    evidence = None if digests is None else digests.evidence_sha256
+    vectors = None if digests is None else digests.golden_sha256
+    records = Records.beside(path, evidence=evidence)
     golden = folder / GOLDEN
+    there = (golden / GOLDEN_JSON).exists()
     return Judged(
         onnx_path=path,
         evidence=records.evidence,
         decision=records.decision,
-        golden=GoldenFolder.open(golden) if (golden / GOLDEN_JSON).exists() else None,
+        golden=GoldenFolder.open(golden, sha256=vectors) if there else None,
     )
 
 

@@ -16,7 +16,7 @@ from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION
-from gate.registry.proof import ExpectedFiles
+from gate.registry.proof import ExpectedFiles, prove
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
@@ -61,18 +61,20 @@ def _rightful(model: RegisteredModel, champion: str | None, history: History) ->
 
 
 class _Download:
-    """One download of a version, of which every slot takes its files."""
+    """One download of a version, proven before it is read, of which every slot takes its files."""
 
-    def __init__(self, model: RegisteredModel, number: str) -> None:
+    def __init__(self, model: RegisteredModel, vouched: LedgerEntry, *, number: str) -> None:
         self._model = model
         self._number = number
+        self._expected = ExpectedFiles.of(vouched)
         self._path: Path | None = None
         """The exact file, in the folder of whoever came first."""
 
     def exact(self, folder: Path) -> Path:
-        """Download into `folder`. Raises the RegistryErrors."""
-        registry = self._model.registry
-        self._path = registry.download(self._model.name, self._number, folder)
+        """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError."""
+        registry, name = self._model.registry, self._model.name
+        self._path = registry.download(name, self._number, folder)
+        prove(self._path, self._expected, what=f"version {self._number} of {name}")
         return self._path
 
     def twin(self, folder: Path) -> Path:
@@ -89,7 +91,7 @@ class _Download:
 def _slots(model: RegisteredModel, number: str, vouched: LedgerEntry) -> dict[str, SlotSource]:
     """What the line vouches for; the exact file comes first."""
     assert vouched.sha256 is not None
-    download = _Download(model, number)
+    download = _Download(model, vouched, number=number)
     exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
     slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
     if vouched.twin is not None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from gate.errors import EvidenceError
 from gate.storage import atomic
 from gate.storage.digest import Digest
+from gate.storage.foreign import check_digest, mismatch_of, strict_json
 
 
 def _as_digest(value: Any) -> Digest:
@@ -61,6 +62,19 @@ class Record(BaseModel):
                 f"not a whole {cls.__name__} record: {place}: {first['msg']}. "
                 "Write it again by repeating the measurement."
             ) from error
+
+    @classmethod
+    def from_foreign(cls, data: bytes, *, what: str, sha256: Digest | None = None) -> Self:
+        """Read JSON text that a stranger may have written (`gate.storage.foreign`): strictly, and
+        only if its canonical JSON has the digest `sha256`, where one is pinned.
+
+        Raises EvidenceError where it is no such record, DigestMismatch where it is another.
+        """
+        with mismatch_of(what):
+            plain = strict_json(data, what=what)
+            if sha256 is not None:
+                check_digest(Digest.of_json(plain), sha256, what=what)
+            return cls.from_json(data)
 
     def digest(self) -> Digest:
         """Digest of the record's canonical JSON."""

@@ -1,0 +1,143 @@
+"""What a stranger may have written: capped, hashed, and only then parsed, strictly.
+
+Whoever may write to a registry, a store or a folder of golden vectors chooses every byte there. So
+at most so many are read, of a plain file and not through a link; where a digest is pinned it is
+compared first; and no text is parsed that is nested deeply or holds too many values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, first_line
+from gate.storage.digest import Digest
+
+RECORD_LIMIT = 1 << 25
+"""Bytes of a record at most."""
+ITEM_LIMIT = 1 << 19
+"""Values of one text at most: as many take some 100 MB."""
+DEPTH_LIMIT = 64
+"""How deeply the values of one text are nested at most."""
+_OURS = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE})
+"""What goes wrong with this machine, and says nothing about the file."""
+_REMEDY = "It was exchanged or damaged: fetch it again, or promote the file anew."
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
+
+
+def read_foreign(path: Path, *, limit: int, sha256: Digest | None = None) -> bytes:
+    """The bytes of a plain file, at most `limit`; with `sha256` only those that have this digest.
+
+    Raises EvidenceError where it is missing, a link, a folder, a pipe or a device; DigestMismatch
+    where it is longer or has another digest; StorageError where this machine can't read it.
+    """
+    try:
+        # Neither a link's target nor the other end of a pipe is waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as stream:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise EvidenceError(f"{path} is no plain file. {_REMEDY}")
+            if status.st_size > limit:
+                raise DigestMismatch(
+                    f"{path} has {status.st_size} bytes, at most {limit} are expected. {_REMEDY}"
+                )
+            # As much as there is, not what a record says: a forged one could ask for all memory.
+            data = stream.read(min(limit, status.st_size) + 1)
+    except (OSError, ValueError) as error:  # a zero byte in the name
+        raise _unreadable(path, error) from error
+    if sha256 is not None:
+        check_digest(Digest.of_bytes(data), sha256, what=str(path))
+    return data
+
+
+def check_digest(actual: Digest, expected: Digest, *, what: str) -> None:
+    """Raise DigestMismatch unless the digest of what a stranger wrote is the pinned one."""
+    if actual != expected:
+        raise DigestMismatch(f"{what} has digest {actual}, expected {expected}. {_REMEDY}")
+
+
+def strict_json(data: bytes, *, what: str) -> Any:
+    """The value of a JSON text: UTF-8, every key once, finite numbers, few and flat enough.
+
+    Raises EvidenceError on anything else, before a parser has seen what is too much for it.
+    """
+    _check_structure(data, what=what)
+    try:
+        return json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+        )
+    except ValueError as error:
+        raise EvidenceError(f"{what} is no strict JSON: {first_line(error)}. {_REMEDY}") from error
+
+
+@contextlib.contextmanager
+def mismatch_of(what: str) -> Iterator[None]:
+    """Whatever goes wrong in here, but for this machine's own troubles, is a mismatch of `what`.
+
+    Errors of the gate pass; raises DigestMismatch for all else, MemoryError and RecursionError
+    included, StorageError where this machine can't read.
+    """
+    try:
+        yield
+    except GateError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _OURS:
+            raise StorageError(
+                f"cannot read {what}: {error}. Repeat when that is mended."
+            ) from error
+        raise DigestMismatch(
+            f"{what} can't be read ({type(error).__name__}: {first_line(error)}), which its "
+            f"promoted bytes can. {_REMEDY}"
+        ) from error
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> GateError:
+    code = getattr(error, "errno", None)
+    why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or str(error)
+    if code in _OURS:
+        return StorageError(f"cannot read {path}: {why}. Repeat when that is mended.")
+    return EvidenceError(f"cannot read {path}: {why}, expected a plain file. {_REMEDY}")
+
+
+def _check_structure(data: bytes, *, what: str) -> None:
+    """Count what stands outside of strings, without building any of it."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings, outside = plain.count(b'"') // 2, b""
+    if strings <= 2 * ITEM_LIMIT:
+        outside = b"".join(plain.split(b'"')[::2])
+    items = max(strings // 2, sum(map(outside.count, (b",", b"[", b"{"))))
+    if items > ITEM_LIMIT:
+        raise EvidenceError(f"{what} has {items} values or more, at most {ITEM_LIMIT}. {_REMEDY}")
+    brackets = outside.translate(None, delete=_NO_BRACKETS)
+    depth = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+    if depth > DEPTH_LIMIT:
+        raise EvidenceError(f"{what} is nested {depth} deep, at most {DEPTH_LIMIT}. {_REMEDY}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key stands there twice")
+    return made
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return number
