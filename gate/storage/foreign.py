@@ -80,6 +80,28 @@ def strict_json(data: bytes, *, what: str) -> Any:
         raise EvidenceError(f"{what} is no strict JSON: {first_line(error)}. {_REMEDY}") from error
 
 
+def plain_yaml(data: bytes, *, what: str) -> Any:
+    """The value of a YAML text as few and flat as strict JSON, without aliases, which multiply.
+
+    Raises EvidenceError on anything else.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+    depth = 0
+    try:
+        text = data.decode()
+        # Event by event: whatever is too much ends the scan before it is built.
+        for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if isinstance(event, AliasEvent) or depth > DEPTH_LIMIT:
+                raise ValueError(f"an alias, or nested more than {DEPTH_LIMIT} deep")
+        return YAML(typ="safe", pure=True).load(text)
+    except (ValueError, YAMLError) as error:
+        raise EvidenceError(f"{what} is no plain YAML: {first_line(error)}. {_REMEDY}") from error
+
+
 @contextlib.contextmanager
 def mismatch_of(what: str) -> Iterator[None]:
     """Whatever goes wrong in here, but for this machine's own troubles, is a mismatch of `what`.
@@ -116,7 +138,7 @@ def _check_structure(data: bytes, *, what: str) -> None:
     strings, outside = plain.count(b'"') // 2, b""
     if strings <= 2 * ITEM_LIMIT:
         outside = b"".join(plain.split(b'"')[::2])
-    items = max(strings // 2, sum(map(outside.count, (b",", b"[", b"{"))))
+    items = max(-(-strings // 2), sum(map(outside.count, (b",", b"[", b"{"))))
     if items > ITEM_LIMIT:
         raise EvidenceError(f"{what} has {items} values or more, at most {ITEM_LIMIT}. {_REMEDY}")
     brackets = outside.translate(None, delete=_NO_BRACKETS)

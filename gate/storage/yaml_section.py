@@ -7,14 +7,18 @@ YAML 1.2 through ruamel.yaml, the parser that DVC uses, so that both read the sa
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from gate.errors import PolicyError
+from gate.storage.foreign import ITEM_LIMIT
 
 Model = TypeVar("Model", bound=BaseModel)
+_LIMIT = 1 << 20
+"""Bytes of a file of settings at most."""
 
 
 def load_section(model: type[Model], path: Path, section: str | None) -> Model:
@@ -26,7 +30,9 @@ def load_section(model: type[Model], path: Path, section: str | None) -> Model:
     document = _parse(path)
     part = document if section is None else _section(document, path, section)
     try:
-        return model.model_validate_json(json.dumps(_plain(part)))
+        return model.model_validate_json(json.dumps(_plain(part, iter(range(ITEM_LIMIT)))))
+    except OverflowError as error:
+        raise PolicyError(f"{path}: {error}. Write out what its aliases repeat.") from error
     except ValidationError as error:
         prefix = () if section is None else (section,)
         lines = [_describe(problem, document, path, prefix) for problem in error.errors()]
@@ -50,11 +56,17 @@ def _parse(path: Path) -> Any:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        document = YAML().load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            data = stream.read(_LIMIT + 1)
+        if len(data) > _LIMIT:
+            raise PolicyError(f"{path} has over {_LIMIT} bytes: these are no settings. Mend it.")
+        document = YAML().load(data.decode())
     except OSError as error:
         raise PolicyError(
             f"cannot read {path}: {error.strerror}. Name an existing file."
         ) from error
+    except RecursionError as error:
+        raise PolicyError(f"{path} is nested too deeply for settings. Mend it.") from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path} is not UTF-8 text: {error.reason}. Save it as UTF-8.") from error
     except MarkedYAMLError as error:
@@ -78,11 +90,14 @@ def _section(document: Any, path: Path, section: str) -> Any:
     return document[section]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, room: Iterator[int]) -> Any:
+    """The value with its aliases written out, which may multiply: at most as much as `room`."""
+    if next(room, None) is None:
+        raise OverflowError(f"aliases make more than {ITEM_LIMIT} values of it")
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, room) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item, room) for item in value]
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

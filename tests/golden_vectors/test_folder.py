@@ -250,6 +250,36 @@ def test_what_this_machine_can_not_hold_is_told(tmp_path: Path, monkeypatch, err
         read_golden(folder)
 
 
+def test_another_record_than_the_pinned_one_is_not_parsed(tmp_path: Path, monkeypatch) -> None:
+    _, folder = vectors.made(tmp_path)
+    pinned = read_golden(folder).sha256
+    assert read_golden(folder, sha256=pinned).sha256 == pinned
+    (folder / GOLDEN_JSON).write_text((folder / GOLDEN_JSON).read_text() + " ")
+    monkeypatch.setattr(Golden, "from_json", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(DigestMismatch, match=f"expected {pinned}"):
+        read_golden(folder, sha256=pinned)
+
+
+def test_sparse_arrays_fill_no_memory(tmp_path: Path) -> None:
+    """Three files of 2 GiB that take no room on the disk."""
+    _, folder = vectors.made(tmp_path)
+    output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
+    names = [f"output-{index}-hole.bin" for index in range(3)]
+    for name in names:
+        (folder / name).touch()
+        os.truncate(folder / name, 1 << 31)
+    holes = {"shape": [4, 1 << 27], "top1_agreement": None}
+    _edited(folder, outputs=[output | holes | {"name": name, "file": name} for name in names])
+    with pytest.raises(EvidenceError, match="at most 4294967296 are read"):
+        read_golden(folder)
+
+
+def test_vectors_that_nobody_would_read_again_are_not_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("gate.golden.folder.SIZE_LIMIT", 100)
+    with pytest.raises(EvidenceError, match="at most 100 are read again"):
+        vectors.made(tmp_path)
+
+
 def test_old_golden_vectors_are_read_forever() -> None:
     read = read_golden(Path(__file__).parent / "v1")
     assert read.sha256.hex == "b579de6ded4ea47979aa30fe646bcac8e1b5f55947ce1bdf6a16c2dede47effa"

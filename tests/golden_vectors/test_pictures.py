@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,76 @@ def test_a_picture_that_becomes_something_else_does_not_pass(
     result = verify_golden(model, folder)
     assert not result.passed
     assert says in result.problems[0]
+
+
+def put(folder: Path, data: bytes) -> None:
+    """Other bytes for a picture, with the record made to fit."""
+    first(folder).write_bytes(data)
+    change_picture(folder, sha256=str(Digest.of_bytes(data)), size_bytes=len(data))
+
+
+def encoded(height: int, width: int, form: str = "PNG") -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height)).save(stream, form)
+    return stream.getvalue()
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 70\n%%EndComments\n(x) print\n%%EOF\n"
+
+
+def resizes(folder: Path, **resize: Any) -> None:
+    """A spec that makes the picture huge before it crops it."""
+    plain = json.loads((folder / GOLDEN_JSON).read_text())
+    plain["pictures"]["spec"]["resize"] |= {"size": None, "shortest_side": None} | resize
+    (folder / GOLDEN_JSON).write_text(json.dumps(plain))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: put(folder, EPS), "is not a whole picture"),
+        (lambda folder: put(folder, encoded(60, 71, "JPEG")), "is not a whole picture"),
+        (lambda folder: put(folder, encoded(60, 71, "TIFF")), "is not a whole picture"),
+        (lambda folder: put(folder, encoded(8192, 8192)), "8192 x 8192 pixels, at most"),
+        (lambda folder: resizes(folder, shortest_side=8192), "too much for a golden picture"),
+        (lambda folder: resizes(folder, size=[16_384, 16_384]), "too much for a golden picture"),
+    ],
+)
+def test_a_picture_takes_neither_programs_nor_memory(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], says: str
+) -> None:  # fmt: skip
+    def start(*_arguments: object, **_options: object) -> None:
+        pytest.fail("a picture started a program")
+
+    spoil(folder)
+    monkeypatch.setattr("subprocess.Popen", start)
+    tracemalloc.start()
+    try:
+        result = verify_golden(model, folder)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert says in result.problems[0]
+    assert most < 50e6
+
+
+def test_pictures_of_another_release_are_not_opened(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, EPS)
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("a picture was opened"))
+    result = verify_golden(model, folder, golden_sha256=builders.digest("promoted"))
+    assert "the digest of the golden vectors is" in result.problems[0]
+    model.write_bytes(model.read_bytes() + b"\0")
+    assert "has digest" in verify_golden(model, folder).problems[0]
+
+
+def test_a_picture_that_nobody_could_read_again_is_not_written(
+    folder: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gate.golden.pictures.PIXEL_LIMIT", 60 * 71 - 1)
+    with pytest.raises(EvidenceError, match="pixels, at most 4259 are read again"):
+        add_pictures(folder, SMALL, photos)
 
 
 @pytest.mark.parametrize(

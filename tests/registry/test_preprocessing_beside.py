@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
 from tests.service.test_reconciler import Service
+from tests.storage.test_foreign import DEEP, YAML_BOMB
 
 POLICY = builders.policy()
 IMAGENET = PreprocessSpec.imagenet()
@@ -123,7 +125,10 @@ def test_a_spec_that_comes_later_takes_nothing_out_of_service(tmp_path: Path) ->
     assert live.slots[EXACT].preprocessing == IMAGENET
 
 
-def test_what_is_deployed_says_how_pictures_become_its_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoiled", [b"{}", YAML_BOMB, DEEP, b" " * (1 << 17)], ids=len)
+def test_what_is_deployed_says_how_pictures_become_its_input(
+    tmp_path: Path, spoiled: bytes
+) -> None:
     service = Service(tmp_path)
     place = service.place
 
@@ -137,8 +142,10 @@ def test_what_is_deployed_says_how_pictures_become_its_input(tmp_path: Path) -> 
     assert live.slots[EXACT].preprocessing == IMAGENET
     assert service.look() == []
     hand_in(2)
-    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = b"{}"
+    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = spoiled
+    begun = time.monotonic()
     assert ("guard", "reverted", "1") in service.look()
+    assert time.monotonic() - begun < 10.0
     live = service.store.live(NAME)
     assert live is not None
     assert live.slots[EXACT].preprocessing == IMAGENET

@@ -14,6 +14,7 @@ from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.places import AUTOMATIC, REVIEWED, Place
+from tests.storage.test_foreign import DEEP
 
 OTHER_POLICY = builders.policy(confidence=0.9)
 
@@ -68,6 +69,14 @@ def edited_decision(place):
     beside["gate/decision.json"] = beside["gate/decision.json"].replace(b'"PASS"', b'"FAIL"', 1)
 
 
+def nested_evidence(place):
+    place.stored("3").beside["gate/evidence.json"] = DEEP
+
+
+def nested_decision(place):
+    place.stored("3").beside["gate/decision.json"] = DEEP
+
+
 def rejected(place):
     place.tag("3", "rejected")
 
@@ -88,6 +97,8 @@ SPOILED = {
     "exchanged evidence": (exchanged_evidence, "exchanged"),
     "edited evidence": (edited_evidence, "exchanged"),
     "edited decision": (edited_decision, "edited"),
+    "nested evidence": (nested_evidence, "nested 20000 deep"),
+    "nested decision": (nested_decision, "nested 20000 deep"),
     "rejected": (rejected, "rejected"),
     "rolled back": (rolled_back, "rolled back"),
     "not in the ledger": (unknown, "no line of the ledger"),

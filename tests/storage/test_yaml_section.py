@@ -2,6 +2,7 @@ import pytest
 
 from gate.errors import PolicyError
 from gate.policy.policy import Policy
+from tests.storage.test_foreign import YAML_BOMB
 
 GOOD = """\
 gate:
@@ -75,6 +76,9 @@ def test_every_bad_field_gets_its_own_line(tmp_path):
         ("gate: 3", "gate"),
         ("gate: *nowhere", "not valid YAML"),
         (b"\xff\xfe", "not UTF-8"),
+        (b"gate: 1\n#" + b" " * (1 << 20), "no settings"),
+        ("gate: " + "[" * 1000 + "]" * 1000, "nested too deeply"),
+        (YAML_BOMB.replace(b"i: &i", b"gate: &i"), "aliases make more than"),
     ],
 )
 def test_an_empty_or_broken_policy_is_refused(tmp_path, text, message):

@@ -11,19 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gate.errors import ArtifactMissing, DigestMismatch
+from gate.errors import ArtifactMissing, DigestMismatch, StorageError
 from gate.registry.mlflow.errors import is_gone, translated
 from gate.registry.mlflow.preflight import preflight
 from gate.registry.mlflow.process import lent, quiet_process, redacted
 from gate.registry.mlflow.upload import upload
 from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
+from gate.storage.foreign import plain_yaml, read_foreign
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 __all__ = ["MlflowRegistry", "preflight"]
+
+_MLMODEL_LIMIT = 1 << 18
+"""Bytes of an MLmodel at most: some 2000 inputs and outputs."""
 
 
 class MlflowRegistry:
@@ -168,12 +172,9 @@ def _onnx_file(folder: Path) -> Path | None:
 
     MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        described = YAML(typ="safe").load(folder / "MLmodel")
-        flavors = described["flavors"]
+        data = read_foreign(folder / "MLmodel", limit=_MLMODEL_LIMIT)
+        flavors = plain_yaml(data, what="MLmodel")["flavors"]
         served, loader = flavors["onnx"]["data"], flavors["python_function"]
         if (loader["data"], loader["loader_module"]) != (served, "mlflow.onnx"):
             return None
@@ -181,5 +182,7 @@ def _onnx_file(folder: Path) -> Path | None:
             return None
         path = (folder / str(served)).resolve()
         return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
-    except (OSError, ValueError, YAMLError, KeyError, TypeError, AttributeError, RecursionError):
+    except StorageError:
+        raise
+    except Exception:  # whatever a stranger wrote there
         return None
