@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -90,13 +92,17 @@ def test_bytes_that_were_exchanged_after_the_promotion(service):
     assert service.look() == []
 
 
-def test_bytes_that_are_exchanged_while_they_are_fetched(service):
+def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
     service.place.promote(2)
     watched = Watched(service.place.registry)
 
     def exchange(call: str, _: int) -> None:
         if watched.calls.count("download") == 2 and call == "download":
             service.place.stored("2").data += b"\0"
+            monkeypatch.setattr("gate.deploy.staging.read_subject", parse)
+
+    def parse(_: Path) -> None:
+        pytest.fail("bytes were parsed that nobody had proven")
 
     watched.before = exchange
     service.reconcile = Reconciler(watched, service.place.ledger, AUTOMATIC, store=service.store)
