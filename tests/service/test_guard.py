@@ -131,6 +131,19 @@ def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
     assert place.lines() == before
 
 
+@pytest.mark.parametrize("error", [MemoryError, RecursionError])
+def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error):
+    third_by_hand(place)
+    place.point("3")
+
+    def fail(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr("gate.registry.may_serve.Records.beside", fail)
+    assert look(place) == [("reverted", "2")]
+    assert error.__name__ in place.ledger.entries()[-1].reason
+
+
 def test_evidence_that_is_too_old(place):
     place.promote(3, days=91)
     place.point("2")
