@@ -22,6 +22,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     └── RegistryError          the registry can't be used
         ├── RegistryUnavailable   no server answers
         ├── ArtifactMissing       a version's file is not there (now)
+        ├── ResourceGone          the registry answers that it has no such model or version
         ├── RegistryDenied        the server refuses this user
         └── PromotionConflict     another promotion holds or moved the alias
 """
@@ -102,6 +103,10 @@ class RegistryError(GateError):
 
 class ArtifactMissing(RegistryError):
     """A version's file is not there: it was removed, or its store is away for a while."""
+
+
+class ResourceGone(RegistryError):
+    """The registry answers, and has no such model or version: it was deleted or renamed."""
 
 
 class RegistryUnavailable(RegistryError):

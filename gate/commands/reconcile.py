@@ -16,7 +16,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.service.port import Taken
+    from gate.service.port import Failed, Reconcile, Taken
 
 
 @click.command("reconcile", short_help="Review, guard and deploy registered models, now.")
@@ -57,21 +57,43 @@ def _reconcile(address: str | None, places: dict[str, Any]) -> Outcome:
     settings = Settings.of(tracking_uri=uri, **places)
     preflight(uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
-    done = {model: reconcile(model, cause=cause) for model in settings.models}
-    models = {model: [asdict(one) for one in taken] for model, taken in done.items()}
-    return Outcome(Status.DONE, {"models": models}, lambda console: _show(done, console))
+    done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
+    models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
+    outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}
+    status = Status.NOT_JUDGED if "failed" in outcomes else Status.DONE
+    return Outcome(status, {"models": models}, lambda console: _show(models, console))
 
 
-def _show(done: dict[str, Sequence[Taken]], console: Console) -> None:
+def _look(reconcile: Reconcile, model: str, *, cause: str) -> Sequence[Taken | Failed]:
+    """One model that can't be looked at keeps no other waiting."""
+    from gate.errors import GateError
+    from gate.service.port import Failed
+
+    try:
+        return reconcile(model, cause=cause)
+    except GateError as error:
+        return [Failed("look", error)]
+
+
+def _plain(one: Taken | Failed) -> dict[str, Any]:
+    from gate.service.port import Taken
+
+    if isinstance(one, Taken):
+        return asdict(one)
+    reason = f"{type(one.error).__name__}: {one.error}"
+    return {"kind": one.kind, "outcome": "failed", "version": None, "reason": reason}
+
+
+def _show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
     from rich.text import Text
 
     from gate.report.wording import printable
 
-    for model, taken in done.items():
-        if not taken:
+    for model, done in models.items():
+        if not done:
             console.print(Text(f"{model}: all is as it should be", style="green"))
-        for one in taken:
-            bad = one.outcome in ("refused", "reverted", "rejected")
+        for one in done:
+            bad = one["outcome"] in ("refused", "reverted", "rejected", "failed")
             style = "bold red" if bad else "green"
-            line = f"{model}: {one.kind}: {one.outcome}: {printable(one.reason)}"
+            line = f"{model}: {one['kind']}: {one['outcome']}: {printable(one['reason'])}"
             console.print(Text(line, style=style))

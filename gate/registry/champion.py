@@ -121,7 +121,7 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
 def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
     """Where `previous` goes with a move; None: it stays."""
     history, old, new = model.history(), entry.previous_version, entry.version
-    if old is None or old == new:
+    if old == new:
         return None
     if entry.action == "rolled_back":
         return old
@@ -129,6 +129,8 @@ def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
         # To what `previous` says: then it must say something else, and never the bad version.
         follows = new is not None and model.alias(PREVIOUS) == new
         return _served_before(model, history, but={old, new}) if follows else None
+    if old is None:
+        return None
     return old if veto(model, old, history=history).problem is None else None
 
 

@@ -37,7 +37,8 @@ Action = Literal[
     "conflict",
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
-from a version that must not serve (`previous_version`), to `version`."""
+from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
+later, as soon as that could be proven."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ The ledger alone allows. Tags veto. Records and bytes must have the digests of t
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from gate.registry.ledger import LedgerEntry
 from gate.registry.port import REJECTED, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
-from gate.registry.registered_model import RegisteredModel
+from gate.registry.registered_model import RegisteredModel, temporary_folder
 from gate.registry.release import Release
 from gate.registry.twin import QUANTIZED, TwinDigests, twin_in
 from gate.storage.foreign import mismatch_of
@@ -57,8 +56,8 @@ def examine(
     if problem is not None or vouched is None:
         return examined
     try:
-        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-            path = model.download(version, ExpectedFiles.needed(vouched), into=Path(folder))
+        with temporary_folder() as folder:
+            path = model.download(version, ExpectedFiles.needed(vouched), into=folder)
             if anew:
                 with mismatch_of(f"version {version} of {model.name} in the registry"):
                     problem = _records(path, name=model.name, vouched=vouched, policy=policy)

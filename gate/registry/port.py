@@ -1,8 +1,8 @@
 """What the gate needs of a model registry, and the names it uses there.
 
 Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
-RegistryDenied, ArtifactMissing, StorageError, DigestMismatch (what came is no model), and
-RegistryError.
+RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no model),
+and RegistryError.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Registry(Protocol):
 
     def ensure_model(self, name: str) -> None:
         """Make the registered model if it is not there."""
+        ...
+
+    def has_model(self, name: str) -> bool:
+        """Whether the registered model is there."""
         ...
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from gate.errors import DigestMismatch, PromotionConflict
+from gate.errors import DigestMismatch, PromotionConflict, StorageError
 from gate.registry.addresses import plain, same
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
@@ -90,8 +92,8 @@ class RegisteredModel:
 
         Raises DigestMismatch, after writing a violation down; the RegistryErrors, StorageError.
         """
-        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
-            self.download(number, expected, into=Path(folder))
+        with temporary_folder() as folder:
+            self.download(number, expected, into=folder)
 
     def download(self, number: str, expected: ExpectedFiles, *, into: Path) -> Path:
         """The proven file of a version with all that is beside it, in a folder; as `prove`."""
@@ -132,6 +134,20 @@ class RegisteredModel:
                 return self.registry.download(self.name, number, folder)
         except TooLarge as error:
             raise DigestMismatch(f"{what}: {error}. It was exchanged: promote it anew.") from error
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """An empty folder that is gone afterwards. Raises StorageError where none can be made."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="gate-")
+    except OSError as error:
+        raise StorageError(
+            f"cannot make a temporary folder: {error.strerror or error}. Free space or fix "
+            "permissions there, or name another place with TMPDIR."
+        ) from error
+    with made as folder:
+        yield Path(folder)
 
 
 def _digests(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, RegistryUnavailable
+from gate.errors import (
+    ArtifactMissing,
+    DigestMismatch,
+    GateError,
+    RegistryError,
+    RegistryUnavailable,
+    ResourceGone,
+)
 from gate.policy.policy import Policy
 from gate.registry.champion import move
 from gate.registry.history import History
@@ -24,14 +31,15 @@ def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[T
 
     Where the ledger put it, only its own lines, tags and (`thoroughly`) bytes are looked at: a
     policy that changed does not take a model out of service. Where somebody else put it, the
-    version must be as good as one that is promoted now.
+    version must be as good as one that is promoted now. Where no other can be proven, nothing
+    serves until one can be: an unreachable store condemns nothing, and excuses nothing.
 
     Raises RegistryError where the ledger knows nothing of the model, the other RegistryErrors,
     EvidenceError and StorageError where nothing can be said now.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     if champion is None:
-        return []
+        return _bring_back(model, history)
     if not history.passed_any:
         raise RegistryError(
             f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
@@ -40,11 +48,11 @@ def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[T
             "registry's other address with --same-registry; nothing was changed."
         )
     moved = champion != history.serving
-    if moved or thoroughly:
-        examined = _examined(model, champion, policy=policy, history=history)
-    else:
-        examined = veto(model, champion, history=history)
+    examined = veto(model, champion, history=history)
     problem = examined.problem or (_unreviewed(examined, policy) if moved else None)
+    if problem is None and (moved or thoroughly):
+        examined = _examined(model, champion, policy=policy, history=history)
+        problem = examined.problem
     if problem is not None:
         return [_revert(model, examined, problem=problem, history=history)]
     return [_accept(model, examined, history)] if moved else []
@@ -84,8 +92,10 @@ def _accept(model: RegisteredModel, examined: Examined, history: History) -> Tak
 
 def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history: History) -> Taken:
     champion, tags = examined.version.number, examined.version.tags
-    target = _last_good(model, history, but=champion)
+    target, trouble = _fallback(model, history, but=champion)
     goes = f"went back to version {target.version}" if target else "was taken away"
+    if trouble is not None:
+        goes += f" until another version can be proven; now it can't be: {trouble}"
     reason = f"{problem}; '{CHAMPION}' {goes}"
     rejected = "rejected" in history.since_passed(champion)
     if tags.get(Tag.REVIEW) == REJECTED and examined.vouched and not rejected:
@@ -99,12 +109,27 @@ def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history
     return Taken("guard", "reverted", number, reason)
 
 
-def _last_good(model: RegisteredModel, history: History, *, but: str) -> LedgerEntry | None:
-    """The line of the version that served last and still may, with proven bytes.
+def _bring_back(model: RegisteredModel, history: History) -> list[Taken]:
+    """Where the guard itself took `champion` away: a version that may serve, once one is proven."""
+    change = history.change
+    if change is None or (change.action, change.version) != ("reverted", None):
+        return []
+    target, trouble = _fallback(model, history, but=change.previous_version)
+    if trouble is not None:
+        raise trouble
+    if target is None:
+        return []
+    reason = f"'{CHAMPION}' had been taken away, and is version {target.version} now: it was proven"
+    move(model, model.entry("reverted", reason, version=target.version, about=target))
+    return [Taken("guard", "restored", target.version, reason)]
 
-    Raises the trouble where none can be proven and one of them only could not be had now.
-    """
-    trouble: RegistryError | None = None
+
+def _fallback(
+    model: RegisteredModel, history: History, *, but: str | None
+) -> tuple[LedgerEntry | None, GateError | None]:
+    """The line of the version that served last and still may, with proven bytes; without one, what
+    kept it from being proven now, if anything did."""
+    trouble: GateError | None = None
     for number in history.served:
         vouched = history.vouching_for(number)
         if number == but or vouched is None:
@@ -112,13 +137,11 @@ def _last_good(model: RegisteredModel, history: History, *, but: str) -> LedgerE
         try:
             if veto(model, number, history=history).problem is None:
                 model.prove(number, ExpectedFiles.needed(vouched))
-                return vouched
-        except DigestMismatch:
+                return vouched, None
+        except (DigestMismatch, ResourceGone):
             continue
-        except RegistryUnavailable:
-            raise
-        except RegistryError as error:
+        except GateError as error:
             trouble = error
-    if trouble is not None:
-        raise trouble
-    return None
+            if isinstance(error, RegistryUnavailable):  # of the others neither
+                break
+    return None, trouble

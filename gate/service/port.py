@@ -23,13 +23,22 @@ class Taken:
     reason: str
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A step that could not be done now: try again later. It kept no other from its work."""
+
+    kind: Kind | Literal["look"]
+    """`look`: none could be begun."""
+    error: Exception
+
+
 class Reconcile(Protocol):
     """Reads a registered model anew and brings it, and what is deployed of it, into the state that
     its evidence allows. Idempotent; two at once for one model wait for each other."""
 
-    def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
+    def __call__(self, model: str, *, cause: str) -> Sequence[Taken | Failed]:
         """`cause`: for the ledger: `delivery <id>`, `timer`, or who called.
 
-        Raises GateError where it could not be done now: try again later.
+        Raises GateError where no step could be begun now: try again later.
         """
         ...

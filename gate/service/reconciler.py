@@ -1,15 +1,17 @@
 """Putting one registered model right: guard, review, deploy, in this order, under the lock.
 
-Nothing here depends on what an event said. The registry and the ledger are read anew, so that lost,
-doubled, reordered and forged events end in the same state.
+One step that fails keeps no other from its work. Nothing here depends on what an event said. The
+registry and the ledger are read anew, so that lost, doubled, reordered and forged events end in the
+same state.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gate.deploy.store import Store
+from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
@@ -19,7 +21,7 @@ from gate.registry.port import CHAMPION, Registry
 from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
-from gate.service.port import Taken
+from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings
 
@@ -38,21 +40,43 @@ class Reconciler:
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
-    def __call__(self, model: str, *, cause: str) -> Sequence[Taken]:
-        """As `Reconcile`. Every action is a line in the ledger, with `cause`."""
+    def __call__(self, model: str, *, cause: str) -> Sequence[Taken | Failed]:
+        """As `Reconcile`. Every action is a line in the ledger, with `cause`.
+
+        Raises ResourceGone where the gate passed something of a model that is no more.
+        """
         registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
+        if registered.history().passed_any and not self._registry.has_model(model):
+            raise ResourceGone(
+                f"{self._registry.identity} has no registered model {model} any more, and the "
+                f"ledger {self._ledger.path} tells of it: it was deleted or renamed. What is "
+                "deployed stays. Give it its name back, or take it off the service's models."
+            )
         with alone(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
-            taken = guard(registered, self._policy, thoroughly=thoroughly)
-            taken += review(registered, self._policy)
-            taken += deploy_champion(registered, self._store, thoroughly=thoroughly)
-            if thoroughly:
+            done = [
+                *_step("guard", lambda: guard(registered, self._policy, thoroughly=thoroughly)),
+                *_step("review", lambda: review(registered, self._policy)),
+                *_step(
+                    "deploy",
+                    lambda: deploy_champion(registered, self._store, thoroughly=thoroughly),
+                ),
+            ]
+            failed = {one.kind for one in done if isinstance(one, Failed)}
+            if thoroughly and failed <= {"review"}:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
-        return taken
+        return done
 
     def _is_due(self, model: str, champion: str | None) -> bool:
         proven, at = self._proven.get(model, (None, 0.0))
         return proven != champion or time.monotonic() - at > _RECHECK_S
+
+
+def _step(kind: Kind, step: Callable[[], Iterable[Taken | Failed]]) -> Iterator[Taken | Failed]:
+    try:
+        yield from step()
+    except Exception as error:
+        yield Failed(kind, error)
 
 
 def reconciler(settings: Settings) -> Reconciler:

@@ -11,14 +11,20 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from gate.errors import GateError, InboxUnavailable, RegistryDenied, RegistryUnavailable
+from gate.errors import (
+    GateError,
+    InboxUnavailable,
+    RegistryDenied,
+    RegistryUnavailable,
+    ResourceGone,
+)
 from gate.service.inbox import Claim, Inbox
 from gate.service.metrics import Metrics
-from gate.service.port import Reconcile
+from gate.service.port import Failed, Reconcile, Taken
 
 _POLL_S = 1.0
 _RETRY_CAP_S = 60.0
@@ -129,31 +135,40 @@ class Worker:
         return True
 
     def _look(self, model: str, *, cause: str) -> str | None:
-        """Have a model put right; why that failed, or None."""
+        """Have a model put right; what has to be tried again, and why, or None."""
         fields = {"model": model, "cause": cause}
         start = time.perf_counter()
-        trouble: str | None = None
+        done: Sequence[Taken | Failed]
         try:
-            taken = self._reconcile(model, cause=cause)
-        except GateError as error:
-            trouble = f"{type(error).__name__}: {error}"
-            self._metrics.failures.labels(type(error).__name__).inc()
-            if not isinstance(error, RegistryUnavailable | RegistryDenied):
-                self._saw_registry()
-            _log.warning("not done now: %s", trouble, extra={"fields": fields})
+            done = self._reconcile(model, cause=cause)
         except Exception as error:
-            trouble = f"unexpected {type(error).__name__}: {error}"
-            self._metrics.failures.labels("unexpected").inc()
-            _log.exception("reconciling failed, it is tried again", extra={"fields": fields})
-        else:
+            done = [Failed("look", error)]
+        failed = [one for one in done if isinstance(one, Failed)]
+        if all(_registry_answered(one.error) for one in failed):
             self._saw_registry()
-            for action in taken:
+        for action in done:
+            if isinstance(action, Taken):
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
-                done = {**fields, "kind": action.kind, "outcome": action.outcome}
-                _log.info("%s", action.reason, extra={"fields": {**done, "to": action.version}})
+                what = {**fields, "kind": action.kind, "outcome": action.outcome}
+                _log.info("%s", action.reason, extra={"fields": {**what, "to": action.version}})
+        troubles = [self._trouble(one, fields) for one in failed]
         seconds = time.perf_counter() - start
         self._metrics.reconcile_seconds.labels(cause.partition(" ")[0]).observe(seconds)
-        return trouble
+        return "; ".join(filter(None, troubles)) or None
+
+    def _trouble(self, failed: Failed, fields: dict[str, str]) -> str | None:
+        """Log and count what failed; why it must be tried again. None: it never must be."""
+        error, extra = failed.error, {"fields": {**fields, "kind": failed.kind}}
+        if not isinstance(error, GateError):
+            self._metrics.failures.labels("unexpected").inc()
+            _log.error("a step failed, it is tried again", exc_info=error, extra=extra)
+            return f"unexpected {type(error).__name__}: {error}"
+        self._metrics.failures.labels(type(error).__name__).inc()
+        if isinstance(error, ResourceGone):
+            _log.warning("written off: %s", error, extra=extra)
+            return None
+        _log.warning("not done now: %s", error, extra=extra)
+        return f"{type(error).__name__}: {error}"
 
     def _saw_registry(self) -> None:
         self._registry_seen = time.monotonic()
@@ -185,6 +200,11 @@ class Worker:
         finally:
             over.set()
             thread.join()
+
+
+def _registry_answered(error: Exception) -> bool:
+    away = isinstance(error, RegistryUnavailable | RegistryDenied)
+    return isinstance(error, GateError) and not away
 
 
 def _cause(claim: Claim) -> str:

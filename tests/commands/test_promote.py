@@ -10,6 +10,9 @@ import pytest
 from mlflow import MlflowClient
 
 from gate import cli
+from gate.registry.addresses import plain
+from gate.registry.journal import Journal
+from gate.registry.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.small_project import made
@@ -170,6 +173,12 @@ def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, c
     assert (code, told["outcome"]) == (0, "dry_run")
 
 
+def _spoil_the_journal_of(model: str, place: Path) -> None:
+    registry = plain(f"sqlite:///{place}/mlflow.db")
+    journal = Journal(Ledger(place / ".gate" / "ledger.jsonl"), model=model, registry=registry)
+    journal.path.write_text("{")
+
+
 def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
     """What the service would do after an event, once and now."""
     _report("good.onnx", "report", capsys)
@@ -189,5 +198,12 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert Digest.of_file(served) == Digest.of_file(made() / "good.onnx")
 
     assert _json(capsys, *command) == (0, printed | {"models": {"small": []}})
+    _spoil_the_journal_of("broken", place)
+    code, printed = _json(capsys, "reconcile", "broken", *command[1:])
+    assert (code, printed["models"]["small"]) == (2, [])
+    (failed,) = printed["models"]["broken"]
+    assert (failed["kind"], failed["outcome"]) == ("look", "failed")
+    assert cli.main(["reconcile", "broken", *command[1:]]) == 2
+    assert "broken: look: failed: EvidenceError" in capsys.readouterr().out
     assert cli.main([*command]) == 0
     assert "small: all is as it should be" in capsys.readouterr().out

@@ -37,6 +37,9 @@ class Simulator:
     def ensure_model(self, name: str) -> None:
         pass
 
+    def has_model(self, name: str) -> bool:
+        return True
+
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         numbers = range(len(self.versions), 0, -1)
         found = [self.version(name, str(number)) for number in numbers]

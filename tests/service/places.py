@@ -1,4 +1,4 @@
-"""A model with versions that passed, for the tests of guard and review; the registry is simulated."""
+"""A model with versions that passed, in a simulated registry or a real MLflow database."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
 from gate.policy.policy import Policy
 from gate.registry.ledger import Ledger
+from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
+from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
+from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
 
 AUTOMATIC = builders.policy()
@@ -71,3 +76,41 @@ class Place:
         """A version that somebody registered with tags of a passed one, without the gate."""
         draft = self.release(seed).draft()
         return self.registry.create_version(NAME, replace(draft))
+
+
+class Model:
+    """A registered model of its own, with ledger and store, in a real MLflow database."""
+
+    def __init__(self, folder: Path, uri: str, name: str) -> None:
+        self.name = name
+        self.place = Place(folder / name, REVIEWED)
+        self.place.folder.mkdir()
+        self.registry = MlflowRegistry(uri)
+        self.store = Store(folder / name / "store")
+        self.run_id = make_run(uri, artifacts=folder / "artifacts")
+
+    def hand_in(self, seed: int) -> str:
+        of = replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
+        made = promote(self.registry, of, policy=REVIEWED, ledger=self.place.ledger)
+        assert made.version is not None
+        return made.version
+
+    def approve(self, number: str) -> None:
+        self.registry.set_tag(self.name, number, key=Tag.REVIEW, value="approved")
+
+    def look(self) -> int:
+        """What the service does after an event; gives the number of things that were done."""
+        reconcile = Reconciler(self.registry, self.place.ledger, REVIEWED, store=self.store)
+        return len(reconcile(self.name, cause="delivery 1"))
+
+    def state(self) -> dict[str, Any]:
+        live = self.store.live(self.name)
+        return {
+            "lines": [
+                (e.action, e.version, e.previous_version, e.operation is None)
+                for e in self.place.ledger.entries()
+            ],
+            "champion": self.registry.alias(self.name, CHAMPION),
+            "live": live and live.slots[EXACT].sha256,
+            "kept": sorted(path.name for path in (self.place.folder / "store" / "store").iterdir()),
+        }

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 
-from gate.errors import ArtifactMissing, RegistryError, RegistryUnavailable
+from gate.errors import (
+    ArtifactMissing,
+    RegistryDenied,
+    RegistryError,
+    RegistryUnavailable,
+    ResourceGone,
+    StorageError,
+)
 from gate.registry.addresses import declare
 from gate.registry.ledger import Ledger
 from gate.registry.port import Tag
 from gate.registry.promotion import rollback
 from gate.service.guard import guard
+from gate.service.review import review
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
@@ -219,13 +229,13 @@ def test_the_same_registry_under_another_address(place):
     assert look(place, thoroughly=True) == []
 
 
-def away(registry, *numbers):
+def away(registry, *numbers, error=ArtifactMissing("its store is away")):  # noqa: B008
     """The files of these versions can't be had now."""
     download = registry.download
 
     def missing(name, number, folder):
         if number in numbers:
-            raise ArtifactMissing("its store is away")
+            raise error
         return download(name, number, folder)
 
     registry.download = missing
@@ -248,24 +258,77 @@ def test_what_somebody_pointed_at_has_to_be_there(place):
     assert ("violation", "1") not in place.lines()
 
 
-def test_nothing_is_taken_away_while_the_last_good_one_can_not_be_had(place):
-    place.point(place.hand_made(7))
-    away(place.registry, "1", "2")
-    with pytest.raises(ArtifactMissing):
-        look(place)
-    assert place.champion == "3"
+WEATHER = [
+    ArtifactMissing("its store is away"),
+    RegistryUnavailable("no answer of the store"),
+    StorageError("the temporary folder is full"),
+    RegistryDenied("for a while"),
+]
+
+
+@pytest.mark.parametrize("error", WEATHER, ids=lambda error: type(error).__name__)
+def test_while_no_other_can_be_proven_nothing_serves_and_then_it_comes_back(place, error):
+    bad = place.hand_made(7)
+    place.point(bad)
+    away(place.registry, "1", "2", error=error)
+    assert look(place) == [("reverted", None)]
+    assert place.champion is None
+    line = place.ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("reverted", None, bad)
+    assert str(error) in line.reason
+    before = place.lines()
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            look(place)
+    assert (place.champion, place.lines()) == (None, before)
     del place.registry.download
-    assert look(place) == [("reverted", "2")]
+    assert look(place) == [("restored", "2")]
+    assert place.champion == "2"
+    assert "violation" not in dict(place.lines())
+    assert look(place, thoroughly=True) == []
+    rolled_back = rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+    assert rolled_back.version == "1"
 
 
-def test_a_version_that_was_deleted_stands_in_nobody_s_way(place):
+def test_what_was_taken_away_itself_does_not_come_back(place):
+    place.tag("1", "2026: wrong", Tag.ROLLED_BACK)
+    place.stored("2").data += b"\0"
+    assert look(place, thoroughly=True) == [("reverted", None)]
+    for _ in range(2):
+        assert look(place) == []
+    assert place.champion is None
+
+
+def test_what_somebody_else_took_away_stays_away(place):
+    place.registry.delete_alias(NAME, "champion")
+    assert look(place, thoroughly=True) == []
+    assert place.champion is None
+
+
+def test_without_a_temporary_folder_what_was_not_reviewed_does_not_serve(tmp_path, monkeypatch):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
+    place.tag("1", "approved")
+    list(review(place.model(), REVIEWED))
+    place.promote(2)
+    place.point("2")
+    with monkeypatch.context() as broken:
+        broken.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        assert look(place, policy=REVIEWED) == [("reverted", None)]
+        with pytest.raises(StorageError, match="temporary folder"):
+            look(place, policy=REVIEWED)
+    assert look(place, policy=REVIEWED) == [("restored", "1")]
+
+
+@pytest.mark.parametrize("error", [ResourceGone, RegistryError])
+def test_a_version_that_was_deleted_stands_in_nobody_s_way(place, error):
     place.promote(3)
     place.point(place.hand_made(7))
     version = place.registry.version
 
     def deleted(name, number):
         if number == "3":
-            raise RegistryError("there is no version 3")
+            raise error("there is no version 3")
         return version(name, number)
 
     place.registry.version = deleted

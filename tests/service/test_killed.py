@@ -18,14 +18,10 @@ from typing import Any
 
 import pytest
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
-from gate.service.reconciler import Reconciler
-from tests.registry.servers import make_run
-from tests.service.places import REVIEWED, Place
+from gate.registry.port import CHAMPION
+from tests.service.places import Model
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,48 +34,6 @@ LASTING = (
     (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
     (Ledger, "append"),
 )  # fmt: skip
-
-
-class Model:
-    """A registered model of its own, with ledger and store, in a real MLflow database."""
-
-    def __init__(self, folder: Path, uri: str, name: str) -> None:
-        self.name = name
-        self.place = Place(folder / name, REVIEWED)
-        self.place.folder.mkdir()
-        self.registry = MlflowRegistry(uri)
-        self.store = Store(folder / name / "store")
-        self.run_id = make_run(uri, artifacts=folder / "artifacts")
-
-    def hand_in(self, seed: int) -> str:
-        import dataclasses
-
-        from gate.registry.promotion import promote
-
-        of = dataclasses.replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
-        made = promote(self.registry, of, policy=REVIEWED, ledger=self.place.ledger)
-        assert made.version is not None
-        return made.version
-
-    def approve(self, number: str) -> None:
-        self.registry.set_tag(self.name, number, key=Tag.REVIEW, value="approved")
-
-    def look(self) -> int:
-        """What the service does after an event; gives the number of things that were done."""
-        reconcile = Reconciler(self.registry, self.place.ledger, REVIEWED, store=self.store)
-        return len(reconcile(self.name, cause="delivery 1"))
-
-    def state(self) -> dict[str, Any]:
-        live = self.store.live(self.name)
-        return {
-            "lines": [
-                (e.action, e.version, e.previous_version, e.operation is None)
-                for e in self.place.ledger.entries()
-            ],
-            "champion": self.registry.alias(self.name, CHAMPION),
-            "live": live and live.slots[EXACT].sha256,
-            "kept": sorted(path.name for path in (self.place.folder / "store" / "store").iterdir()),
-        }
 
 
 class Beginning:

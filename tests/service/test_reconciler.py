@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.errors import RegistryUnavailable
+from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
 from gate.registry.promotion import rollback
+from gate.service.port import Failed, Kind
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
@@ -32,7 +33,12 @@ class Service:
         self.reconcile = Reconciler(place.registry, place.ledger, place.policy, store=self.store)
 
     def look(self, cause: str = "delivery 1") -> list[tuple[str, str, str | None]]:
-        return [(t.kind, t.outcome, t.version) for t in self.reconcile(NAME, cause=cause)]
+        return [
+            (one.kind, type(one.error).__name__, None)
+            if isinstance(one, Failed)
+            else (one.kind, one.outcome, one.version)
+            for one in self.reconcile(NAME, cause=cause)
+        ]
 
     @property
     def live(self) -> str | None:
@@ -115,11 +121,9 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
 
 def test_a_crash_between_the_store_and_the_line(service, monkeypatch):
     service.place.promote(2)
-    broken = pytest.MonkeyPatch()
-    broken.setattr("gate.service.deployment._tell", lambda *_a, **_o: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        service.look()
-    broken.undo()
+    with monkeypatch.context() as broken:
+        broken.setattr("gate.service.deployment._tell", lambda *_a, **_o: 1 / 0)
+        assert service.look() == [("deploy", "ZeroDivisionError", None)]
     assert service.live == "2"
     service.restart()
     assert service.look("timer") == [("deploy", "deployed", "2")]
@@ -137,10 +141,78 @@ def test_a_server_that_is_away_changes_nothing(service):
     watched.before = away
     service.reconcile = Reconciler(watched, service.place.ledger, AUTOMATIC, store=service.store)
     before = service.place.lines()
-    with pytest.raises(RegistryUnavailable):
-        service.look()
+    away = [(step, "RegistryUnavailable", None) for step in ("guard", "deploy")]
+    assert service.look() == away
     assert service.live == "1"
     assert service.place.lines() == before
+    watched.before = lambda *_: None
+    assert service.look() == [("deploy", "deployed", "2")]
+
+
+STEPS_OF_A_LOOK = {"guard": "guard", "review": "review", "deploy": "deploy_champion"}
+
+
+@pytest.mark.parametrize("error", [RegistryUnavailable("away"), RegistryError("?"), KeyError("x")])
+@pytest.mark.parametrize("failing", STEPS_OF_A_LOOK)
+def test_a_step_that_fails_keeps_no_other_from_its_work(
+    tmp_path, monkeypatch, failing: Kind, error
+):
+    """Version 3 waits and was approved; somebody pointed `champion` at what never passed."""
+    service = Service(tmp_path, REVIEWED)
+    place = service.place
+    place.promote(1)
+    place.tag("1", "approved")
+    service.look()
+    place.promote(2)
+    bad = place.hand_made(5)
+    place.tag("2", "approved")
+    place.point(bad)
+
+    def fail(*_a, **_o):
+        raise error
+
+    done = {
+        "guard": ("guard", "reverted", "1"),
+        "review": ("review", "promoted", "2"),
+        "deploy": ("deploy", "deployed", "2"),
+    }
+    with monkeypatch.context() as broken:
+        broken.setattr(f"gate.service.reconciler.{STEPS_OF_A_LOOK[failing]}", fail)
+        found = service.look()
+    expected = [done[kind] for kind in done if kind != failing]
+    if failing == "review":
+        expected.pop()  # version 1 is deployed already
+    assert [one for one in found if one[1] != type(error).__name__] == expected
+    assert [one[0] for one in found if one[1] == type(error).__name__] == [failing]
+    service.look()
+    assert (place.champion, service.live) == ("2", "2")
+
+
+def test_a_model_that_was_never_registered_is_no_failure(tmp_path, monkeypatch):
+    service = Service(tmp_path)
+    monkeypatch.setattr(service.place.registry, "has_model", lambda _name: False)
+    assert service.look() == []
+
+
+def test_a_model_that_is_gone_is_left_as_it_is(service, monkeypatch):
+    before = service.place.lines()
+    with monkeypatch.context() as renamed:
+        renamed.setattr(service.place.registry, "has_model", lambda _name: False)
+        renamed.setattr(service.place.registry, "aliases", {})
+        with pytest.raises(ResourceGone, match="deleted or renamed"):
+            service.look()
+    assert service.place.lines() == before
+    assert service.look() == []
+
+
+def test_a_step_that_failed_is_looked_at_thoroughly_again(service, monkeypatch):
+    service.restart()
+    place = service.place
+    with monkeypatch.context() as away:
+        away.setattr(place.registry, "download", lambda *_: 1 / 0)
+        assert service.look() == [("guard", "ZeroDivisionError", None)]
+    place.stored("1").data += b"\0"
+    assert service.look() == [("guard", "reverted", None)]
 
 
 def test_after_a_rollback_the_version_before_is_deployed(service):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gate.errors import RegistryError, RegistryUnavailable, ResourceGone, StorageError
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.service.port import Failed
 from gate.service.review import review
 from tests import builders
 from tests.service.places import REVIEWED, Place
@@ -134,6 +136,50 @@ def test_what_served_before_can_be_handed_in_again(place):
     assert place.promote(1).outcome == "passed"
     assert place.lines()[-1] == ("passed", "1")
     assert look(place) == [("promoted", "1")]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ResourceGone("deleted"), ("refused", "2")),
+        (RegistryError("a fault of the server"), "RegistryError"),
+        (StorageError("the disk is full"), "StorageError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_one_that_can_not_be_looked_at_stands_in_no_other_s_way(place, error, outcome):
+    place.promote(3)
+    place.tag("3", "approved")
+    read = place.registry.version
+
+    def version(name, number):
+        if number == "2":
+            raise error
+        return read(name, number)
+
+    place.registry.version = version
+    before = place.lines()
+    found = [
+        type(one.error).__name__ if isinstance(one, Failed) else (one.outcome, one.version)
+        for one in review(place.model(), REVIEWED)
+    ]
+    assert found == [outcome, ("promoted", "3")]
+    assert place.champion == "3"
+    written = [outcome] if isinstance(outcome, tuple) else []
+    assert place.lines() == [*before, *written, ("promoted", "3")]
+    del place.registry.version
+    assert place.promote(2).outcome == "passed"
+
+
+def test_without_the_registry_none_is_looked_at(place):
+    def away(name, number):
+        raise RegistryUnavailable("no answer")
+
+    place.registry.version = away
+    before = place.lines()
+    with pytest.raises(RegistryUnavailable):
+        look(place)
+    assert place.lines() == before
 
 
 def test_an_approval_is_used_up(place):

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from gate.errors import EvidenceError, RegistryUnavailable
+from gate.errors import (
+    EvidenceError,
+    GateError,
+    RegistryUnavailable,
+    ResourceGone,
+    StorageError,
+)
 from gate.service import worker as worker_module
 from gate.service.inbox import Inbox
 from gate.service.metrics import Metrics
+from gate.service.port import Failed, Taken
 from gate.service.worker import Rhythm, Worker
 from tests.service.deliveries import MODEL, Recorder, delivery, until
 
@@ -123,6 +130,56 @@ def test_what_fails_is_tried_again(
         assert worker.alive
         assert metric(worker, f'gate_reconcile_failures_total{{error="{label}"}} 3.0')
     assert recorder.ended.count(("digits", "delivery 1")) == 1
+
+
+def test_what_is_gone_is_written_off(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    def effect(_model: str, _cause: str) -> None:
+        raise ResourceGone("version 2 was deleted")
+
+    recorder = Recorder(effect)
+    inbox.receive([delivery("1")])
+    with working(inbox, recorder) as worker:
+        until(lambda: inbox.depth() == 0)
+        until(lambda: len(recorder.calls) == 2)
+        time.sleep(0.3)
+        assert worker.registry_silence_s() is not None
+        assert metric(worker, 'gate_reconcile_failures_total{error="ResourceGone"} 2.0')
+    assert recorder.causes == ["delivery 1"]
+    assert "written off: version 2 was deleted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("errors", "waits"),
+    [
+        ([ResourceGone("deleted")], 0),
+        ([ResourceGone("deleted"), RegistryUnavailable("away")], 1),
+        ([StorageError("full"), KeyError("a fault")], 1),
+    ],
+)
+def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, errors: list[Exception], waits: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    calls = []
+
+    def reconcile(model: str, *, cause: str) -> list[Taken | Failed]:
+        calls.append(cause)
+        if cause == "timer":
+            return []
+        failed = [Failed("review", error) for error in errors]
+        return [Taken("guard", "reverted", "1", "taken back"), *failed]
+
+    inbox.receive([delivery("1")])
+    with working(inbox, reconcile) as worker:
+        until(lambda: len(calls) == 2)
+        until(lambda: metric(worker, 'gate_actions_total{kind="guard",outcome="reverted"} 1.0'))
+        for error in errors:
+            label = type(error).__name__ if isinstance(error, GateError) else "unexpected"
+            until(lambda label=label: metric(worker, f'{{error="{label}"}} 1.0'))
+            assert str(error) in caplog.text
+        time.sleep(0.2)
+        assert inbox.depth() == waits
+    assert "taken back" in caplog.text
 
 
 @pytest.mark.parametrize(("attempts", "seconds"), [(1, 1), (2, 2), (3, 4), (7, 60), (5000, 60)])

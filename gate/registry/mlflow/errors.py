@@ -12,6 +12,7 @@ from gate.errors import (
     RegistryDenied,
     RegistryError,
     RegistryUnavailable,
+    ResourceGone,
     StorageError,
 )
 from gate.registry.mlflow.process import redacted
@@ -37,7 +38,7 @@ START = (
 
 @contextmanager
 def translated(uri: str, doing: str) -> Iterator[None]:
-    """Raise RegistryUnavailable, RegistryDenied, StorageError or RegistryError for what goes wrong.
+    """Raise RegistryUnavailable, RegistryDenied, ResourceGone, StorageError or RegistryError.
 
     Broad on purpose: MLflow lets errors of requests, SQLAlchemy, sqlite3 and the artifact
     store's client through, and which of them depends on the store.
@@ -77,7 +78,7 @@ def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
     if code in _UNAVAILABLE_CODES or status in (429, 502, 503, 504) or _unreached(error, lowered):
         return RegistryUnavailable(f"cannot {doing}: no answer from {uri}: {shown} {START}")
     if code == "RESOURCE_DOES_NOT_EXIST":
-        return RegistryError(
+        return ResourceGone(
             f"cannot {doing} at {uri}: {shown}. The run or version was deleted, or belongs to "
             "another server: repeat the stage that makes it."
         )

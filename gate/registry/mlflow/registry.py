@@ -46,14 +46,19 @@ class MlflowRegistry:
     def ensure_model(self, name: str) -> None:
         """Make the registered model if it is not there; another process may make it first."""
         with self._using(f"make the registered model '{name}'") as client:
-            if self._found(lambda: client.get_registered_model(name)) is not None:
+            if self.has_model(name):
                 return
             try:
                 client.create_registered_model(name)
             except Exception:
                 # Two first creations at once fail as ALREADY_EXISTS or as a plain BAD_REQUEST.
-                if self._found(lambda: client.get_registered_model(name)) is None:
+                if not self.has_model(name):
                     raise
+
+    def has_model(self, name: str) -> bool:
+        """Whether the registered model is there."""
+        with self._using(f"look for the registered model '{name}'") as client:
+            return self._found(lambda: client.get_registered_model(name)) is not None
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         """Versions whose tag `gate.sha256` is this digest, newest first."""
