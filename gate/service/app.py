@@ -2,12 +2,14 @@
 
 POST /webhooks/mlflow   deliveries (gate.service.receiver)
 GET  /healthz           200 while the process answers
-GET  /readyz            200 if the inbox takes, the worker works and the registry answered lately
+GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
+                        registry answered lately; else 503, and which of them is in trouble
 GET  /metrics           Prometheus
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,10 +21,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gate.errors import InboxUnavailable
+from gate.registry.ledger import Ledger
 from gate.service.inbox import Inbox
 from gate.service.keyring import Keyring
 from gate.service.metrics import Metrics
+from gate.service.readiness import Need, inbox_trouble, ledger_trouble
 from gate.service.receiver import Receiver
 from gate.service.settings import Settings
 from gate.service.worker import Worker
@@ -88,9 +91,15 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 
 
 def _readiness(parts: Parts) -> Callable[[Request], object]:
+    ledger = Ledger(parts.settings.ledger)
+    inbox_works = Need(lambda: inbox_trouble(parts.inbox))
+    ledger_is_whole = Need(lambda: ledger_trouble(ledger))
+
     async def ready(_request: Request) -> Response:
+        inbox, whole = await asyncio.gather(inbox_works.trouble(), ledger_is_whole.trouble())
         troubles = {
-            "inbox": await anyio.to_thread.run_sync(_inbox_trouble, parts.inbox),
+            "inbox": inbox,
+            "ledger": whole,
             "worker": None if parts.worker.alive else "is not running",
             "registry": _registry_trouble(parts),
         }
@@ -99,14 +108,6 @@ def _readiness(parts: Parts) -> Callable[[Request], object]:
         return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
 
     return ready
-
-
-def _inbox_trouble(inbox: Inbox) -> str | None:
-    try:
-        inbox.probe()
-    except InboxUnavailable:
-        return "can't be written"
-    return None
 
 
 def _registry_trouble(parts: Parts) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from gate.errors import ServiceError
 
@@ -21,6 +21,9 @@ _PATIENCE_S = 10
 
 def open_database(url: str) -> Engine:
     """An engine for sqlite:///FILE or postgresql://…; connects to nothing yet.
+
+    FILE is made here and never again: where it is removed later, nothing can be written, because
+    what goes into a file without a name is lost. One that was put in its place is used.
 
     Raises ServiceError for a URL or folder that can't be used, or a driver that is not installed.
     """
@@ -77,17 +80,26 @@ def _sqlite(url: URL) -> Engine:
         raise ServiceError(
             "an inbox in memory is forgotten in a crash. Name a file: sqlite:///FILE"
         )
-    path = Path(url.database)
+    path = Path(url.database).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.touch()
     except OSError as error:
         raise ServiceError(
-            f"cannot make the folder of the inbox {path}: {error.strerror}. Fix its permissions."
+            f"cannot make the inbox {path} or its folder: {error.strerror}. Fix its permissions."
         ) from error
-    engine = create_engine(url, pool_timeout=_PATIENCE_S, connect_args={"timeout": _PATIENCE_S})
+    present = url.set(database=path.as_uri()).update_query_dict({"uri": "true", "mode": "rw"})
+    engine = create_engine(present, pool_timeout=_PATIENCE_S, connect_args={"timeout": _PATIENCE_S})
+
+    @event.listens_for(engine, "checkout")
+    def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info["file"] != _identity(path):
+            raise DisconnectionError(f"{path} was removed or replaced")
 
     @event.listens_for(engine, "connect")
-    def _durable(connection: Any, _record: Any) -> None:
+    def _durable(connection: Any, record: Any) -> None:
+        record.info["file"] = _identity(path)
         connection.isolation_level = None  # we begin our transactions ourselves
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
@@ -99,3 +111,11 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

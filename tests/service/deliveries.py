@@ -109,6 +109,7 @@ def settings(folder: Path, **given: Any) -> Settings:
         "tracking_uri": "http://127.0.0.1:1",
         "secret_file": secrets,
         "inbox_url": f"sqlite:///{folder}/inbox.db",
+        "ledger": folder / "ledger.jsonl",
         "interval_s": 3600.0,
     }
     return Settings.of(**(defaults | given))

@@ -250,7 +250,7 @@ class TestReadiness:
     def test_ready_when_all_works(self, service: Service) -> None:
         until(lambda: service.get("/readyz").status_code == 200)
         assert service.get("/readyz").json() == {
-            "ready": True, "inbox": "ok", "worker": "ok", "registry": "ok",
+            "ready": True, "inbox": "ok", "ledger": "ok", "worker": "ok", "registry": "ok",
         }  # fmt: skip
 
     def test_not_ready_while_the_registry_is_silent(self, tmp_path: Path) -> None:

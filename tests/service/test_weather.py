@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from gate.errors import ResourceGone
 from gate.registry.mlflow.process import lent
 from gate.registry.port import CHAMPION
-from tests.service.places import Model
+from tests.service.places import Model, fill
 
 pytestmark = pytest.mark.slow
 
@@ -119,12 +119,3 @@ def test_while_the_temporary_folder_is_full_nothing_serves(
     model.look()
     assert model.champion == good
     assert ("violation", good) not in model.lines
-
-
-def fill(disk: Path) -> None:
-    with (disk / "rest").open("wb", buffering=0) as rest:
-        try:
-            while rest.write(b"x" * 4096):
-                pass
-        except OSError:
-            return
