@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
+from mlflow import MlflowClient
 
+from gate.registry.mlflow.process import lent
 from tests.end_to_end.stack import Stack, until
 
 pytestmark = pytest.mark.slow
@@ -67,6 +70,38 @@ def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     assert until(lambda: ("violation", number) in whole.lines())
     assert until(lambda: ("refused", number) in whole.lines())
     assert whole.serves() == good
+    assert whole.deployed() == whole.digest(good)
+
+
+def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack) -> None:
+    gone, good = whole.hand_in(1).version, whole.hand_in(2).version
+    assert gone is not None
+    assert good is not None
+    with lent(whole.server.uri):
+        client = MlflowClient(whole.server.uri, whole.server.uri)
+        client.delete_model_version(whole.model, gone)
+    whole.approve(good)
+    assert until(lambda: whole.deployed() == whole.digest(good))
+    assert whole.serves() == good
+    assert ("refused", gone) in whole.lines()
+    assert until(lambda: "gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text)
+
+
+def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
+    good, bad = served(whole), whole.hand_in(2).version
+    assert bad is not None
+    away = whole.server.artifacts.rename(whole.server.artifacts.with_name("away"))
+    try:
+        whole.point(bad)
+        assert until(lambda: ("reverted", None) in whole.lines())
+        assert whole.serves() is None
+        assert whole.deployed() == whole.digest(good)
+    finally:
+        away.rename(whole.server.artifacts)
+    assert whole.stop() == 0
+    whole.launch(interval=1)
+    assert until(lambda: whole.serves() == good, 15)
+    assert not [line for line in whole.lines() if line[0] == "violation"]
     assert whole.deployed() == whole.digest(good)
 
 

@@ -7,7 +7,9 @@ import errno
 import itertools
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from gate.errors import (
     RegistryDenied,
     RegistryError,
     RegistryUnavailable,
+    ResourceGone,
     StorageError,
 )
 from gate.registry import champion
@@ -384,6 +387,54 @@ def test_a_dead_server_is_told_soon(ledger: Ledger, first: Release) -> None:
     registry = MlflowRegistry("http://127.0.0.1:9")
     with pytest.raises(RegistryUnavailable, match=r"no answer from http://127\.0\.0\.1:9"):
         promote(registry, first, policy=POLICY, ledger=ledger)
+
+
+def test_what_is_gone_is_told_from_what_can_not_be_reached(
+    place: Place, ledger: Ledger, first: Release
+) -> None:
+    assert not place.registry.has_model(place.name)
+    with pytest.raises(ResourceGone):
+        place.registry.version(place.name, "1")
+    place.promote(first, ledger)
+    assert place.registry.has_model(place.name)
+    place.client().delete_model_version(place.name, "1")
+    with pytest.raises(ResourceGone):
+        place.registry.version(place.name, "1")
+    assert place.registry.has_model(place.name)
+    assert place.aliases() == dict.fromkeys((CANDIDATE, CHAMPION, PREVIOUS))
+
+
+PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (410, ""), (500, "")]
+
+
+@pytest.mark.parametrize(("status", "page"), PAGES)
+def test_a_page_of_a_proxy_says_of_nothing_that_it_is_gone(status: int, page: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        registry = MlflowRegistry(f"http://127.0.0.1:{proxy.server_port}")
+        try:
+            for read in (
+                lambda: registry.has_model("digits"),
+                lambda: registry.version("digits", "1"),
+                lambda: registry.alias("digits", CHAMPION),
+            ):
+                with pytest.raises(RegistryError) as caught:
+                    read()
+                assert not isinstance(caught.value, ResourceGone)
+        finally:
+            proxy.shutdown()
+            thread.join()
 
 
 @pytest.fixture
