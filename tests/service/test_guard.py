@@ -299,6 +299,14 @@ def test_what_was_taken_away_itself_does_not_come_back(place):
     assert place.champion is None
 
 
+def test_what_served_once_and_was_taken_away_now_does_not_come_back(place):
+    place.tag("2", "2026: wrong", Tag.ROLLED_BACK)
+    place.point("1")
+    assert look(place, policy=OTHER_POLICY) == [("reverted", None)]
+    assert look(place, policy=OTHER_POLICY) == []
+    assert place.champion is None
+
+
 def test_what_somebody_else_took_away_stays_away(place):
     place.registry.delete_alias(NAME, "champion")
     assert look(place, thoroughly=True) == []
