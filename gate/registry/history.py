@@ -1,15 +1,17 @@
 """History: what the ledger says about one model in one registry, asked in one vocabulary.
 
 A value: it says what was written when it was read. Whoever appends a line reads it anew.
-Law: a line about one version changes nothing that is said of another (but which of them serves).
+Law: a line about one version changes nothing that is said of another, but which of them serves, and
+which was deployed last; a rollback is about two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from gate.registry.ledger import Action, LedgerEntry
+from gate.storage.digest import Digest
 
 _SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
 """Which version serves from then on."""
@@ -17,6 +19,7 @@ _VOUCHING: tuple[Action, ...] = ("passed", *_SERVING)
 """That the gate passed a version."""
 _PASSING: tuple[Action, ...] = ("passed", "promoted")
 """That it was examined then: what was said of its number before is over."""
+_PROMOTED: tuple[Action, ...] = ("promoted",)
 _STANDING: tuple[Action, ...] = (
     "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation",
 )  # fmt: skip
@@ -46,20 +49,49 @@ class History:
     def since_passed(self, version: str) -> tuple[Action, ...]:
         """What was said of a version since it passed last: a registry that was made anew counts its
         versions from one again."""
-        actions = [entry.action for entry in self._about(version)]
-        passed = [place for place, action in enumerate(actions) if action in _PASSING]
-        return tuple(actions[passed[-1] :] if passed else actions)
+        since = self._since(version, _PASSING)
+        return tuple(entry.action for entry in since if entry.version == version)
+
+    def promotion_of(self, version: str) -> LedgerEntry | None:
+        """The line of its last promotion; None: it never was."""
+        return _last(entry for entry in self._about(version) if entry.action == "promoted")
+
+    def rollback_of(self, version: str) -> LedgerEntry | None:
+        """The line of the rollback that took a version out of service; None: there is none, or the
+        version passed anew, or was gone back to, since."""
+        line = None
+        for entry in self.entries:
+            if entry.version == version and entry.action in (*_PASSING, "rolled_back"):
+                line = None
+            elif entry.previous_version == version and entry.action == "rolled_back":
+                line = entry
+        return line
+
+    def without(self, line: LedgerEntry) -> History:
+        """The same history, had this never been written."""
+        return History(tuple(entry for entry in self.entries if entry is not line))
+
+    def holding(self, sha256: Digest) -> tuple[str, ...]:
+        """The versions that hold these bytes, each once."""
+        versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
+        vouched = {version: self.vouching_for(version) for version in versions}
+        return tuple(v for v, line in vouched.items() if line and line.sha256 == sha256)
+
+    def was_deployed(self, version: str) -> bool:
+        """Whether the service, since the last promotion, took the version for what may serve, and
+        deployed it."""
+        vouched = self.vouching_for(version)
+        deployed = (e for e in self._since(version, _PROMOTED) if e.action == "deployed")
+        return vouched is not None and any(_same(e, vouched) for e in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
-        """The last word on deploying this very version: that it was refused, or that it is what
-        was deployed last; None where it is neither."""
-        tried = [e for e in self.entries if e.action in ("deployed", "not_deployed")]
+        """The last word on deploying this very version since its promotion: that it was refused, or
+        that it is what was deployed last; None where it is neither."""
+        assert vouched.version is not None
+        since = self._since(vouched.version, _PROMOTED)
+        tried = [e for e in since if e.action in ("deployed", "not_deployed")]
         last, deployed = _last(tried), _last(e for e in tried if e.action == "deployed")
-        very = (vouched.version, vouched.sha256)
-        for entry in (last, deployed):
-            if entry is not None and (entry.version, entry.sha256) == very:
-                return entry
-        return None
+        return next((e for e in (last, deployed) if e is not None and _same(e, vouched)), None)
 
     def tells_of(self, operation: str) -> bool:
         """Whether a line tells of this move of `champion`."""
@@ -93,8 +125,21 @@ class History:
         words = {e.version: e for e in self.entries if e.version and e.action in _STANDING}
         return tuple(word for word in words.values() if word.action == "passed")
 
+    def _since(self, version: str, actions: Collection[Action]) -> tuple[LedgerEntry, ...]:
+        """From the last line of these about the version on; all where there is none."""
+        places = [
+            place
+            for place, entry in enumerate(self.entries)
+            if entry.version == version and entry.action in actions
+        ]
+        return self.entries[places[-1] :] if places else self.entries
+
     def _about(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self.entries if entry.version == version)
+
+
+def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:
+    return (entry.version, entry.sha256) == (vouched.version, vouched.sha256)
 
 
 def _last(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:

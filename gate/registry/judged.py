@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +17,9 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
+
+_CLOCKS_APART = timedelta(minutes=5)
+"""How far the clocks of two machines may be apart."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,29 @@ class Judged:
         first = decision.problems[0].explanation if decision.problems else "no runtime passed"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
+    def untimely(self, policy: Policy, *, at: datetime) -> str | None:
+        """Why the evidence is too old for a promotion at this moment, or of its future, or None."""
+        text = self.evidence.measured_at
+        measured, remedy = (
+            moment(text),
+            "Measure the file again (make repro, or gate check --report)",
+        )
+        if measured is None:
+            return f"its evidence was measured at '{text}', which is no time (ISO 8601). {remedy}."
+        age = (at - measured) / timedelta(days=1)
+        if age > policy.max_age_days:
+            return (
+                f"its evidence is {age:.1f} days old, the policy allows {policy.max_age_days:g} "
+                f"(max_age_days). {remedy}."
+            )
+        if measured - at > _CLOCKS_APART:
+            return (
+                f"its evidence is of the future: measured at {text}, promoted at "
+                f"{at.isoformat(timespec='seconds')}; clocks may be {_CLOCKS_APART.seconds // 60} "
+                f"minutes apart. Set the clocks right. {remedy}."
+            )
+        return None
+
     def _verify_code(self, origin: Origin, *, what: str) -> None:
         code = self.evidence.source.code
         measured = None if code is None else code.digest()
@@ -142,6 +169,15 @@ class Judged:
                 f"{', '.join(f'{name} {described[name]}, not {file[name]}' for name in other)}. "
                 "It was edited, or made by another version of the gate: measure and decide again."
             )
+
+
+def moment(text: str) -> datetime | None:
+    """The time that an ISO 8601 text names, UTC without a zone; None where it is no time."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:

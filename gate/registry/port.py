@@ -50,7 +50,8 @@ class Tag:
     REVERTED = "gate.reverted"
     """Set on a version that the guard took `champion` from: when, and why."""
     ROLLED_BACK = "gate.rolled_back"
-    """Set on a version that a rollback took out of service: a veto until somebody deletes it."""
+    """Set on a version that a rollback took out of service; its line in the ledger is the veto.
+    While both are there, the bytes are not taken in again. The tag alone says nothing."""
 
 
 @dataclass(frozen=True)

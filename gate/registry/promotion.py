@@ -1,7 +1,7 @@
 """Promotion: verify, make a version, read it back, move the aliases last. Idempotent.
 
 What serves is decided by the local records alone. Tags only help to find a version that an
-interrupted promotion left behind (its bytes are hashed again), and may veto, never allow.
+interrupted promotion left behind (its bytes are hashed again); a reviewer's tag may veto.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
@@ -34,9 +35,10 @@ def promote(registry: Registry, release: Release, *, policy: Policy, ledger: Led
     """Make the release's file the champion, if the decision on it is a PASS.
 
     Refused (a returned outcome): the decision is not PASS, the model's source files changed since
-    it was measured, or these bytes were rolled back or rejected in review. `passed`: the policy
-    asks for a review, and the version waits for it. `dry_run`: within `dvc exp run`, which never
-    promotes. `unchanged`: it serves already.
+    it was measured, its evidence is older than the policy allows or of the future, or these bytes
+    were rolled back or rejected in review. `passed`: the policy asks for a review, and the version
+    waits for it. `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves
+    already, whatever its age.
 
     Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
     together, or what the registry gives back is not what was sent; PromotionConflict where
@@ -79,34 +81,49 @@ class _Attempt:
         model, history = self.model, self.history
         model.registry.ensure_model(model.name)
         champion = model.alias(CHAMPION)
-        found = model.registry.find(model.name, self.release.decision.subject_sha256)
-        for version in found:
-            objection = self._objection(version)
+        sha256 = self.release.decision.subject_sha256
+        found = model.registry.find(model.name, sha256)
+        tags = {version.number: version.tags for version in found}
+        for number in dict.fromkeys((*tags, *history.holding(sha256))):
+            objection = self._objection(number, tags.get(number))
             if objection is not None:
-                return _refuse(model, self.release, objection, version=version.number)
-        serving = next((version for version in found if version.number == champion), None)
-        if serving is not None and self._serves_already(serving):
-            if self.policy.review == "automatic" or history.was_served(serving.number):
-                return self._unchanged(serving.number)
-            return self._hand_in(serving.number, champion)
+                return _refuse(model, self.release, objection, version=number)
+        there = [version for version in found if version.number == champion]
+        serving = next((v.number for v in there if self._serves_already(v)), None)
+        if serving is not None and self._served_rightly(serving):
+            return self._unchanged(serving)
+        untimely = self.release.untimely(self.policy, at=datetime.now(UTC))
+        if untimely is not None:
+            return _refuse(model, self.release, untimely)
+        required = self.policy.review == "required"
+        if serving is not None and not required:
+            return self._unchanged(serving)
         others = [version for version in found if version.number != champion]
-        number = self._left_behind(others) or self._create()
-        model.expect(CHAMPION, champion)
-        model.point(CANDIDATE, number)
-        if self.policy.review == "required":
+        number = serving or self._left_behind(others) or self._create()
+        if serving is None:
+            model.expect(CHAMPION, champion)
+            model.point(CANDIDATE, number)
+        if required:
             return self._hand_in(number, champion)
         why, about = _why(self.release), self.release
         move(model, model.entry("promoted", why, version=number, previous=champion, about=about))
         return Promotion("promoted", number, champion, why)
 
-    def _objection(self, version: Version) -> str | None:
-        """What was said against these bytes that keeps them out for good, or None."""
-        number, tags, name = version.number, version.tags, self.model.name
-        if Tag.ROLLED_BACK in tags:
+    def _objection(self, number: str, tags: Mapping[str, str] | None) -> str | None:
+        """What was said against these bytes that keeps them out for good, or None. `tags`: of the
+        version, None where the registry did not find these bytes under its number.
+
+        A rollback is taken back by two: whoever deletes the tag in the registry, and whoever then
+        hands the file in again where the ledger is."""
+        name, rolled_back = self.model.name, self.history.rollback_of(number)
+        if rolled_back is not None and tags is None:
+            tags = self.model.tags(number)
+        tags = tags or {}
+        if rolled_back is not None and Tag.ROLLED_BACK in tags:
             return (
-                f"these bytes were rolled back as version {number} ({tags[Tag.ROLLED_BACK]}). "
-                f"To promote them all the same, delete the tag {Tag.ROLLED_BACK} of version "
-                f"{number} of {name}, then repeat."
+                f"these bytes were rolled back as version {number} ({rolled_back.at}: "
+                f"{rolled_back.reason}). To promote them all the same, delete the tag "
+                f"{Tag.ROLLED_BACK} of version {number} of {name}, then repeat."
             )
         if "rejected" in self.history.since_passed(number) or tags.get(Tag.REVIEW) == REJECTED:
             return (
@@ -115,18 +132,26 @@ class _Attempt:
             )
         return None
 
+    def _served_rightly(self, number: str) -> bool:
+        history = self.history
+        return history.was_served(number) and history.rollback_of(number) is None
+
     def _serves_already(self, champion: Version) -> bool:
-        tags = self.release.draft().tags
-        names: tuple[str, ...] = (Tag.POLICY, Tag.TWIN, Tag.PREPROCESS)
-        if self.history.vouching_for(champion.number) is None:
-            # Of a champion that came from elsewhere only its tags say what is beside its file.
-            names = (*tags, Tag.TWIN, Tag.PREPROCESS)
+        release, vouched = self.release, self.history.vouching_for(champion.number)
+        if vouched is not None:
+            policy, spec = release.decision.policy_sha256, release.preprocess_sha256
+            same = (vouched.policy_sha256, vouched.preprocess_sha256) == (policy, spec)
+            twins = [twin and twin.sha256 for twin in (vouched.twin, release.twin_digests)]
+            return same and twins[0] == twins[1] and self._is_whole(champion)
+        # Of a champion that came from elsewhere only its tags say what is beside its file.
+        tags = release.draft().tags
+        names = (*tags, Tag.TWIN, Tag.PREPROCESS)
         same = all(champion.tags.get(name) == tags.get(name) for name in names)
         return same and self._is_whole(champion)
 
     def _unchanged(self, champion: str) -> Promotion:
         model, previous = self.model, self.model.alias(PREVIOUS)
-        if self.history.was_served(champion):
+        if self._served_rightly(champion):
             reason = f"version {champion} serves these bytes already, under the same policy"
             # What is beside its file is what was promoted, whatever was handed in now.
             about = self.history.vouching_for(champion) or self.release

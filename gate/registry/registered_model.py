@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from gate.errors import DigestMismatch, PromotionConflict, StorageError
+from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
 from gate.registry.addresses import plain, same
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
@@ -86,6 +86,13 @@ class RegisteredModel:
     def alias(self, alias: Alias) -> str | None:
         """The version that an alias points at, or None. Raises the RegistryErrors."""
         return self.registry.alias(self.name, alias)
+
+    def tags(self, number: str) -> Mapping[str, str]:
+        """A version's tags; none where it is gone. Raises the other RegistryErrors."""
+        try:
+            return self.registry.version(self.name, number).tags
+        except ResourceGone:
+            return {}
 
     def prove(self, number: str, expected: ExpectedFiles) -> None:
         """Download a version and hash it, and what is to be beside it.

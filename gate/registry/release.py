@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from gate.errors import EvidenceError
@@ -85,6 +86,11 @@ class Release(Judged):
         if self.twin is not None and self.twin.why_not is not None:
             return f"the quantized twin: {self.twin.why_not}"
         return None
+
+    def untimely(self, policy: Policy, *, at: datetime) -> str | None:
+        """As of what it is made of, the twin too."""
+        late = None if self.twin is None else self.twin.untimely(policy, at=at)
+        return super().untimely(policy, at=at) or (late and f"the quantized twin: {late}")
 
     def outdated(self) -> str | None:
         """Look at the model's source files: why the evidence is on other code than there is here;

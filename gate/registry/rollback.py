@@ -19,8 +19,8 @@ def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str
     """Point `champion` at the version of `previous`, and `previous` at the old champion.
 
     The target's bytes are downloaded and must have the digest that the ledger recorded when they
-    were promoted. The old champion gets the tag `gate.rolled_back`, which keeps its bytes from
-    being promoted again until somebody deletes the tag.
+    were promoted. The line in the ledger keeps the old champion from serving, with or without a
+    tag; its tag `gate.rolled_back` keeps its bytes from being handed in again until it is deleted.
 
     Raises RegistryError where there is nothing to go back to, EvidenceError without a line in the
     ledger, DigestMismatch on other bytes, PromotionConflict where another promotion is under way.
@@ -75,13 +75,15 @@ def _outcome(line: LedgerEntry) -> Promotion:
 
 def _checked(model: RegisteredModel, target: str, history: History) -> LedgerEntry:
     """The line that vouches for the version to go back to, with proven bytes."""
-    tags = model.registry.version(model.name, target).tags
-    if Tag.ROLLED_BACK in tags:
+    line = history.rollback_of(target)
+    if line is not None and Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
         _refuse(
             model,
-            f"version {target} of {model.name} was itself rolled back ({tags[Tag.ROLLED_BACK]}). "
+            f"version {target} of {model.name} was itself rolled back ({line.at}: {line.reason}). "
             f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat.",
         )
+    if line is not None:
+        history = history.without(line)
     vouched = history.vouching_for(target) if history.was_served(target) else None
     if vouched is None:
         _refuse(

@@ -11,10 +11,11 @@ from gate.deploy.deploy import deploy, serves
 from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch
+from gate.errors import DigestMismatch, EvidenceError
+from gate.policy.policy import Policy
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
-from gate.registry.may_serve import veto
+from gate.registry.may_serve import Terms, judge, veto
 from gate.registry.port import CHAMPION
 from gate.registry.proof import ExpectedFiles, prove
 from gate.registry.registered_model import RegisteredModel
@@ -25,18 +26,20 @@ from gate.storage.digest import Digest
 
 
 def deploy_champion(
-    model: RegisteredModel, store: Store, *, thoroughly: bool = False
+    model: RegisteredModel, store: Store, policy: Policy, *, thoroughly: bool = False
 ) -> list[Taken]:
-    """Deploy the champion, if the ledger put it there and it does not serve yet.
+    """Deploy the champion, if the ledger put it there and it does not serve yet. What was not
+    deployed before must pass by this policy.
 
     `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
     refused here once more. Raises the RegistryErrors, EvidenceError and StorageError.
     """
     history, champion = model.history(), model.alias(CHAMPION)
-    vouched = _rightful(model, champion, history)
+    terms = None if champion is None else Terms.of(policy, history, champion)
+    vouched = _rightful(model, champion, history, terms=terms)
     if champion is None or vouched is None:
         return []
-    last, slots = history.deployment_of(vouched), _slots(model, champion, vouched)
+    last, slots = history.deployment_of(vouched), _slots(model, vouched, terms)
     refused = last is not None and last.action == "not_deployed"
     if refused and not thoroughly:
         return []
@@ -52,30 +55,44 @@ def deploy_champion(
     return [_tell(model, vouched, action="not_deployed", reason=done.reason)]
 
 
-def _rightful(model: RegisteredModel, champion: str | None, history: History) -> LedgerEntry | None:
+def _rightful(
+    model: RegisteredModel, champion: str | None, history: History, *, terms: Terms | None
+) -> LedgerEntry | None:
     """The line that vouches for the champion; None where it is not there rightly."""
     if champion is None or champion != history.serving:
         return None
-    examined = veto(model, champion, history=history)
+    examined = veto(model, champion, history=history, terms=terms)
     return examined.vouched if examined.problem is None else None
 
 
 class _Download:
-    """One download of a version, proven before it is read, of which every slot takes its files."""
+    """One download of a version, proven and then judged by the terms before anything else reads it,
+    of which every slot takes its files."""
 
-    def __init__(self, model: RegisteredModel, vouched: LedgerEntry, *, number: str) -> None:
+    def __init__(self, model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None) -> None:
         self._model = model
-        self._number = number
-        self._expected = ExpectedFiles.of(vouched)
+        self._vouched = vouched
+        self._terms = terms
         self._path: Path | None = None
         """The exact file, in the folder of whoever came first."""
 
     def exact(self, folder: Path) -> Path:
-        """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError."""
-        registry, name = self._model.registry, self._model.name
-        self._path = registry.download(name, self._number, folder)
-        prove(self._path, self._expected, what=f"version {self._number} of {name}")
-        return self._path
+        """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError;
+        EvidenceError where the terms do not allow it."""
+        model, vouched = self._model, self._vouched
+        assert vouched.version is not None
+        path = model.registry.download(model.name, vouched.version, folder)
+        what = f"version {vouched.version} of {model.name}"
+        prove(path, ExpectedFiles.of(vouched), what=what)
+        if self._terms is not None:
+            self._judge(path, self._terms)
+        self._path = path
+        return path
+
+    def _judge(self, path: Path, terms: Terms) -> None:
+        problem = judge(path, name=self._model.name, vouched=self._vouched, terms=terms)
+        if problem is not None:
+            raise EvidenceError(f"version {self._vouched.version} is not deployed: {problem}")
 
     def twin(self, folder: Path) -> Path:
         """Move what is beside the exact file into `folder`, which is on the same file system.
@@ -88,10 +105,12 @@ class _Download:
         return beside.rename(folder / BESIDE) / name
 
 
-def _slots(model: RegisteredModel, number: str, vouched: LedgerEntry) -> dict[str, SlotSource]:
+def _slots(
+    model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None
+) -> dict[str, SlotSource]:
     """What the line vouches for; the exact file comes first."""
     assert vouched.sha256 is not None
-    download = _Download(model, vouched, number=number)
+    download = _Download(model, vouched, terms)
     exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
     slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
     if vouched.twin is not None:

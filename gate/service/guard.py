@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from gate.errors import (
     ArtifactMissing,
-    DigestMismatch,
     GateError,
     RegistryError,
     RegistryUnavailable,
@@ -16,9 +15,8 @@ from gate.policy.policy import Policy
 from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry, now
-from gate.registry.may_serve import Examined, examine, veto
-from gate.registry.port import APPROVED, CHAMPION, REJECTED, Tag
-from gate.registry.proof import ExpectedFiles
+from gate.registry.may_serve import Examined, Terms, examine, veto
+from gate.registry.port import CHAMPION, REJECTED, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Taken
 
@@ -29,17 +27,19 @@ _TAIL = 4000
 def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[Taken]:
     """Take `champion` back from a version that must not serve.
 
-    Where the ledger put it, only its own lines, tags and (`thoroughly`) bytes are looked at: a
-    policy that changed does not take a model out of service. Where somebody else put it, the
-    version must be as good as one that is promoted now. Where no other can be proven, nothing
-    serves until one can be: an unreachable store condemns nothing, and excuses nothing.
+    Where the ledger put it and it was deployed, only its own lines, tags and (`thoroughly`) bytes
+    are looked at: a policy that changed does not take a model out of service. What was not deployed
+    yet must pass by this policy, with evidence that was young enough when it was promoted. Where
+    somebody else put it, the version must be as good as one that is promoted now. Where no other
+    can be proven, nothing serves until one can be: an unreachable store condemns nothing, and
+    excuses nothing.
 
     Raises RegistryError where the ledger knows nothing of the model, the other RegistryErrors,
     EvidenceError and StorageError where nothing can be said now.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     if champion is None:
-        return _bring_back(model, history)
+        return _bring_back(model, policy, history)
     if not history.passed_any:
         raise RegistryError(
             f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
@@ -48,36 +48,28 @@ def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[T
             "registry's other address with --same-registry; nothing was changed."
         )
     moved = champion != history.serving
-    examined = veto(model, champion, history=history)
-    problem = examined.problem or (_unreviewed(examined, policy) if moved else None)
-    if problem is None and (moved or thoroughly):
-        examined = _examined(model, champion, policy=policy, history=history)
-        problem = examined.problem
-    if problem is not None:
-        return [_revert(model, examined, problem=problem, history=history)]
+    terms = Terms.now(policy) if moved else Terms.of(policy, history, champion)
+    if moved or thoroughly:
+        examined = _examined(model, champion, terms=terms, history=history)
+    else:
+        examined = veto(model, champion, history=history, terms=terms)
+    if examined.problem is not None:
+        return [_revert(model, examined, policy=policy, history=history)]
     return [_accept(model, examined, history)] if moved else []
 
 
 def _examined(
-    model: RegisteredModel, champion: str, *, policy: Policy, history: History
+    model: RegisteredModel, champion: str, *, terms: Terms | None, history: History
 ) -> Examined:
     """A file that is away for a while condemns nothing that serves rightly; but what somebody
     pointed at has to be there."""
     moved = champion != history.serving
     try:
-        return examine(model, champion, policy=policy, history=history, anew=moved)
+        return examine(model, champion, history=history, terms=terms)
     except ArtifactMissing as error:
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
-
-
-def _unreviewed(examined: Examined, policy: Policy) -> str | None:
-    number, tags = examined.version.number, examined.version.tags
-    served = examined.vouched is not None and examined.vouched.action != "passed"
-    if policy.review == "automatic" or served or tags.get(Tag.REVIEW) == APPROVED:
-        return None
-    return f"version {number} waits for review: no tag {Tag.REVIEW}={APPROVED}"
 
 
 def _accept(model: RegisteredModel, examined: Examined, history: History) -> Taken:
@@ -90,9 +82,12 @@ def _accept(model: RegisteredModel, examined: Examined, history: History) -> Tak
     return Taken("guard", "accepted", number, reason)
 
 
-def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history: History) -> Taken:
-    champion, tags = examined.version.number, examined.version.tags
-    target, trouble = _fallback(model, history, but=champion)
+def _revert(
+    model: RegisteredModel, examined: Examined, *, policy: Policy, history: History
+) -> Taken:
+    champion, tags, problem = examined.version.number, examined.version.tags, examined.problem
+    assert problem is not None
+    target, trouble = _fallback(model, history, policy=policy, but=champion)
     goes = f"went back to version {target.version}" if target else "was taken away"
     if trouble is not None:
         goes += f" until another version can be proven; now it can't be: {trouble}"
@@ -100,6 +95,9 @@ def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history
     rejected = "rejected" in history.since_passed(champion)
     if tags.get(Tag.REVIEW) == REJECTED and examined.vouched and not rejected:
         model.write("rejected", problem, version=champion, about=examined.vouched)
+    standing = history.standing(champion)
+    if examined.unreviewed and standing is not None and standing.action != "passed":
+        model.write("passed", problem, version=champion, about=examined.vouched)  # it waits
     # Before the alias moves, so that whoever looks at the version finds out why.
     if not tags.get(Tag.REVERTED, "").endswith(problem[-_TAIL:]):
         note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
@@ -109,12 +107,12 @@ def _revert(model: RegisteredModel, examined: Examined, *, problem: str, history
     return Taken("guard", "reverted", number, reason)
 
 
-def _bring_back(model: RegisteredModel, history: History) -> list[Taken]:
+def _bring_back(model: RegisteredModel, policy: Policy, history: History) -> list[Taken]:
     """Where the guard itself took `champion` away: a version that may serve, once one is proven."""
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
         return []
-    target, trouble = _fallback(model, history, but=change.previous_version)
+    target, trouble = _fallback(model, history, policy=policy, but=change.previous_version)
     if trouble is not None:
         raise trouble
     if target is None:
@@ -125,20 +123,20 @@ def _bring_back(model: RegisteredModel, history: History) -> list[Taken]:
 
 
 def _fallback(
-    model: RegisteredModel, history: History, *, but: str | None
+    model: RegisteredModel, history: History, *, policy: Policy, but: str | None
 ) -> tuple[LedgerEntry | None, GateError | None]:
-    """The line of the version that served last and still may, with proven bytes; without one, what
-    kept it from being proven now, if anything did."""
+    """The line of the version that served last and still may by this policy, with proven bytes;
+    without one, what kept it from being proven now, if anything did."""
     trouble: GateError | None = None
     for number in history.served:
         vouched = history.vouching_for(number)
         if number == but or vouched is None:
             continue
         try:
-            if veto(model, number, history=history).problem is None:
-                model.prove(number, ExpectedFiles.needed(vouched))
+            terms = Terms.of(policy, history, number)
+            if examine(model, number, history=history, terms=terms).problem is None:
                 return vouched, None
-        except (DigestMismatch, ResourceGone):
+        except ResourceGone:
             continue
         except GateError as error:
             trouble = error

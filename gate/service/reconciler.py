@@ -59,7 +59,9 @@ class Reconciler:
                 *_step("review", lambda: review(registered, self._policy)),
                 *_step(
                     "deploy",
-                    lambda: deploy_champion(registered, self._store, thoroughly=thoroughly),
+                    lambda: deploy_champion(
+                        registered, self._store, self._policy, thoroughly=thoroughly
+                    ),
                 ),
             ]
             failed = {one.kind for one in done if isinstance(one, Failed)}

@@ -12,7 +12,7 @@ from gate.policy.policy import Policy
 from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
-from gate.registry.may_serve import examine
+from gate.registry.may_serve import Terms, examine
 from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.service.port import Failed, Taken
@@ -75,7 +75,7 @@ def _approved(
 ) -> Taken:
     number = waiting.version
     assert number is not None
-    problem = examine(model, number, policy=policy, history=history, anew=True).problem
+    problem = examine(model, number, history=history, terms=Terms.now(policy)).problem
     if problem is not None:
         reason = f"version {number} was approved and is not promoted: {problem}"
         return _close(model, waiting, "refused", reason=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests import builders
 
 NAME = "digits"
 DECIDED_AT = "2026-01-01T00:00:00+00:00"
+MEASURED_AT = datetime.now(UTC).isoformat(timespec="seconds")
+"""The same for all: the same release again has the same evidence."""
 
 
 def onnx_file(path: Path, *, seed: int = 0) -> Path:
@@ -55,7 +58,9 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     assert graph is not None
     data = {name: str(builders.digest(name)) for name in subject.external_data}
     seen = graph.model_copy(update={"external_data": data})
-    return builders.evidence(**{"subject": subject, "graph": seen, **overrides})
+    return builders.evidence(
+        **{"subject": subject, "graph": seen, "measured_at": MEASURED_AT, **overrides}
+    )
 
 
 def release(path: Path, **overrides: Any) -> Release:

@@ -234,6 +234,12 @@ def rejected(model: RegisteredModel) -> None:
 
 
 def rolled_back(model: RegisteredModel) -> None:
+    """The line alone, without the tag."""
+    model.write("rolled_back", "wrong", version="2", previous="3")
+
+
+def tagged(model: RegisteredModel) -> None:
+    """The tag alone, without the line."""
     model.registry.set_tag(NAME, "3", key=Tag.ROLLED_BACK, value="2026: wrong")
 
 
@@ -242,7 +248,8 @@ def violated(model: RegisteredModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kept"), [(nothing, True), (rejected, False), (rolled_back, False), (violated, False)]
+    ("spoil", "kept"),
+    [(nothing, True), (rejected, False), (rolled_back, False), (tagged, True), (violated, False)],
 )
 def test_an_old_champion_that_must_not_serve_is_not_kept_for_a_rollback(ledger, spoil, kept):
     model = vouched(ledger)

@@ -118,6 +118,79 @@ def test_the_last_word_on_deploying_a_version(lines, word):
     assert (None if last is None else last.action) == word
 
 
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (["deployed 1", "promoted 1"], None),
+        (["promoted 1", "deployed 1", "passed 1"], "deployed"),
+        (["promoted 1", "deployed 1", "promoted 2", "rolled_back 1"], "deployed"),
+        (["promoted 1", "deployed 2"], None),
+    ],
+)
+def test_a_promotion_is_deployed_by_what_follows_it(lines, word):
+    last = history(*lines).deployment_of(entry("promoted", "1"))
+    assert (None if last is None else last.action) == word
+    assert history(*lines).was_deployed("1") is (word == "deployed")
+
+
+def test_another_version_under_the_number_was_not_deployed():
+    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    assert not History((entry("promoted"), other)).was_deployed("1")
+    assert not History((other,)).was_deployed("1")
+
+
+BACK = "rolled_back 1 2"
+"""From version 2 to version 1."""
+
+
+def with_previous(*lines: str) -> History:
+    parts = (line.split() for line in lines)
+    return History(
+        tuple(
+            entry(action, version, previous_version=previous[0] if previous else None)
+            for action, version, *previous in parts
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [
+        ([], set()),
+        (["promoted 1", "promoted 2 1"], set()),
+        ([BACK], {"2"}),
+        ([BACK, "deployed 1", "refused 2", "unchanged 2", "conflict 2", "violation 2"], {"2"}),
+        ([BACK, "passed 2"], set()),
+        ([BACK, "promoted 2 1"], set()),
+        ([BACK, "promoted 3 1"], {"2"}),
+        ([BACK, "rolled_back 2 1"], {"1"}),
+        ([BACK, "promoted 3 1", "rolled_back 1 3"], {"2", "3"}),
+        (["reverted 1 2"], set()),
+    ],
+)
+def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(lines, bad):
+    one = with_previous(*lines)
+    assert {version for version in "123" if one.rollback_of(version)} == bad
+    for version in bad:
+        line = one.rollback_of(version)
+        assert one.without(line).rollback_of(version) is None
+
+
+def test_which_versions_hold_these_bytes():
+    other = entry("promoted", "3", sha256=Digest.of_bytes(b"other"))
+    again = entry("promoted", "4", sha256=Digest.of_bytes(b"other"))
+    one = History(
+        (entry("passed", "2"), entry("promoted", "4"), other, again, entry("refused", "5"))
+    )
+    assert one.holding(DIGEST) == ("2",)
+
+
+def test_the_last_promotion():
+    first, last = entry("promoted"), entry("promoted", reason="again")
+    assert History((first, last, entry("passed"))).promotion_of("1") is last
+    assert History((entry("passed"),)).promotion_of("1") is None
+
+
 def test_a_deployment_of_other_bytes_under_the_number_is_none():
     other = entry("deployed", sha256=Digest.of_bytes(b"other"))
     assert History((other,)).deployment_of(entry("promoted")) is None

@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
-from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    PromotionConflict,
+    RegistryError,
+    RegistryUnavailable,
+    ResourceGone,
+)
 from gate.records.model_code import ModelCode
+from gate.registry import promotion
 from gate.registry.champion import promotion_lock
 from gate.registry.ledger import Ledger
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import Release, promote
+from gate.registry.promotion import Release, promote, rollback
+from gate.registry.registered_model import RegisteredModel
 from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import DECIDED_AT, NAME, evidence, failing_release, release
@@ -46,6 +56,16 @@ CALLS_OF_A_PROMOTION = [
 
 def run(registry, of: Release, ledger: Ledger, policy=POLICY):
     return promote(registry, of, policy=policy, ledger=ledger)
+
+
+def rolled_back_registry(ledger: Ledger, bad: Release, good: Release) -> Simulator:
+    """Version 1 is bad, served, and was rolled back; version 2 serves."""
+    registry = Simulator()
+    run(registry, bad, ledger)
+    run(registry, good, ledger)
+    registry.aliases |= {CHAMPION: "1", PREVIOUS: "2"}
+    rollback(registry, NAME, ledger=ledger, reason="wrong digits")
+    return registry
 
 
 def actions(ledger: Ledger) -> list[str]:
@@ -394,10 +414,7 @@ def test_a_version_that_reads_back_otherwise_is_not_promoted(
 def test_rolled_back_bytes_are_refused_until_the_tag_is_deleted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
-    registry = Simulator()
-    run(registry, second, ledger)
-    run(registry, first, ledger)
-    registry.set_tag(NAME, "1", key=Tag.ROLLED_BACK, value="2026-01-01: wrong digits")
+    registry = rolled_back_registry(ledger, second, first)
     policy = builders.policy(min_samples=350)
     for of, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
         outcome = run(registry, of, ledger, by)
@@ -408,6 +425,137 @@ def test_rolled_back_bytes_are_refused_until_the_tag_is_deleted(
     assert registry.aliases[CHAMPION] == "2"
     del registry.versions[0].tags[Tag.ROLLED_BACK]
     assert run(registry, second, ledger).version == "1"
+    assert run(registry, second, ledger).outcome == "unchanged"
+
+
+def test_rolled_back_bytes_are_found_in_the_ledger_where_the_tags_are_gone(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = rolled_back_registry(ledger, second, first)
+    kept = {Tag.ROLLED_BACK: registry.versions[0].tags[Tag.ROLLED_BACK]}
+    registry.versions[0].tags = kept
+    assert run(registry, second, ledger).outcome == "refused"
+    registry.versions[0].tags = {}
+    assert run(registry, second, ledger).outcome == "promoted"
+
+
+@pytest.mark.parametrize("error", [ResourceGone, RegistryError, RegistryUnavailable])
+def test_a_rolled_back_version_that_is_gone_keeps_nothing_out_and_weather_promotes_nothing(
+    ledger: Ledger, first: Release, second: Release, error: type[RegistryError]
+) -> None:
+    registry = rolled_back_registry(ledger, second, first)
+    del registry.versions[0].tags[Tag.SHA256]
+    watched = Watched(registry)
+
+    def gone(call: str, _: int) -> None:
+        if call == "version" and "create_version" not in watched.calls:
+            raise error("no version 1")
+
+    watched.before = gone
+    if error is ResourceGone:
+        assert run(watched, second, ledger).version == "3"
+        return
+    with pytest.raises(error):
+        run(watched, second, ledger)
+    assert registry.aliases[CHAMPION] == "2"
+
+
+def test_a_tag_that_no_line_of_the_ledger_is_behind_keeps_nothing_out(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    registry = Simulator()
+    run(registry, second, ledger)
+    run(registry, first, ledger)
+    registry.set_tag(NAME, "1", key=Tag.ROLLED_BACK, value="2026-01-01: by an editor")
+    assert run(registry, second, ledger).version == "1"
+
+
+def test_bytes_that_a_reviewer_rejected_stay_out_without_any_tag(
+    ledger: Ledger, first: Release
+) -> None:
+    registry = Simulator()
+    policy = builders.policy(review="required")
+    handed_in = release(first.onnx_path, policy=policy)
+    assert run(registry, handed_in, ledger, policy).outcome == "passed"
+    (line,) = ledger.entries()
+    model = RegisteredModel(registry, ledger, NAME)
+    model.write("rejected", "no", version="1", about=line)
+    registry.versions[0].tags = {}
+    for of, by in ((handed_in, policy), (first, POLICY)):
+        assert run(registry, of, ledger, by).outcome == "refused"
+    assert registry.aliases == {CANDIDATE: "1"}
+
+
+def test_whether_it_serves_already_is_told_by_the_ledger_and_not_by_tags(
+    ledger: Ledger, first: Release
+) -> None:
+    """An editor writes the digest of the stricter policy into the champion's tag."""
+    registry = Simulator()
+    run(registry, first, ledger)
+    policy = builders.policy(min_samples=350)
+    registry.versions[0].tags[Tag.POLICY] = policy.digest().hex
+    again = run(registry, release(first.onnx_path, policy=policy), ledger, policy)
+    assert (again.outcome, again.version) == ("promoted", "2")
+
+
+UNTIMELY = {
+    "200 days old": ({"days": -200}, "200.0 days old, the policy allows 90 (max_age_days)"),
+    "91 days old": ({"days": -91}, "91.0 days old"),
+    "of 2099": ("2099-01-01T00:00:00+00:00", "of the future: measured at 2099-01-01"),
+    "ten minutes ahead": ({"minutes": 10}, "clocks may be 5 minutes apart"),
+    "no time": ("yesterday", "measured at 'yesterday', which is no time"),
+}
+
+
+def measured(at: dict[str, float] | str) -> str:
+    return at if isinstance(at, str) else (datetime.now(UTC) + timedelta(**at)).isoformat()
+
+
+@pytest.mark.parametrize("review", ["automatic", "required"])
+@pytest.mark.parametrize(("at", "reason"), UNTIMELY.values(), ids=list(UNTIMELY))
+def test_evidence_that_is_too_old_or_of_the_future_is_not_promoted(
+    ledger: Ledger, first: Release, at: dict[str, float] | str, reason: str, review: str
+) -> None:
+    registry, policy = Simulator(), builders.policy(review=review)
+    of = evidence(first.onnx_path, measured_at=measured(at))
+    outcome = run(registry, release(first.onnx_path, evidence=of, policy=policy), ledger, policy)
+    assert outcome.outcome == "refused"
+    assert reason in outcome.reason
+    assert "Measure the file again" in outcome.reason
+    assert (registry.versions, registry.aliases) == ([], {})
+    assert actions(ledger) == ["refused"]
+
+
+@pytest.mark.parametrize("at", [{"days": -89}, {"minutes": 4}, {"hours": -1}])
+def test_evidence_that_is_young_enough_is_promoted(
+    ledger: Ledger, first: Release, at: dict[str, float]
+) -> None:
+    of = evidence(first.onnx_path, measured_at=measured(at))
+    assert run(Simulator(), release(first.onnx_path, evidence=of), ledger).outcome == "promoted"
+
+
+def test_a_policy_says_how_old(ledger: Ledger, first: Release) -> None:
+    policy = builders.policy(max_age_days=365.0)
+    of = evidence(first.onnx_path, measured_at=measured({"days": -200}))
+    handed = release(first.onnx_path, evidence=of, policy=policy)
+    assert run(Simulator(), handed, ledger, policy).outcome == "promoted"
+
+
+def test_what_serves_grows_old_and_serves(
+    ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=400)
+
+    monkeypatch.setattr(promotion, "datetime", Later)
+    assert run(registry, first, ledger).outcome == "unchanged"
+    registry.aliases.clear()
+    assert "400.0 days old" in run(registry, first, ledger).reason
 
 
 @pytest.mark.parametrize("index", [6, 7, 13, 14, 16])

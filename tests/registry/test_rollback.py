@@ -4,9 +4,12 @@ import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.registry.champion import promotion_lock
+from gate.registry.history import History
 from gate.registry.ledger import Ledger
+from gate.registry.may_serve import veto
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote, rollback
+from gate.registry.registered_model import RegisteredModel
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
@@ -15,7 +18,6 @@ POLICY = builders.policy()
 CALLS_OF_A_ROLLBACK = [
     "alias champion",
     "alias previous",
-    "version",
     "version",
     "download",
     "version",
@@ -38,6 +40,10 @@ def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
         promote(made, each, policy=POLICY, ledger=ledger)
     made.calls.clear()
     return made
+
+
+def history(ledger: Ledger) -> History:
+    return History(ledger.entries())
 
 
 def back(registry, ledger: Ledger, reason: str = "sevens read as ones"):
@@ -73,6 +79,33 @@ def test_a_fixed_file_follows_a_rollback(registry: Watched, ledger: Ledger, thir
     assert promote(registry, third, policy=POLICY, ledger=ledger).version == "3"
     assert registry.inner.aliases[PREVIOUS] == "1"
     assert back(registry, ledger, "again").version == "1"
+
+
+def test_who_deletes_the_tag_may_go_back_to_the_bad_version(
+    registry: Watched, ledger: Ledger
+) -> None:
+    back(registry, ledger)
+    del registry.inner.versions[1].tags[Tag.ROLLED_BACK]
+    assert back(registry, ledger, "it was right after all").version == "2"
+    assert (
+        veto(RegisteredModel(registry, ledger, NAME), "2", history=history(ledger)).problem is None
+    )
+
+
+def test_the_line_alone_vetoes_and_the_tag_alone_does_not(
+    registry: Watched, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = RegisteredModel(registry, ledger, NAME)
+    registry.inner.set_tag(NAME, "1", key=Tag.ROLLED_BACK, value="2026: by an editor")
+    for _ in range(2):
+        assert veto(model, "1", history=history(ledger)).problem is None
+    assert [record.args[:2] for record in caplog.records] == [("1", NAME)]
+    assert back(registry, ledger).version == "1"
+    del registry.inner.versions[1].tags[Tag.ROLLED_BACK]
+    problem = veto(model, "2", history=history(ledger)).problem
+    assert problem is not None
+    assert "was rolled back" in problem
+    assert "sevens read as ones" in problem
 
 
 def test_a_second_rollback_does_not_return_to_the_bad_version(

@@ -23,6 +23,9 @@ from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
 
 AUTOMATIC = builders.policy()
+STRICT = builders.policy(min_samples=500)
+"""By which none of these releases passes, with their 400 samples."""
+PATIENT = builders.policy(max_age_days=365.0)
 REVIEWED = builders.policy(review="required")
 
 
@@ -54,6 +57,11 @@ class Place:
         policy = policy or self.policy
         handed = self.release(seed, days=days, policy=policy)
         return promote(self.registry, handed, policy=policy, ledger=self.ledger)
+
+    def deployed(self, number: str) -> None:
+        """As the service does when it has judged the version."""
+        about = self.model().history().vouching_for(number)
+        self.model().write("deployed", "it serves", version=number, about=about)
 
     def tag(self, number: str, value: str, key: str = Tag.REVIEW) -> None:
         self.registry.set_tag(NAME, number, key=key, value=value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -17,13 +18,13 @@ from gate.errors import (
 from gate.registry.addresses import declare
 from gate.registry.ledger import Ledger
 from gate.registry.port import Tag
-from gate.registry.promotion import rollback
+from gate.registry.promotion import Release, rollback
 from gate.service.guard import guard
 from gate.service.review import review
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.places import AUTOMATIC, REVIEWED, Place
+from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place
 from tests.storage.test_foreign import DEEP
 
 OTHER_POLICY = builders.policy(confidence=0.9)
@@ -92,7 +93,9 @@ def rejected(place):
 
 
 def rolled_back(place):
-    place.tag("3", "2026: wrong", Tag.ROLLED_BACK)
+    """The line alone, without a tag."""
+    about = place.model().history().vouching_for("2")
+    place.model().write("rolled_back", "wrong", version="2", previous="3", about=about)
 
 
 def unknown(place):
@@ -144,6 +147,7 @@ def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
 @pytest.mark.parametrize("error", [MemoryError, RecursionError])
 def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error):
     third_by_hand(place)
+    place.deployed("2")
     place.point("3")
 
     def fail(*_arguments, **_options):
@@ -154,33 +158,144 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     assert error.__name__ in place.ledger.entries()[-1].reason
 
 
-def test_evidence_that_is_too_old(place):
-    place.promote(3, days=91)
-    place.point("2")
-    look(place)
+AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "of the future")}
+
+
+@pytest.mark.parametrize(("days", "words"), AGES.values(), ids=list(AGES))
+def test_evidence_that_the_promoter_let_pass(place, monkeypatch, days, words):
+    """The promoter's clock, or its gate, is another."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Release, "untimely", lambda *_, **__: None)
+        place.promote(3, days=days)
+    assert look(place, thoroughly=True) == [("reverted", "2")]
+    assert words in place.ledger.entries()[-1].reason
     place.point("3")
     assert look(place) == [("reverted", "2")]
-    assert "91.0 days old" in place.ledger.entries()[-1].reason
 
 
-def test_evidence_of_the_future(place):
-    place.promote(3, days=-30)
-    place.point("2")
-    look(place)
-    place.point("3")
-    assert look(place) == [("reverted", "2")]
+def test_the_promoter_s_patience_is_not_ours(place):
+    assert place.promote(3, days=200, policy=PATIENT).outcome == "promoted"
+    assert look(place, thoroughly=True) == [("reverted", "2")]
+    reason = place.ledger.entries()[-1].reason
+    assert "200.0 days old, the policy allows 90 (max_age_days)" in reason
 
 
-def test_another_policy(place):
-    third_by_hand(place)
+@pytest.mark.parametrize("deployed", [True, False])
+def test_a_champion_may_grow_old(place, monkeypatch, deployed):
+    if deployed:
+        place.deployed("2")
+    monkeypatch.setattr("gate.registry.may_serve.datetime", shifted(days=400))
+    assert look(place, thoroughly=True) == []
+    assert place.champion == "2"
+
+
+def test_by_hand_only_what_is_young_enough_now(place, monkeypatch):
+    place.deployed("1")
     place.point("1")
-    assert look(place, policy=OTHER_POLICY) == [("reverted", "2")]
-    assert "another policy" in place.ledger.entries()[-1].reason
+    monkeypatch.setattr("gate.registry.may_serve.datetime", shifted(days=400))
+    assert look(place) == [("reverted", "2")]
+    assert "400.0 days old" in place.ledger.entries()[-1].reason
+
+
+def shifted(**ahead):
+    """A clock that is ahead."""
+
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(**ahead)
+
+    return Shifted
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_passed_by_another_policy_is_decided_anew(place, by_hand):
+    """Also where it does not differ in anything that counts here."""
+    if by_hand:
+        place.point("1")
+    assert look(place, policy=OTHER_POLICY, thoroughly=True) == [("accepted", "1")] * by_hand
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_passed_by_a_weaker_policy_is_refused_with_the_check(place, by_hand):
+    place.deployed("1")
+    place.promote(3)
+    if by_hand:
+        place.deployed("3")
+        place.point("2")
+        look(place)
+        place.point("3")
+    assert look(place, policy=STRICT, thoroughly=True) == [("reverted", "1")]
+    reason = place.ledger.entries()[-1].reason
+    assert "judged by another policy" in reason
+    assert "400 samples" in reason
+    assert "500" in reason
+
+
+def test_nothing_that_passed_by_a_weaker_policy_is_gone_back_to(place):
+    """Versions 1 and 2 were not deployed here: the service never judged them."""
+    assert look(place, policy=STRICT, thoroughly=True) == [("reverted", None)]
+    assert place.champion is None
 
 
 def test_a_policy_that_changed_takes_nothing_out_of_service(place):
-    assert look(place, policy=OTHER_POLICY, thoroughly=True) == []
+    place.deployed("2")
+    assert look(place, policy=STRICT, thoroughly=True) == []
     assert place.champion == "2"
+
+
+def test_what_waits_again_may_be_gone_back_to(place):
+    """It was deployed by the policy of its day; that it was handed in again takes that from nobody."""
+    place.deployed("1")
+    place.model().write(
+        "passed", "waits", version="1", about=place.model().history().vouching_for("1")
+    )
+    place.point(place.hand_made(7))
+    place.stored("2").data += b"x"
+    assert look(place, policy=REVIEWED) == [("reverted", "1")]
+
+
+def test_a_version_that_is_promoted_again_is_judged_again(place):
+    place.deployed("1")
+    place.deployed("2")
+    place.promote(1)
+    assert look(place, policy=STRICT, thoroughly=True) == [("reverted", "2")]
+
+
+def test_the_service_s_review_is_not_undercut(place):
+    """The promoter's policy says automatic, the service's required."""
+    place.deployed("1")
+    assert look(place, policy=REVIEWED, thoroughly=True) == [("reverted", "1")]
+    assert place.lines()[-2:] == [("passed", "2"), ("reverted", "1")]
+    assert "waits for review" in place.ledger.entries()[-1].reason
+    assert look(place, policy=REVIEWED, thoroughly=True) == []
+    place.point("2")
+    assert look(place, policy=REVIEWED) == [("reverted", "1")]
+    place.tag("2", "approved")
+    (taken,) = review(place.model(), REVIEWED)
+    assert (taken.kind, taken.outcome) == ("review", "promoted")
+    assert look(place, policy=REVIEWED, thoroughly=True) == []
+    assert place.champion == "2"
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_a_tag_of_the_gate_without_a_line_takes_nothing_down(place, caplog, thoroughly):
+    place.tag("2", "2026: by one editor", Tag.ROLLED_BACK)
+    place.tag("2", "2026: by one editor", Tag.REVERTED)
+    place.tag("2", "FAIL", Tag.VERDICT)
+    for _ in range(3):
+        assert look(place, thoroughly=thoroughly) == []
+    assert place.champion == "2"
+    assert [record.levelname for record in caplog.records] in (["WARNING"], [])
+
+
+def test_a_rolled_back_version_stays_out_when_its_tag_is_deleted(place):
+    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+    place.stored("2").tags.clear()
+    place.point("2")
+    assert look(place) == [("reverted", "1")]
+    assert "rolled back" in place.ledger.entries()[-1].reason
+    assert "worse" in place.ledger.entries()[-1].reason
 
 
 def test_a_good_version_may_be_chosen_by_hand(place):
@@ -291,7 +406,7 @@ def test_while_no_other_can_be_proven_nothing_serves_and_then_it_comes_back(plac
 
 
 def test_what_was_taken_away_itself_does_not_come_back(place):
-    place.tag("1", "2026: wrong", Tag.ROLLED_BACK)
+    place.tag("1", "rejected")
     place.stored("2").data += b"\0"
     assert look(place, thoroughly=True) == [("reverted", None)]
     for _ in range(2):
@@ -300,10 +415,11 @@ def test_what_was_taken_away_itself_does_not_come_back(place):
 
 
 def test_what_served_once_and_was_taken_away_now_does_not_come_back(place):
-    place.tag("2", "2026: wrong", Tag.ROLLED_BACK)
+    place.deployed("1")
+    place.tag("2", "rejected")
     place.point("1")
-    assert look(place, policy=OTHER_POLICY) == [("reverted", None)]
-    assert look(place, policy=OTHER_POLICY) == []
+    assert look(place, policy=STRICT) == [("reverted", None)]
+    assert look(place, policy=STRICT) == []
     assert place.champion is None
 
 

@@ -54,7 +54,7 @@ def test_approval_promotes(place):
 
 
 def test_an_old_champion_that_must_not_serve_is_nothing_to_roll_back_to(place):
-    place.tag("1", "2026: wrong", Tag.ROLLED_BACK)
+    place.model().write("violation", "other bytes", version="1")
     place.tag("2", "approved")
     assert look(place) == [("promoted", "2")]
     assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
@@ -89,20 +89,25 @@ def test_approval_waives_nothing(place):
 
 
 @pytest.mark.parametrize(
-    ("days", "policy", "told"),
+    ("days", "policy", "words"),
     [
         (100, REVIEWED, "days old"),
-        (0, builders.policy(review="required", confidence=0.9), "policy"),
+        (0, builders.policy(review="required", min_samples=500), "400 samples"),
     ],
     ids=["too old", "another policy"],
 )
-def test_approval_of_what_would_not_pass_now(tmp_path, days, policy, told):
-    place = Place(tmp_path, REVIEWED)
+def test_approval_of_what_would_not_pass_now(tmp_path, days, policy, words):
+    place = Place(tmp_path, builders.policy(review="required", max_age_days=365.0))
     place.promote(1, days=days)
     place.tag("1", "approved")
     assert look(place, policy) == [("refused", "1")]
-    assert told in place.ledger.entries()[-1].reason
+    assert words in place.ledger.entries()[-1].reason
     assert place.champion is None
+
+
+def test_approval_of_what_passed_by_another_policy_and_passes_by_ours(place):
+    place.tag("2", "approved")
+    assert look(place, builders.policy(review="required", confidence=0.9)) == [("promoted", "2")]
 
 
 def test_a_version_that_the_gate_never_passed_can_not_be_approved(place):

@@ -50,7 +50,9 @@ def test_both_are_deployed_and_once(service: Service) -> None:
 def test_a_version_is_downloaded_once_for_both(service: Service, tmp_path) -> None:
     place, store = service.place, Store(tmp_path / "another")
     place.registry = watched = Watched(place.registry)
-    assert [taken.outcome for taken in deploy_champion(place.model(), store)] == ["deployed"]
+    assert [taken.outcome for taken in deploy_champion(place.model(), store, POLICY)] == [
+        "deployed"
+    ]
     assert watched.calls.count("download") == 1
     live = store.live(NAME)
     assert live is not None
@@ -62,7 +64,7 @@ def test_a_twin_that_is_gone_takes_neither_into_service(service: Service) -> Non
     beside = service.place.stored("2").beside
     for name in [name for name in beside if name.startswith(QUANTIZED)]:
         del beside[name]
-    (taken,) = deploy_champion(service.place.model(), service.store)
+    (taken,) = deploy_champion(service.place.model(), service.store, POLICY)
     assert taken.outcome == "refused"
     assert "exactly one" in taken.reason
     assert slots(service) == of(service, 1)
@@ -77,9 +79,31 @@ def test_a_rollback_brings_both_back(service: Service) -> None:
 
 
 def test_a_release_without_a_twin_takes_the_old_one_away(service: Service) -> None:
-    service.place.promote(2, policy=builders.policy())
+    service.place.policy = builders.policy()
+    service.restart()
+    service.place.promote(2)
     service.look()
     assert slots(service).keys() == {EXACT}
+
+
+def test_a_release_without_the_twin_that_the_service_asks_for_is_refused(service: Service) -> None:
+    service.place.promote(2, policy=builders.policy())
+    assert ("guard", "reverted", "1") in service.look()
+    assert "no quantized twin" in service.place.ledger.entries()[-1].reason
+    assert slots(service) == of(service, 1)
+
+
+def test_a_twin_is_decided_anew_too(service: Service) -> None:
+    """The promoter's policy of the twin is weaker than the service's."""
+    service.place.policy = builders.policy(twin=twin_policy(min_samples=500))
+    service.restart()
+    service.place.promote(2, policy=POLICY)
+    assert ("guard", "reverted", "1") in service.look()
+    assert "the quantized twin: " in service.place.ledger.entries()[-1].reason
+    service.place.policy = builders.policy(twin=twin_policy(min_samples=350))
+    service.restart()
+    service.place.promote(3, policy=POLICY)
+    assert service.look() == [("deploy", "deployed", "3")]
 
 
 def spoil(service: Service, number: str, place: str) -> None:
