@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
+from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceGone
+from gate.policy.policy import Policy
+from gate.registry.history import History
+from gate.registry.ledger import LedgerEntry
+from gate.registry.port import Tag
 from gate.registry.promotion import rollback
 from gate.service.port import Failed, Kind
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.places import AUTOMATIC, REVIEWED, Place
+from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place
 
 
 class Service:
@@ -277,6 +282,88 @@ def test_whatever_people_do_only_what_passed_is_deployed(tmp_path_factory, steps
         assert live is not None
         champion = [e for e in place.ledger.entries() if e.version == place.champion and e.sha256]
         assert live.slots[EXACT].sha256 == champion[-1].sha256
+
+
+ATTACKS = st.lists(
+    st.sampled_from(
+        ["promote 1", "promote 2", "promote 3", "old 2", "approve 1", "approve 2", "approve 3",
+         "point 1", "point 2", "point 3", "back", "untag 1", "untag 2", "untag 3", "forge tags 1",
+         "forge tags 2", "look AUTOMATIC", "look REVIEWED", "look STRICT", "look AUTOMATIC"]
+    ),
+    max_size=12,
+)  # fmt: skip
+POLICIES = {"AUTOMATIC": AUTOMATIC, "REVIEWED": REVIEWED, "STRICT": STRICT}
+
+
+def _attack(place: Place, step: str, number: str) -> None:
+    """The promoter's policies are weaker than most of the service's."""
+    with contextlib.suppress(GateError):
+        if step == "promote":
+            place.promote(int(number), policy=PATIENT if number == "3" else AUTOMATIC)
+        elif step == "old":
+            place.promote(7, days=200, policy=PATIENT)
+        elif step == "back":
+            rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
+        elif int(number) > len(place.registry.versions):
+            return
+        elif step == "approve":
+            place.tag(number, "approved")
+        elif step == "point":
+            place.point(number)
+        elif step == "untag":
+            place.stored(number).tags.clear()
+        else:
+            for tag in (Tag.ROLLED_BACK, Tag.REVERTED, Tag.POLICY, Tag.VERDICT):
+                place.tag(number, "2026: forged", tag)
+
+
+class Account:
+    """What the ledger said of a version before a look, read in the plainest way."""
+
+    def __init__(self, entries: tuple[LedgerEntry, ...], version: str) -> None:
+        last = {(e.action, e.version): place for place, e in enumerate(entries)}
+        left = {(e.action, e.previous_version): place for place, e in enumerate(entries)}
+        passed, promoted, back, deployed = (
+            last.get((action, version), -1)
+            for action in ("passed", "promoted", "rolled_back", "deployed")
+        )
+        self.deployed = deployed > promoted
+        self.rolled_back = left.get(("rolled_back", version), -1) > max(passed, promoted, back)
+
+
+def _may_be_deployed(place: Place, number: str, account: Account, policy: Policy) -> bool:
+    old = Digest.of_bytes(place.stored(number).data) == place.release(7).evidence.subject.sha256
+    approved = place.stored(number).tags.get(Tag.REVIEW) == "approved"
+    reviewed = policy.review == "automatic" or approved
+    passes = policy is not STRICT and reviewed and not old
+    return not account.rolled_back and (account.deployed or passes)
+
+
+TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
+
+
+@given(ATTACKS)
+@example(["back", "look AUTOMATIC", "untag 2", "point 2"])
+@example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_path_factory, steps):
+    place = Place(tmp_path_factory.mktemp("place"))
+    store = Store(place.folder / "store")
+    for step in (*TWO_SERVED, *steps, "look AUTOMATIC"):
+        do, _, what = step.rpartition(" ")
+        if do != "look":
+            _attack(place, *((do, what) if do else (what, "")))
+            continue
+        policy, before = POLICIES[what], place.ledger.entries()
+        rightful = History(before).serving
+        reconcile = Reconciler(place.registry, place.ledger, policy, store=store)
+        failed = [t for t in reconcile(NAME, cause="timer") if isinstance(t, Failed)]
+        assert all(isinstance(one.error, RegistryError) for one in failed)
+        made = place.ledger.entries()[len(before) :]
+        for number in (e.version for e in made if e.action == "deployed" and e.version):
+            assert _may_be_deployed(place, number, Account(before, number), policy)
+        if rightful and Account(before, rightful).deployed:
+            assert ("reverted", rightful) not in [(e.action, e.previous_version) for e in made]
 
 
 def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
