@@ -70,7 +70,10 @@ def _environment(name: str) -> dict[str, Any]:
     **_environment("CORS_ORIGINS"),
     help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
 )  # fmt: skip
-@click.option("--policy", type=FILE, **_environment("POLICY"), help="Default: the built-in one.")
+@click.option(
+    "--policy", type=FILE, **_environment("POLICY"),
+    help="By which it decides what is deployed. Default: the built-in one.",
+)  # fmt: skip
 @click.option(
     "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
     help="The largest body that is read. Default: 1 MiB.",

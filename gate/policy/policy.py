@@ -90,8 +90,8 @@ class Policy(PolicyRecord):
     review: Literal["automatic", "required"] = later("automatic")
     """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
-    """How old evidence may be when its version becomes `champion` after the promotion: in review,
-    or by hand."""
+    """How old evidence may be when its version becomes `champion`: by a promotion, in review, or by
+    hand."""
     twin: Policy | None = later(None)
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""

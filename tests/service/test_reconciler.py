@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceGone
+from gate.errors import EvidenceError, GateError, RegistryError, RegistryUnavailable, ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import Tag
 from gate.registry.promotion import rollback
+from gate.service.deployment import deploy_champion
 from gate.service.port import Failed, Kind
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
@@ -364,6 +365,20 @@ def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_p
             assert _may_be_deployed(place, number, Account(before, number), policy)
         if rightful and Account(before, rightful).deployed:
             assert ("reverted", rightful) not in [(e.action, e.previous_version) for e in made]
+
+
+def test_what_the_guard_did_not_get_to_judge_is_not_deployed(service):
+    """Deploying judges by itself: the guard may have failed in this look."""
+    place = service.place
+    place.promote(2)
+    before = place.lines()
+    with pytest.raises(EvidenceError, match="at least 500 are asked for"):
+        deploy_champion(place.model(), service.store, STRICT, thoroughly=True)
+    assert deploy_champion(place.model(), service.store, REVIEWED, thoroughly=True) == []
+    assert (service.live, place.lines()) == ("1", before)
+    assert service.look() == [("deploy", "deployed", "2")]
+    assert deploy_champion(place.model(), service.store, STRICT, thoroughly=True) == []
+    assert service.live == "2"
 
 
 def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
