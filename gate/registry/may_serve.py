@@ -181,7 +181,8 @@ def _release(path: Path, records: Records, *, name: str, twin: TwinDigests | Non
         decision=records.decision,
         run_id="",
         description="",
-        twin=twin_in(beside, twin) if beside.is_dir() else None,
+        # What the ledger does not name was put there afterwards, and is not read.
+        twin=twin_in(beside, twin) if twin is not None and beside.is_dir() else None,
     )
 
 

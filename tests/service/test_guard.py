@@ -405,6 +405,30 @@ def test_while_no_other_can_be_proven_nothing_serves_and_then_it_comes_back(plac
     assert rolled_back.version == "1"
 
 
+def test_what_comes_back_passes_by_our_policy_or_was_deployed(place):
+    place.point(place.hand_made(7))
+    away(place.registry, "1", "2")
+    assert look(place, policy=STRICT) == [("reverted", None)]
+    del place.registry.download
+    assert look(place, policy=STRICT) == []
+    place.deployed("1")
+    assert look(place, policy=STRICT) == [("restored", "1")]
+
+
+def test_what_was_not_reviewed_waits_while_no_other_can_be_proven(place):
+    place.deployed("1")
+    away(place.registry, "1")
+    assert look(place, policy=REVIEWED) == [("reverted", None)]
+    assert place.lines()[-2:] == [("passed", "2"), ("reverted", None)]
+    with pytest.raises(ArtifactMissing):
+        look(place, policy=REVIEWED)
+    place.tag("2", "approved")
+    (taken,) = review(place.model(), REVIEWED)
+    assert (taken.kind, taken.outcome) == ("review", "promoted")
+    assert look(place, policy=REVIEWED, thoroughly=True) == []
+    assert place.champion == "2"
+
+
 def test_what_was_taken_away_itself_does_not_come_back(place):
     place.tag("1", "rejected")
     place.stored("2").data += b"\0"

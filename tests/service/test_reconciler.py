@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.errors import EvidenceError, GateError, RegistryError, RegistryUnavailable, ResourceGone
+from gate.errors import (
+    ArtifactMissing,
+    EvidenceError,
+    GateError,
+    RegistryError,
+    RegistryUnavailable,
+    ResourceGone,
+)
 from gate.policy.policy import Policy
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
@@ -289,7 +296,7 @@ ATTACKS = st.lists(
     st.sampled_from(
         ["promote 1", "promote 2", "promote 3", "old 2", "approve 1", "approve 2", "approve 3",
          "point 1", "point 2", "point 3", "back", "untag 1", "untag 2", "untag 3", "forge tags 1",
-         "forge tags 2", "look AUTOMATIC", "look REVIEWED", "look STRICT", "look AUTOMATIC"]
+         "forge tags 2", "away", "there", "look AUTOMATIC", "look REVIEWED", "look STRICT"]
     ),
     max_size=12,
 )  # fmt: skip
@@ -303,6 +310,8 @@ def _attack(place: Place, step: str, number: str) -> None:
             place.promote(int(number), policy=PATIENT if number == "3" else AUTOMATIC)
         elif step == "old":
             place.promote(7, days=200, policy=PATIENT)
+        elif step in ("away", "there"):
+            _weather(place, bad=step == "away")
         elif step == "back":
             rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
         elif int(number) > len(place.registry.versions):
@@ -316,6 +325,17 @@ def _attack(place: Place, step: str, number: str) -> None:
         else:
             for tag in (Tag.ROLLED_BACK, Tag.REVERTED, Tag.POLICY, Tag.VERDICT):
                 place.tag(number, "2026: forged", tag)
+
+
+def _weather(place: Place, *, bad: bool) -> None:
+    """While it is bad no file can be had."""
+
+    def away(*_: object) -> Path:
+        raise ArtifactMissing("its store is away")
+
+    place.registry.__dict__.pop("download", None)
+    if bad:
+        place.registry.__dict__["download"] = away
 
 
 class Account:
@@ -346,11 +366,12 @@ TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
 @given(ATTACKS)
 @example(["back", "look AUTOMATIC", "untag 2", "point 2"])
 @example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])
+@example(["promote 3", "away", "look REVIEWED", "point 3", "there", "look STRICT"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_path_factory, steps):
     place = Place(tmp_path_factory.mktemp("place"))
     store = Store(place.folder / "store")
-    for step in (*TWO_SERVED, *steps, "look AUTOMATIC"):
+    for step in (*TWO_SERVED, *steps, "there", "look AUTOMATIC"):
         do, _, what = step.rpartition(" ")
         if do != "look":
             _attack(place, *((do, what) if do else (what, "")))
@@ -379,6 +400,21 @@ def test_what_the_guard_did_not_get_to_judge_is_not_deployed(service):
     assert service.look() == [("deploy", "deployed", "2")]
     assert deploy_champion(place.model(), service.store, STRICT, thoroughly=True) == []
     assert service.live == "2"
+
+
+def test_evidence_that_can_not_be_read_is_not_deployed(service, monkeypatch):
+    place = service.place
+    place.promote(2)
+
+    def fail(*_a, **_o):
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr("gate.registry.may_serve.Records.beside", fail)
+        (taken,) = deploy_champion(place.model(), service.store, AUTOMATIC)
+    assert (taken.outcome, service.live) == ("refused", "1")
+    assert "MemoryError" in taken.reason
+    assert service.look() == [("deploy", "deployed", "2")]
 
 
 def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):

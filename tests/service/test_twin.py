@@ -13,6 +13,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.simulator import Watched
+from tests.service.places import Place
 from tests.service.test_reconciler import Service
 
 POLICY = builders.policy(twin=twin_policy())
@@ -88,6 +89,20 @@ def test_a_release_without_a_twin_takes_the_old_one_away(service: Service) -> No
 
 def test_a_release_without_the_twin_that_the_service_asks_for_is_refused(service: Service) -> None:
     service.place.promote(2, policy=builders.policy())
+    assert ("guard", "reverted", "1") in service.look()
+    assert "no quantized twin" in service.place.ledger.entries()[-1].reason
+    assert slots(service) == of(service, 1)
+
+
+def test_a_twin_that_the_ledger_does_not_name_is_none(service: Service, tmp_path) -> None:
+    """An editor puts a good one beside the file."""
+    other = Place(tmp_path / "other", POLICY)
+    other.folder.mkdir()
+    other.promote(2)
+    service.place.promote(2, policy=builders.policy())
+    service.place.stored("2").beside |= {
+        name: data for name, data in other.stored("1").beside.items() if name.startswith(QUANTIZED)
+    }
     assert ("guard", "reverted", "1") in service.look()
     assert "no quantized twin" in service.place.ledger.entries()[-1].reason
     assert slots(service) == of(service, 1)
