@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,7 +90,7 @@ class Place:
 
 
 class Model:
-    """A registered model of its own, with ledger and store, in a real MLflow database."""
+    """A registered model of its own, with ledger and store, in a real MLflow database or server."""
 
     def __init__(self, folder: Path, uri: str, name: str) -> None:
         self.name = name
@@ -95,7 +98,7 @@ class Model:
         self.place.folder.mkdir()
         self.registry = MlflowRegistry(uri)
         self.store = Store(folder / name / "store")
-        self.run_id = make_run(uri, artifacts=folder / "artifacts")
+        self.run_id = make_run(uri, artifacts=None if uri.startswith("http") else folder / "artifacts")
 
     def hand_in(self, seed: int) -> str:
         of = replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
@@ -122,6 +125,27 @@ class Model:
             "live": live and live.slots[EXACT].sha256,
             "kept": sorted(path.name for path in (self.place.folder / "store" / "store").iterdir()),
         }
+
+
+class Beginning:
+    """What a scenario made of a model, kept beside it: making it anew takes seconds."""
+
+    def __init__(self, model: Model, database: Path) -> None:
+        self._folder, self._database = model.place.folder, database
+        self._kept = database.with_name(f"kept-{model.name}")
+        shutil.copytree(self._folder, self._kept / "folder", symlinks=True)
+        _copy_database(database, self._kept / "mlflow.db")
+
+    def again(self) -> None:
+        shutil.rmtree(self._folder)
+        shutil.copytree(self._kept / "folder", self._folder, symlinks=True)
+        _copy_database(self._kept / "mlflow.db", self._database)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """By SQLite itself, so that connections that are open see it."""
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
 
 
 def fill(disk: Path) -> None:

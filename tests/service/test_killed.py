@@ -7,12 +7,10 @@ the registry, each line of the ledger. Then a process of its own is killed befor
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import pytest
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION
-from tests.service.places import Model
+from tests.service.places import Beginning, Model
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,27 +32,6 @@ LASTING = (
     (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
     (Ledger, "append"),
 )  # fmt: skip
-
-
-class Beginning:
-    """What the scenario made, kept beside it: making it anew before each kill takes seconds."""
-
-    def __init__(self, model: Model, database: Path) -> None:
-        self._folder, self._database = model.place.folder, database
-        self._kept = database.with_name("kept")
-        shutil.copytree(self._folder, self._kept / "folder", symlinks=True)
-        _copy_database(database, self._kept / "mlflow.db")
-
-    def again(self) -> None:
-        shutil.rmtree(self._folder)
-        shutil.copytree(self._kept / "folder", self._folder, symlinks=True)
-        _copy_database(self._kept / "mlflow.db", self._database)
-
-
-def _copy_database(source: Path, target: Path) -> None:
-    """By SQLite itself, so that connections that are open see it."""
-    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
-        one.backup(other)
 
 
 def approval(model: Model) -> None:

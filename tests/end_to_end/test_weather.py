@@ -1,0 +1,130 @@
+"""Bad weather between us and a real MLflow server, during each thing that moves a champion.
+
+Within two looks of the weather clearing the right version is champion, its bytes are deployed, and
+nothing that is good was condemned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.errors import GateError
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import rollback
+from gate.registry.registered_model import RegisteredModel
+from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
+from tests.registry.servers import Server
+from tests.service.places import Beginning, Model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sky(server: Server) -> Iterator[Proxy]:
+    """The weather over the server of these tests; its clients lose patience soon."""
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        impatient.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+        impatient.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        with proxy(server.uri) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def begun(
+    server: Server, sky: Proxy, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Model, Beginning]:
+    """Two versions served; a third waits for its review."""
+    made = Model(tmp_path_factory.mktemp("weather"), sky.address, "weather")
+    for seed in (1, 2, 3):
+        number = made.hand_in(seed)
+        if seed < 3:
+            made.approve(number)
+            made.look()
+    return made, Beginning(made, server.artifacts.with_name("mlflow.db"))
+
+
+@pytest.fixture
+def model(begun: tuple[Model, Beginning]) -> Model:
+    made, beginning = begun
+    beginning.again()
+    return made
+
+
+def promotion(model: Model) -> Callable[[], object]:
+    """A fourth is handed in, which somebody does again when it did not work."""
+    return lambda: model.hand_in(4)
+
+
+def review(model: Model) -> Callable[[], object]:
+    """The third was approved."""
+    model.approve("3")
+    return model.look
+
+
+def revert(model: Model) -> Callable[[], object]:
+    """Somebody pointed `champion` at the third, which nobody approved."""
+    model.registry.set_alias(model.name, CHAMPION, "3")
+    return model.look
+
+
+def deployment(model: Model) -> Callable[[], object]:
+    """The store was lost."""
+    shutil.rmtree(model.place.folder / "store")
+    return model.look
+
+
+def back(model: Model) -> Callable[[], object]:
+    """A rollback, which somebody does again when it did not work."""
+
+    def roll_back() -> None:
+        registered = RegisteredModel(model.registry, model.place.ledger, model.name)
+        if registered.history().serving != "1":
+            rollback(model.registry, model.name, ledger=model.place.ledger, reason="worse")
+
+    return roll_back
+
+
+DONE = {
+    "promotion": (promotion, "2"),
+    "review": (review, "3"),
+    "revert": (revert, "2"),
+    "deployment": (deployment, "2"),
+    "rollback": (back, "1"),
+}
+"""What is done, and the champion afterwards."""
+
+
+SLOW: tuple[Fault, ...] = ("hang", "slow")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.proof) if f in SLOW else f for f in FAULTS]
+)
+@pytest.mark.parametrize(("begin", "champion"), DONE.values(), ids=list(DONE))
+@pytest.mark.parametrize("spared", [1, pytest.param(0, marks=pytest.mark.proof)])
+def test_after_bad_weather_all_is_right_within_two_looks(
+    model: Model, sky: Proxy, begin: Callable[[Model], Callable[[], object]], champion: str,
+    fault: Fault, spared: int,
+) -> None:  # fmt: skip
+    do = begin(model)
+    with sky.weather(fault, spared=spared):
+        for act in (do, model.look):
+            with contextlib.suppress(GateError):
+                act()
+    do()
+    for _ in range(2):
+        model.look()
+    assert model.look() == 0
+    assert model.registry.alias(model.name, CHAMPION) == champion
+    lines = model.place.ledger.entries()
+    assert not [line for line in lines if line.action == "violation"]
+    (wanted,) = {line.sha256 for line in lines if line.version == champion and line.sha256}
+    live = model.store.live(model.name)
+    assert live is not None
+    assert live.slots[EXACT].sha256 == wanted

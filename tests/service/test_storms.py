@@ -1,0 +1,259 @@
+"""Random sequences of events, faults, kills and edits: whatever happened, it ends well by itself.
+
+What is deployed was vouched for, nothing is condemned that is whole, a good champion comes back
+without anybody's help, and every move of `champion` is told once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.errors import ArtifactMissing, GateError, RegistryUnavailable
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import promote, rollback
+from gate.service.reconciler import Reconciler
+from gate.storage.digest import Digest
+from tests.registry.releases import NAME
+from tests.registry.simulator import Crash, Simulator
+from tests.service.places import AUTOMATIC, Place
+
+_PAGE = b"<!doctype html><title>502 Bad Gateway</title>"
+_FETCHED = ("flipped", "page", "truncated", "missing")
+"""What weather makes of a download."""
+_CALLED = ("unavailable", "lost", "killed before", "killed after")
+"""What it makes of any call."""
+
+
+_PASSED = ("passed", "promoted")
+
+
+@dataclass
+class Storm:
+    """What becomes of a call: of the one of this number from now on, or of all that follow it."""
+
+    kind: str
+    at: int
+    lasts: bool
+    calls: int = 0
+
+    def strikes(self) -> bool:
+        """Count a call; whether it is struck."""
+        self.calls += 1
+        return self.calls > self.at if self.lasts else self.calls == self.at + 1
+
+
+@dataclass
+class Stormy:
+    """A registry in the weather; keeps each change of `champion` that came through it."""
+
+    inner: Simulator
+    storm: Storm | None = None
+    moves: list[tuple[str | None, str | None]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.inner, name)
+        if not callable(member):
+            return member
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            struck = self._struck(fetches=name == "download")
+            if struck in ("unavailable", "missing"):
+                raise (ArtifactMissing if struck == "missing" else RegistryUnavailable)(
+                    "bad weather"
+                )
+            if struck == "killed before":
+                raise Crash
+            champion = self.inner.aliases.get(CHAMPION)
+            result = member(*arguments, **options)
+            if self.inner.aliases.get(CHAMPION) != champion:
+                self.moves.append((champion, self.inner.aliases.get(CHAMPION)))
+            if struck == "lost":
+                raise RegistryUnavailable("the answer was lost")
+            if struck == "killed after":
+                raise Crash
+            if struck is not None:
+                result.write_bytes(_on_the_way(struck, result.read_bytes()))
+            return result
+
+        return call
+
+    def _struck(self, *, fetches: bool) -> str | None:
+        storm = self.storm
+        if storm is None or (storm.kind in _FETCHED and not fetches):
+            return None
+        return storm.kind if storm.strikes() else None
+
+
+def _on_the_way(kind: str, data: bytes) -> bytes:
+    if kind == "page":
+        return _PAGE
+    middle = len(data) // 2
+    if kind == "truncated":
+        return data[:middle]
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+class StormyLedger(Ledger):
+    """Its writer is killed before or after a line."""
+
+    storm: Storm | None = None
+
+    def append(self, entry: LedgerEntry) -> LedgerEntry:
+        struck = self.storm is not None and self.storm.strikes()
+        if struck and self.storm is not None and self.storm.kind == "killed before":
+            raise Crash
+        line = super().append(entry)
+        if struck:
+            raise Crash
+        return line
+
+
+class World:
+    """A model, its editors, the service, and the weather between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Place(folder, AUTOMATIC)
+        self.place.ledger = self.ledger = StormyLedger(folder / "ledger.jsonl")
+        self.registry = Stormy(self.place.registry)
+        self.store = Store(folder / "store")
+        self.condemned: set[str] = set()
+        """Versions that an editor wrote over, or a reviewer rejected."""
+        self.taken = False
+        """Whether an editor took `champion` away, and nothing moved it since."""
+        self.restart()
+
+    def restart(self) -> None:
+        self.reconcile = Reconciler(self.registry, self.ledger, AUTOMATIC, store=self.store)
+
+    def weather(self, kind: str | None, at: int = 0, lasts: bool = False) -> None:
+        """What becomes of the calls of the next thing that is done."""
+        self.registry.storm = self.ledger.storm = None
+        if kind is not None and kind.startswith("line "):
+            self.ledger.storm = Storm(kind.removeprefix("line "), at, lasts)
+        elif kind is not None:
+            self.registry.storm = Storm(kind, at, lasts)
+
+    def do(self, what: str, number: str) -> None:
+        """One thing that is done; a process that is killed is started again."""
+        before = self.place.champion
+        try:
+            self._do(what, number)
+        except GateError:
+            pass
+        except Crash:
+            self.restart()
+        if self.place.champion != before:
+            self.taken = what == "unalias"
+
+    def _do(self, what: str, number: str) -> None:
+        place = self.place
+        if what == "look":
+            self.reconcile(NAME, cause="timer")
+        elif what == "restart":
+            self.restart()
+        elif what == "promote":
+            handed = place.release(int(number))
+            promote(self.registry, handed, policy=AUTOMATIC, ledger=self.ledger)
+        elif what == "rollback":
+            rollback(self.registry, NAME, ledger=self.ledger, reason="worse")
+        elif what == "unalias":
+            place.registry.aliases.pop(CHAMPION, None)
+        elif what == "forge":
+            place.point(place.hand_made(9))
+        elif int(number) <= len(place.registry.versions):
+            self._edit(what, number)
+
+    def _edit(self, what: str, number: str) -> None:
+        place = self.place
+        if what == "point":
+            place.point(number)
+        elif what == "untag":
+            place.stored(number).tags.clear()
+        else:
+            self.condemned.add(number)
+            if what == "reject":
+                place.tag(number, "rejected")
+            else:
+                place.stored(number).data += b"\0"
+
+    def good(self) -> set[str]:
+        """The versions that served rightly, are whole, and were taken out of service by nobody."""
+        history = self.place.model().history()
+        return {
+            number
+            for number in history.served
+            if number not in self.condemned and history.rollback_of(number) is None
+        }
+
+    def live(self) -> Digest | None:
+        """Of what is deployed."""
+        live = self.store.live(NAME)
+        return None if live is None else live.slots[EXACT].sha256
+
+    def passed(self) -> set[Digest | None]:
+        """All that the gate ever vouched for."""
+        return {entry.sha256 for entry in self.ledger.entries() if entry.action in _PASSED}
+
+
+DONE = st.sampled_from(
+    ["promote 1", "promote 2", "promote 3", "point 1", "point 2", "point 3", "forge", "spoil 1",
+     "spoil 2", "reject 2", "reject 3", "untag 1", "untag 2", "rollback", "unalias", "restart",
+     "look", "look", "look"]
+)  # fmt: skip
+WEATHER = st.one_of(
+    st.none(),
+    st.tuples(
+        st.sampled_from((*_FETCHED, *_CALLED, "line killed before", "line killed after")),
+        st.integers(0, 9),
+        st.booleans(),
+    ),
+)
+
+
+ONE_SERVES = (("promote 1", None), ("look", None))
+
+
+@given(st.lists(st.tuples(DONE, WEATHER), max_size=12))
+@example([("promote 2", None), ("look", ("flipped", 0, True)), ("look", ("flipped", 0, True))])
+@example([("promote 2", None), ("restart", None), ("look", ("page", 0, True))])
+@example(
+    [("forge", None), ("look", ("unavailable", 4, True)), ("look", ("killed after", 6, False))]
+)
+@example([("promote 2", ("lost", 7, False)), ("rollback", ("killed after", 9, False))])
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
+    world = World(tmp_path_factory.mktemp("world"))
+    for step, weather in (*ONE_SERVES, *steps):
+        what, _, number = step.partition(" ")
+        world.weather(*(weather or (None,)))
+        world.do(what, number)
+        assert world.live() in {None, *world.passed()}
+    world.weather(None)
+    world.restart()
+    for _ in range(2):
+        world.do("look", "")
+    ended = world.place.lines()
+    assert world.reconcile(NAME, cause="timer") == []
+    assert world.place.lines() == ended
+    assert {version for action, version in ended if action == "violation"} <= world.condemned
+    champion = world.place.champion
+    if champion is None:
+        assert world.taken or not world.good()
+    else:
+        assert champion in world.good()
+        assert world.live() == Digest.of_bytes(world.place.stored(champion).data)
+    entries = world.ledger.entries()
+    conflicts = sum(e.action == "conflict" for e in entries)
+    told = [(e.previous_version, e.version) for e in entries if e.operation]
+    assert len({e.operation for e in entries if e.operation}) == len(told)
+    assert (Counter(world.registry.moves) - Counter(told)).total() <= conflicts
+    assert not Counter(told) - Counter(world.registry.moves)
