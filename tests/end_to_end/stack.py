@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
+from gate.policy.policy import Policy
 from gate.registry.judged import GoldenFolder
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow.process import lent
@@ -183,11 +184,12 @@ def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
 
 
 @contextmanager
-def stack(folder: Path, server: Server, model: str = NAME) -> Iterator[Stack]:
+def stack(
+    folder: Path, server: Server, model: str = NAME, *, policy: Policy = POLICY
+) -> Iterator[Stack]:
     """A service for one model, with the webhook registered; nothing is promoted."""
     made = Stack(folder, server, model)
-    policy = {"gate": POLICY.to_plain()}
-    YAML(typ="safe").dump(policy, folder / "policy.yaml")
+    YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
     subprocess.run(
         [sys.executable, "-c", "import sys; from pathlib import Path; "
          "from gate.service.keyring import write; write(Path(sys.argv[1]), ['s' * 40])",

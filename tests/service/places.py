@@ -98,7 +98,9 @@ class Model:
         self.place.folder.mkdir()
         self.registry = MlflowRegistry(uri)
         self.store = Store(folder / name / "store")
-        self.run_id = make_run(uri, artifacts=None if uri.startswith("http") else folder / "artifacts")
+        self.run_id = make_run(
+            uri, artifacts=None if uri.startswith("http") else folder / "artifacts"
+        )
 
     def hand_in(self, seed: int) -> str:
         of = replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
