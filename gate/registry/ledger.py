@@ -21,6 +21,7 @@ from gate.errors import EvidenceError, StorageError, first_line
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
+from gate.storage.quota import Extent
 from gate.storage.record import Record, Sha256, later
 
 Action = Literal[
@@ -78,6 +79,8 @@ class LedgerEntry(Record):
     """Of the preprocessing spec beside the file."""
     twin: TwinDigests | None = later(None)
     """Of the quantized twin beside the file."""
+    extent: Extent | None = later(None)
+    """How much the version was with all that is beside its file."""
     run_id: str | None = None
     actor: str = Field(default_factory=actor)
     reason: str

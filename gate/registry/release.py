@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import Literal
 
 from gate.errors import EvidenceError
+from gate.golden.folder import files_of
 from gate.policy.policy import Policy
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN, Draft, Tag
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
+from gate.storage.quota import Extent
 
 Outcome = Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
 
@@ -115,6 +117,18 @@ class Release(Judged):
     def preprocess_sha256(self) -> Digest | None:
         """Digest of the preprocessing spec that goes with the file."""
         return None if self.preprocessing is None else self.evidence.source.preprocess_sha256
+
+    @property
+    def extent(self) -> Extent:
+        """How much it is, the twin and the golden vectors included; records are small."""
+        parts = [self] if self.twin is None else [self, self.twin]
+        golden = [part.golden.golden for part in parts if part.golden is not None]
+        subjects = [part.evidence.subject for part in parts]
+        return Extent(
+            size_bytes=sum(each.size_bytes for each in (*subjects, *golden)),
+            files=sum(1 + len(each.external_data) for each in subjects)
+            + sum(len(files_of(each)) for each in golden),
+        )
 
     def draft(self) -> Draft:
         """The version that this release becomes."""

@@ -9,9 +9,34 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import NonNegativeInt
+
+from gate.storage.record import Record
+
 MAX_BYTES = 8 << 30
 """Of a model with all that is beside it."""
+_MAX_FILES = 10_000
+_MORE_BYTES, _MORE_FILES = 64 << 20, 100
+"""What registries and reviewers may put beside a version."""
 _LOOK_S = 0.02
+
+
+class Extent(Record):
+    """How much a version was when it was promoted, with all that is beside it."""
+
+    size_bytes: NonNegativeInt
+    files: NonNegativeInt
+
+    def check(self, size_bytes: int, files: int) -> None:
+        """Raise TooLarge where there is far more now than this."""
+        if size_bytes > self.size_bytes + _MORE_BYTES:
+            raise TooLarge(f"there are {size_bytes} bytes or more, expected {self.size_bytes}")
+        if files > self.files + _MORE_FILES:
+            raise TooLarge(f"there are {files} files and folders or more, expected {self.files}")
+
+
+MAX_EXTENT = Extent(size_bytes=MAX_BYTES, files=_MAX_FILES)
+"""Of what was promoted by a version of the gate that did not write it down."""
 
 
 class TooLarge(Exception):

@@ -1,0 +1,23 @@
+"""How much lies in the store under a version, before any of it is downloaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gate.storage.quota import Extent
+
+if TYPE_CHECKING:
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+
+def check_extent(repository: ArtifactRepository, allowed: Extent) -> None:
+    """List all that a download would bring. Raises TooLarge as soon as it is too much, however deep
+    or endless it is, and whatever listing raises."""
+    size, files = 0, 0
+    folders: list[str | None] = [None]
+    while folders:
+        found = repository.list_artifacts(folders.pop())
+        folders += [entry.path for entry in found if entry.is_dir]
+        size += sum(entry.file_size or 0 for entry in found)
+        files += len(found)
+        allowed.check(size, files)
