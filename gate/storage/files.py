@@ -52,13 +52,13 @@ def open_inside(folder: Path, name: str) -> io.FileIO:
             os.close(place)
             place = inner
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        stream = io.FileIO(os.open(last, flags, dir_fd=place))
+        descriptor = os.open(last, flags, dir_fd=place)
     finally:
         os.close(place)
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.ELOOP, "is no plain file", name)
-    return stream
+    return io.FileIO(descriptor)
 
 
 def open_plain(path: Path) -> io.BufferedReader:
