@@ -51,6 +51,19 @@ def test_more_are_told_to_come_again_and_deliveries_are_taken(tmp_path: Path) ->
         assert service.get("/models/x").status_code == 200
 
 
+def test_deliveries_need_none_of_the_threads_of_others(tmp_path: Path) -> None:
+    """There are forty of them by default."""
+    slow = Slow()
+    with (
+        running(settings(tmp_path), mounts={"/models": slow}) as service,
+        connected(service, 50, say=GET_MODEL),
+    ):
+        until(lambda: slow.waiting == 50)
+        assert service.send(body()).status_code == 202
+        assert service.get("/metrics").status_code == 200
+        slow.going.set()
+
+
 def test_who_does_not_read_makes_room(tmp_path: Path) -> None:
     with serving(tmp_path, endless) as service, connected(service, MOST, say=GET_MODEL) as unread:
         until(lambda: all(one.recv(1) for one in unread))

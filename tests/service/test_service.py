@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
+
+from tests.deploy.forged import store_of
 from tests.service.deliveries import SECRET, body, until
 from tests.service.processes import process
 from tests.service.test_connection import connected, is_closed
@@ -31,3 +34,15 @@ def test_it_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
     with process(tmp_path, "--connections", "1000", "--downloads", "72") as service:
         assert _soft_limit(service.popen.pid) >= 2200
         assert "may open" not in service.log.read_text()
+
+
+def test_damage_that_a_client_finds_is_looked_at(tmp_path: Path) -> None:
+    _store, path = store_of(tmp_path / "store", b"a model")
+    with process(tmp_path, "--store", str(tmp_path / "store")) as service:
+        url = f"{service.address}/models/digits/model.onnx"
+        assert httpx.get(url).content == b"a model"
+        path.write_bytes(b"another")
+        assert httpx.get(url).status_code == 503
+        assert httpx.get(url).status_code == 503
+        assert service.lines("doubt") == ["digits"]
+        assert service.log.read_text().count("not served") == 1
