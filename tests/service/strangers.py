@@ -4,8 +4,8 @@
 
 Whoever is turned away comes again after a second. Writes how often each kind was, when it ends.
 
-head    says a byte of its head in a second
-body    claims a delivery with a body, of which it sends a byte in a second
+head    says most of a long head, and a byte of the rest in a second
+body    claims a delivery with a body, sends most of it, and a byte of the rest in a second
 unread  asks for the deployed model and reads nothing
 abort   asks for it, reads a little and goes away, again and again
 chunk   sends a body in chunks that are none
@@ -87,8 +87,10 @@ async def _say(peer: Peer, said: bytes) -> None:
 
 async def _stranger(kind: str, host: str, port: int, counts: Counter[str]) -> None:
     acts = {
-        "head": lambda peer: _dribble(peer, b"POST /webhooks/mlflow HTTP/1.1\r\nX: "),
-        "body": lambda peer: _dribble(peer, _post(**{"Content-Length": "60000"})),
+        "head": lambda peer: _dribble(
+            peer, b"POST /webhooks/mlflow HTTP/1.1\r\nX: " + b"x" * 15_000
+        ),
+        "body": lambda peer: _dribble(peer, _post(**{"Content-Length": "65000"}) + bytes(64_000)),
         "unread": _unread,
         "abort": _abort,
         "chunk": lambda peer: _say(peer, _post(**{"Transfer-Encoding": "chunked"}) + b"zz\r\n" * 9),
