@@ -31,7 +31,12 @@ class _Request(TypedDict):
     cors_origins: tuple[str, ...]
     store: Path | None
     policy: Path | None
+    connections: int | None
+    downloads: int | None
     body_cap: int | None
+    body_timeout_s: float | None
+    write_timeout_s: float | None
+    inbox_rows: int | None
     window_s: float | None
     interval_s: float | None
     log_format: LogFormat | None
@@ -76,7 +81,29 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @click.option(
     "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
-    help="The largest body that is read. Default: 1 MiB.",
+    help="The largest body of a delivery that is read. Default: 64 KiB.",
+)  # fmt: skip
+@click.option(
+    "--body-timeout", "body_timeout_s", type=float, metavar="SECONDS",
+    **_environment("BODY_TIMEOUT"), help="Within which a body must have arrived. Default: 20.",
+)  # fmt: skip
+@click.option(
+    "--write-timeout", "write_timeout_s", type=float, metavar="SECONDS",
+    **_environment("WRITE_TIMEOUT"),
+    help="Within which a client must have taken the next 128 KiB of its answer. Default: 30.",
+)  # fmt: skip
+@click.option(
+    "--connections", type=int, metavar="NUMBER", **_environment("CONNECTIONS"),
+    help="At once; beyond them the client that is waited for the longest makes room. Default: 512.",
+)  # fmt: skip
+@click.option(
+    "--downloads", type=int, metavar="NUMBER", **_environment("DOWNLOADS"),
+    help="Requests to /models that are answered at once; more get 503. Default: 64.",
+)  # fmt: skip
+@click.option(
+    "--inbox-rows", type=int, metavar="NUMBER", **_environment("INBOX_ROWS"),
+    help="Deliveries that are remembered when they are done, and too old for a replay. "
+    "Default: 100000.",
 )  # fmt: skip
 @click.option(
     "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
@@ -120,8 +147,13 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.deploy.store import Store
     from gate.service.reconciler import reconciler
 
-    models = store_app(Store(settings.store), cors_origins=settings.cors_origins)
-    serve(settings, reconciler(settings), mounts={"/models": models})
+    reconcile = reconciler(settings)
+    models = store_app(
+        Store(settings.store),
+        cors_origins=settings.cors_origins,
+        damaged=reconcile.doubt,
+    )
+    serve(settings, reconcile, mounts={"/models": models})
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
 

@@ -6,24 +6,26 @@ changed within them.
 
 from __future__ import annotations
 
-import os
+import asyncio
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from gate.deploy.proofs import Changed, Proofs
 from gate.storage.digest import Digest
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 NO_CACHE = "no-cache"
-_CHUNK = 1 << 18
+_CHUNK = 1 << 17
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
+_log = logging.getLogger(__name__)
 
 
 def etag(digest: Digest) -> str:
@@ -35,7 +37,8 @@ def etag(digest: Digest) -> str:
 class ServedFile:
     """A file that may be served."""
 
-    path: Path
+    content: Path | bytes
+    """Where it lies in the store, or what it holds."""
     digest: Digest
     """Of its bytes."""
     cache: str
@@ -43,11 +46,34 @@ class ServedFile:
     media_type: str
 
 
-def answer(request: Request, file: ServedFile) -> Response:
-    """The file's bytes; raises OSError if it is not there.
+class _Content(Protocol):
+    @property
+    def size(self) -> int: ...
+
+    async def read(self, size: int, place: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _Held:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    async def read(self, size: int, place: int) -> bytes:
+        return self._data[place : place + size]
+
+    def close(self) -> None:
+        pass
+
+
+async def answer(request: Request, file: ServedFile, *, name: str, proofs: Proofs) -> Response:
+    """The file's bytes; `name` is the deployed model that it belongs to. Raises as `Proofs.open`.
 
     304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges
-    at once are answered with the whole file, as HTTP allows.
+    at once are answered with the whole file, as HTTP allows. HEAD and 304 read nothing.
     """
     tag = etag(file.digest)
     headers = {
@@ -59,54 +85,64 @@ def answer(request: Request, file: ServedFile) -> Response:
     if _is_current(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     # Opened here: a file that is removed from now on is still sent whole.
-    stream = file.path.open("rb", buffering=0)
-    size = os.fstat(stream.fileno()).st_size
+    content: _Content
+    if isinstance(file.content, bytes):
+        content = _Held(file.content)
+    else:
+        prove = request.method != "HEAD"
+        content = await proofs.open(file.content, file.digest, name=name, prove=prove)
+    size = content.size
     part = _part(request, tag=tag, size=size)
     if part is not None and not part:
-        stream.close()
+        content.close()
         refused = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
         return PlainTextResponse("range not satisfiable", 416, refused)
     if part is not None:
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
     span = range(size) if part is None else part
     headers |= {"Content-Length": str(span.stop - span.start), "Content-Type": file.media_type}
-    return _FileBody(stream, span=span, status=200 if part is None else 206, headers=headers)
+    return _FileBody(content, span=span, status=200 if part is None else 206, headers=headers)
 
 
 class _FileBody(Response):
-    """Sends a part of an open file, and closes it."""
+    """Sends a part of an open file as long as somebody listens, and closes it."""
 
     def __init__(
-        self, stream: FileIO, *, span: range, status: int, headers: Mapping[str, str]
+        self, content: _Content, *, span: range, status: int, headers: Mapping[str, str]
     ) -> None:
-        self._stream = stream
+        self._content = content
         self._span = span
         self.status_code = status
         self.background = None
         self.body = b""
         self.init_headers(headers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_gone(receive))
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
             stop = self._span.stop
             place = stop if scope["method"] == "HEAD" else self._span.start
             while place < stop:
-                size = min(_CHUNK, stop - place)
-                data = await to_thread.run_sync(os.pread, self._stream.fileno(), size, place)
-                if not data:  # shorter than a moment ago: the connection must not look whole
-                    raise OSError(f"the file ended at byte {place} of {stop}")
+                data = await self._content.read(min(_CHUNK, stop - place), place)
+                if gone.done():
+                    return
                 place += len(data)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Changed as error:
+            # What was sent was proven; the rest is not, and the connection must not look whole.
+            _log.error("%s: the answer was broken off", error)
         finally:
-            self._stream.close()
+            gone.cancel()
+            self._content.close()
+
+
+async def _gone(receive: Receive) -> None:
+    """Ends when the client is gone: what is sent to it afterwards vanishes without an error."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _is_current(header: str | None, tag: str) -> bool:

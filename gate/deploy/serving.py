@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -19,27 +19,39 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gate.deploy.body import IMMUTABLE, NO_CACHE, ServedFile, answer
-from gate.deploy.manifest import EXACT, MANIFEST, Slot
+from gate.deploy.manifest import EXACT, MANIFEST, Manifest, Slot
+from gate.deploy.proofs import Proofs
 from gate.deploy.store import Store
-from gate.errors import GateError
+from gate.errors import DigestMismatch, GateError, StorageError
 from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
+from gate.storage.foreign import OURS, read_foreign
 
 _BINARY, _JSON = "application/octet-stream", "application/json"
 _TRIES = 3
 """What is found may be removed before it is opened, if several releases follow in a moment."""
-
+_THREADS = 8
+"""That open and read; no others wait for them."""
+_MANIFEST_LIMIT = 1 << 20
+"""Bytes; ours have a few thousand."""
+_RETRY_AFTER_S = 30
 
 _Given = Mapping[str, str]
 """The parameters of an address."""
 _Find = Callable[[Store, _Given], ServedFile | None]
 
 
-def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
+def store_app(
+    store: Store,
+    *,
+    cors_origins: Sequence[str] = (),
+    damaged: Callable[[str], None] = lambda _name: None,
+) -> Starlette:
     """An application that serves `store`, to be mounted, at `/models` for example.
 
     `cors_origins`: pages of these origins may load models too (`*`: of any); else only those of
-    the same origin. Only GET and HEAD; what is not deployed is a 404.
+    the same origin. Only GET and HEAD; what is not deployed is a 404. What is not whole is a 503,
+    and `damaged` is called with the deployed model's name, once.
     """
     middleware = []
     if cors_origins:
@@ -52,36 +64,54 @@ def store_app(store: Store, *, cors_origins: Sequence[str] = ()) -> Starlette:
                 expose_headers=["ETag", "Content-Length", "Content-Range", "Accept-Ranges"],
             )
         ]
+    serving = _Serving(store, damaged)
     routes = [
-        Route("/{name}/manifest.json", _endpoint(store, _manifest)),
-        Route("/{name}/model.onnx", _endpoint(store, _stable)),
-        Route("/{name}/sha256/{hex}/{file:path}", _endpoint(store, _by_digest)),
-        Route("/{name}/{slot}/{file:path}", _endpoint(store, _in_slot)),
+        Route("/{name}/manifest.json", serving.endpoint(_manifest)),
+        Route("/{name}/model.onnx", serving.endpoint(_stable)),
+        Route("/{name}/sha256/{hex}/{file:path}", serving.endpoint(_by_digest)),
+        Route("/{name}/{slot}/{file:path}", serving.endpoint(_in_slot)),
     ]
     app = Starlette(routes=routes, middleware=middleware)
     app.router.redirect_slashes = False  # it would send clients to whatever host they named
     return app
 
 
-def _endpoint(store: Store, find: _Find) -> Callable[[Request], Awaitable[Response]]:
-    async def serve(request: Request) -> Response:
-        return await run_in_threadpool(_serve, store, find, request)
-
-    return serve
-
-
-def _serve(store: Store, find: _Find, request: Request) -> Response:
+class _Serving:
     """Only what a manifest names is ever opened; nothing of the address becomes a path."""
-    for _ in range(_TRIES):
-        try:
-            found = find(store, request.path_params)
-            if found is None:
-                break
-            return answer(request, found)
-        except (OSError, GateError):
-            # Removed since it was found; a name that none can have, a damaged or removed manifest.
-            continue
-    return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
+
+    def __init__(self, store: Store, damaged: Callable[[str], None]) -> None:
+        self._store = store
+        self._threads = CapacityLimiter(_THREADS)
+        self._proofs = Proofs(store, threads=self._threads, damaged=damaged)
+
+    def endpoint(self, find: _Find) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            return await self._answer(request, find)
+
+        return serve
+
+    async def _answer(self, request: Request, find: _Find) -> Response:
+        given, trouble = request.path_params, None
+        for _ in range(_TRIES):
+            try:
+                found = await to_thread.run_sync(find, self._store, given, limiter=self._threads)
+                if found is None:
+                    break
+                return await answer(request, found, name=given["name"], proofs=self._proofs)
+            except (OSError, GateError) as error:
+                # Removed since it was found; a name that none can have, a damaged manifest.
+                trouble = error
+        if trouble is not None and _passes(trouble):
+            headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
+            return PlainTextResponse("can't be served now", 503, headers)
+        return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
+
+
+def _passes(trouble: Exception) -> bool:
+    """Whether it is there, and can't be had now: it is not whole, or this machine can't read."""
+    cause = trouble if isinstance(trouble, OSError) else trouble.__cause__
+    ours = isinstance(cause, OSError) and cause.errno in OURS
+    return ours or isinstance(trouble, DigestMismatch)
 
 
 def _manifest(store: Store, given: _Given) -> ServedFile | None:
@@ -89,8 +119,10 @@ def _manifest(store: Store, given: _Given) -> ServedFile | None:
     folder = store.releases(given["name"]).get(live.release) if live is not None else None
     if folder is None:
         return None
-    path = folder / MANIFEST
-    return ServedFile(path, Digest.of_file(path), NO_CACHE, _JSON)
+    data = read_foreign(folder / MANIFEST, limit=_MANIFEST_LIMIT)
+    if Manifest.from_foreign(data, what=MANIFEST) != live:
+        raise StorageError(f"{folder} is not what is live. Deploy {given['name']} anew.")
+    return ServedFile(data, Digest.of_bytes(data), NO_CACHE, _JSON)
 
 
 def _stable(store: Store, given: _Given) -> ServedFile | None:

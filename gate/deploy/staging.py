@@ -75,11 +75,12 @@ def store_staged(store: Store, staged: Staged) -> None:
 def prove(store: Store, slot: Slot) -> str | None:
     """What is wrong with a slot's bytes in the store, or None if they are whole.
 
-    Every file is hashed; nothing is computed.
+    Every file is hashed, and none may be a link; nothing is computed.
     """
     try:
         for entry in slot.files:
-            entry.sha256.verify(Digest.of_file(store.file(slot.sha256, entry)), what=entry.name)
+            with store.open(store.file(slot.sha256, entry)) as stream:
+                entry.sha256.verify(Digest.of_stream(stream), what=entry.name)
         if slot.golden_sha256 is not None:
             read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     except Exception as error:
@@ -172,6 +173,8 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
 
 def _put(store: Store, folder: Path, digest: Digest) -> None:
     target = store.content(digest)
+    if target.is_symlink():
+        target.unlink()  # whoever put it there could exchange what it points at
     if not target.exists():
         folder.rename(target)
         sync(target.parent)
@@ -179,11 +182,20 @@ def _put(store: Store, folder: Path, digest: Digest) -> None:
     # There already: whatever is damaged in it is replaced file by file, so that nobody who
     # reads it finds nothing.
     for path in folder.rglob("*"):
-        if path.is_dir():
-            continue
         there = target / path.relative_to(folder)
-        if not there.is_file() or Digest.of_file(there) != Digest.of_file(path):
-            there.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            if there.is_symlink():
+                there.unlink()
+            there.mkdir(exist_ok=True)
+        elif not _holds(store, there, Digest.of_file(path)):
             path.replace(there)
             sync(there.parent)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _holds(store: Store, path: Path, digest: Digest) -> bool:
+    try:
+        with store.open(path) as stream:
+            return Digest.of_stream(stream) == digest
+    except OSError:
+        return False

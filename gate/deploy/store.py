@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,6 +14,7 @@ from gate.deploy.disk import discard, make_folder
 from gate.deploy.manifest import EXACT, MANIFEST, Manifest, StoredFile, check_name
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.storage.digest import Digest
+from gate.storage.files import open_inside
 from gate.storage.foreign import RECORD_LIMIT, read_foreign
 
 PATIENCE_S = 600.0
@@ -83,6 +85,13 @@ class Store:
     def file(self, folder: Digest, entry: StoredFile) -> Path:
         """Where a file of the store lies."""
         return self.content(folder) / entry.name
+
+    def open(self, path: Path) -> FileIO:
+        """Open a file of the store, through no link but those above the store itself.
+
+        Raises OSError.
+        """
+        return open_inside(self.root, path.relative_to(self.root).as_posix())
 
     @property
     def workshop(self) -> Path:

@@ -25,6 +25,7 @@ from gate.registry.ledger import Ledger
 from gate.service.inbox import Inbox
 from gate.service.keyring import Keyring
 from gate.service.metrics import Metrics
+from gate.service.places import Places
 from gate.service.readiness import Need, inbox_trouble, ledger_trouble
 from gate.service.receiver import Receiver
 from gate.service.settings import Settings
@@ -51,7 +52,8 @@ class Parts:
 def application(parts: Parts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
     """The ASGI application; its lifespan starts and stops the worker.
 
-    `mounts`: other applications by path, such as the static store under `/models`.
+    `mounts`: other applications by path, such as the static store under `/models`; each answers
+    so many requests at once as the settings allow downloads.
     """
     receiver = Receiver(
         parts.settings,
@@ -60,6 +62,8 @@ def application(parts: Parts, *, mounts: Mapping[str, ASGIApp] | None = None) ->
         metrics=parts.metrics,
         received=parts.worker.wake,
     )
+
+    downloads = parts.settings.downloads
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -74,7 +78,7 @@ def application(parts: Parts, *, mounts: Mapping[str, ASGIApp] | None = None) ->
         Route("/healthz", _alive),
         Route("/readyz", _readiness(parts)),
         Route("/metrics", _metrics(parts.metrics)),
-        *(Mount(path, app=app) for path, app in (mounts or {}).items()),
+        *(Mount(path, Places(app, most=downloads)) for path, app in (mounts or {}).items()),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
     app.router.redirect_slashes = False  # a redirected POST would be signed for another path
@@ -120,8 +124,10 @@ def _registry_trouble(parts: Parts) -> str | None:
 
 
 def _metrics(metrics: Metrics) -> Callable[[Request], object]:
+    one = anyio.CapacityLimiter(1)  # many who ask leave the threads and the inbox to others
+
     async def read(_request: Request) -> Response:
-        text = await anyio.to_thread.run_sync(metrics.text)
+        text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return read

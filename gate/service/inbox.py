@@ -66,6 +66,17 @@ class Claim:
     """How often the most unlucky of them was taken, this time included."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """How long deliveries are remembered that nobody waits for any more."""
+
+    keep_s: float = 7 * 86_400.0
+    rows: int = 100_000
+    """Of those that are done, the oldest are forgotten where there are more,"""
+    least_s: float = 1200.0
+    """but none so young that it could be replayed."""
+
+
 class Inbox:
     """The table. All methods block, and raise InboxUnavailable where the database does not work.
 
@@ -137,9 +148,36 @@ class Inbox:
         values = {"due_at": retry_at, "trouble": reason[:_TROUBLE_LENGTH]}
         self._write(_mine(claim).values(leased_until=sa.null(), **values))
 
-    def purge(self, *, keep_s: float) -> int:
-        """Forget deliveries received more than `keep_s` ago, done or not; gives their number."""
-        return self._write(sa.delete(_ROWS).where(_C.received_at < self._clock() - keep_s))
+    def purge(self, memory: Memory, *, models: Collection[str], batch: int = 1000) -> int:
+        """Forget deliveries that are done, and those that waited for `keep_s` for others than the
+        models; gives their number, `batch` at most: call again then.
+        """
+        now = self._clock()
+        done = _C.done_at < now - memory.keep_s
+        orphaned = sa.and_(
+            _C.done_at.is_(None),
+            _C.model.not_in(list(models)),
+            _C.received_at < now - memory.keep_s,
+        )
+        with self._reading() as connection:
+            count = sa.select(sa.func.count()).where(_C.done_at.is_not(None))
+            excess = max(0, connection.execute(count).scalar_one() - memory.rows)
+            found: list[str] = []
+            for which, most in (
+                (done, batch),
+                (_C.done_at < now - memory.least_s, min(excess, batch)),
+                (orphaned, batch),
+            ):
+                # By the index, so that a batch costs the same however many there are.
+                oldest = sa.select(_C.delivery_id).where(which).order_by(_C.done_at).limit(most)
+                found += connection.execute(oldest).scalars()
+        ids = sorted(set(found))[:batch]
+        if not ids:
+            return 0
+        with self._writing() as connection:
+            if not alone(connection, "gate_inbox purge"):
+                return 0
+            return int(connection.execute(sa.delete(_ROWS).where(_C.delivery_id.in_(ids))).rowcount)
 
     def depth(self) -> int:
         """Number of deliveries that wait or are being worked on."""

@@ -23,6 +23,7 @@ class Intake:
         self._inbox = inbox
         self._waiting: list[tuple[Delivery, asyncio.Future[Literal["new", "seen"]]]] = []
         self._feeding: asyncio.Task[None] | None = None
+        self._thread = anyio.CapacityLimiter(1)  # its own: no download can have taken it
 
     async def receive(self, delivery: Delivery) -> Literal["new", "seen"]:
         """As `Inbox.receive`. Raises InboxUnavailable."""
@@ -38,7 +39,9 @@ class Intake:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             deliveries = [delivery for delivery, _state in batch]
             try:
-                states = await anyio.to_thread.run_sync(self._inbox.receive, deliveries)
+                states = await anyio.to_thread.run_sync(
+                    self._inbox.receive, deliveries, limiter=self._thread
+                )
             except Exception as error:
                 for _delivery, state in batch:
                     if not state.done():

@@ -69,6 +69,10 @@ class Reconciler:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
         return done
 
+    def doubt(self, model: str) -> None:
+        """What is deployed was found damaged: the next look is thorough. From any thread."""
+        self._proven.pop(model, None)
+
     def _is_due(self, model: str, champion: str | None) -> bool:
         proven, at = self._proven.get(model, (None, 0.0))
         return proven != champion or time.monotonic() - at > _RECHECK_S

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gate.errors import ServiceError
 from gate.service.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
-from gate.service.inbox import Inbox
+from gate.service.connection import Connection
+from gate.service.inbox import Inbox, Memory
 from gate.service.logs import Redaction, set_up
 from gate.service.metrics import Metrics
 from gate.service.port import Reconcile
-from gate.service.settings import Settings
+from gate.service.settings import Settings, replayable_s
 from gate.service.worker import Rhythm, Worker
 
-_BACKLOG = 512
-_CONNECTIONS = 512
-"""With a request at once; more get 503, so that bodies of strangers fill no memory."""
+_FILES = 128
+"""That the service itself needs to have open: its database, its log, what it deploys."""
+_FEWEST = 16
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +35,10 @@ def assemble(settings: Settings, reconcile: Reconcile) -> Parts:
     keyring = settings.keyring()
     inbox = Inbox(settings.inbox_url)
     metrics = Metrics(inbox)
-    rhythm = Rhythm(settings.models, interval_s=settings.interval_s, keep_s=settings.keep_s)
+    memory = Memory(
+        settings.keep_s, rows=settings.inbox_rows, least_s=replayable_s(settings.window_s)
+    )
+    rhythm = Rhythm(settings.models, interval_s=settings.interval_s, memory=memory)
     return Parts(
         settings, keyring, inbox, metrics, Worker(inbox, reconcile, rhythm=rhythm, metrics=metrics)
     )
@@ -64,23 +67,31 @@ def serve(
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
             ready(address)
-            server(application(parts, mounts=mounts)).run(sockets=[listener])
+            server(application(parts, mounts=mounts), settings).run(sockets=[listener])
     finally:
         parts.worker.stop(timeout_s=0)
         parts.inbox.close()
         logging.getLogger().removeHandler(log)
 
 
-def server(app: ASGIApp) -> _Server:
+def server(app: ASGIApp, settings: Settings) -> _Server:
     """A uvicorn server that tells nobody what it is, and logs as we do."""
+    places = _places(settings)
+    connection = functools.partial(
+        Connection,
+        places=places,
+        write_timeout_s=settings.write_timeout_s,
+        webhook=WEBHOOK_PATH,
+    )
     return _Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=connection,  # type: ignore[arg-type]
+            loop="asyncio",  # others have no bound on what is read at once
             log_config=None,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_CONNECTIONS,
+            backlog=places,  # so many are accepted before the first of them gets a place
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
             ws="none",
@@ -107,69 +118,35 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-class Connection(H11Protocol):
-    """One connection; while it owes us the head of a request it is only tolerated.
+def _places(settings: Settings) -> int:
+    """For how many connections there are files to open, among them those that were just accepted.
 
-    Uvicorn bounds how long a connection may be silent between two requests only, so a few hundred
-    that never say anything would take every place that there is. Here silent ones are closed, and
-    make room when it is needed.
+    A process that has none left accepts nobody for a second, and can't write its database.
     """
+    import resource
 
-    head_timeout_s = 10.0
-    """Within which the head of a request must have arrived, from its first silence on."""
-
-    _overdue: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place; the one that has been silent the longest loses its own if all are taken."""
-        super().connection_made(transport)
-        self._watch()
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            others = [other for other in self.connections if isinstance(other, Connection)]
-            silent = [other for other in others if other is not self and other._overdue]
-            if silent:
-                min(silent, key=Connection._deadline)._give_up()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is owed any more."""
-        self._rest()
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Look whether a request has begun or ended meanwhile."""
-        super().handle_events()
-        self._watch()
-
-    def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._rest()
-        elif self._overdue is None and not self.transport.is_closing():
-            self._overdue = self.loop.call_later(self.head_timeout_s, self._give_up)
-
-    def on_response_complete(self) -> None:
-        """The next request is awaited, within its own time."""
-        super().on_response_complete()
-        self._watch()
-
-    def _deadline(self) -> float:
-        return self._overdue.when() if self._overdue is not None else 0.0
-
-    def _rest(self) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
-            self._overdue = None
-
-    def _give_up(self) -> None:
-        self._rest()
-        self.connections.discard(self)
-        self.transport.abort()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = settings.downloads + _FILES
+    wanted = 2 * settings.connections + others
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            places = max(_FEWEST, (soft - others) // 2)
+            _log.warning(
+                "this process may open %d files, %d connections need %d: it takes %d at once. "
+                "Raise the limit (ulimit -n, LimitNOFILE), or lower --connections.",
+                soft, settings.connections, wanted, places,
+            )  # fmt: skip
+            return places
+    return settings.connections
 
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that takes connections already. Raises ServiceError where it can't be had."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ServiceError(
             f"cannot listen on {host}:{port}: {error.strerror or error}. "

@@ -22,6 +22,12 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 _DAY_S = 86_400.0
 
 
+def replayable_s(window_s: float) -> float:
+    """How long a delivery must be remembered: what was forgotten must be too old to be believed
+    when it is sent again. Twice the width of the window, for clocks that are set meanwhile."""
+    return 4 * window_s
+
+
 class Settings(BaseModel):
     """How the service runs. Frozen; unknown fields are refused."""
 
@@ -48,16 +54,24 @@ class Settings(BaseModel):
     """Pages of these origins may load deployed models; none: only those of this service."""
     policy: Path | None = None
     """None: the built-in policy."""
-    body_cap: int = Field(default=1 << 20, ge=1024)
-    """Bytes of the largest body that is read."""
+    connections: int = Field(default=512, ge=16, le=65_536)
+    """Places for connections; when all are taken, whoever is waited for the longest makes room."""
+    downloads: int = Field(default=64, ge=1, le=65_536)
+    """Requests for deployed files that are answered at once, so that they take no other's place."""
+    body_cap: int = Field(default=1 << 16, ge=1024)
+    """Bytes of the largest body that is read, as it must be before its signature is proven."""
     body_timeout_s: float = Field(default=20.0, gt=0)
     """Within which a body must have arrived."""
+    write_timeout_s: float = Field(default=30.0, gt=0)
+    """Within which a client must have taken the next part of its answer, 128 KiB."""
     window_s: float = Field(default=300.0, gt=0, le=3600)
     """How far a delivery's timestamp may lie from our clock."""
     interval_s: float = Field(default=60.0, gt=0)
     """After which all models are looked at without any event."""
     keep_s: float = 7 * _DAY_S
     """How long the ids of deliveries are remembered."""
+    inbox_rows: int = Field(default=100_000, ge=0)
+    """Deliveries that are done and remembered, unless more could still be replayed."""
     log_format: LogFormat = "text"
 
     @field_validator("models")
@@ -85,8 +99,7 @@ class Settings(BaseModel):
     @field_validator("keep_s")
     @classmethod
     def _longer_than_a_replay(cls, keep_s: float, info: Any) -> float:
-        # What was forgotten must be too old to be believed when it is sent again.
-        least = 4 * info.data.get("window_s", 0.0)
+        least = replayable_s(info.data.get("window_s", 0.0))
         if keep_s < least:
             raise ValueError(f"ids must be kept for {least:.0f} s, twice the width of the window")
         return keep_s

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gate.errors import (
     GateError,
@@ -22,13 +22,13 @@ from gate.errors import (
     RegistryUnavailable,
     ResourceGone,
 )
-from gate.service.inbox import Claim, Inbox
+from gate.service.inbox import Claim, Inbox, Memory
 from gate.service.metrics import Metrics
 from gate.service.port import Failed, Reconcile, Taken
 
 _POLL_S = 1.0
 _RETRY_CAP_S = 60.0
-_PURGE_EVERY_S = 3600.0
+_PURGE_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ class Rhythm:
     models: tuple[str, ...]
     interval_s: float = 60.0
     """After which every model is looked at, whatever was delivered."""
-    keep_s: float = 7 * 86_400.0
+    memory: Memory = field(default_factory=Memory)
     poll_s: float = _POLL_S
     """After which the inbox is looked at for what other processes received or left behind."""
 
@@ -178,9 +178,10 @@ class Worker:
         if time.monotonic() < self._purge_due:
             return False
         self._purge_due = time.monotonic() + _PURGE_EVERY_S
-        forgotten = self._inbox.purge(keep_s=self._rhythm.keep_s)
+        forgotten = self._inbox.purge(self._rhythm.memory, models=self._rhythm.models)
         if forgotten:
             _log.info("old deliveries were forgotten", extra={"fields": {"number": forgotten}})
+            self._purge_due = 0.0  # there may be more; deliveries come in between
         return forgotten > 0
 
     @contextmanager

@@ -7,6 +7,7 @@ equal canonical JSON means equal digest, whatever the order of keys.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -58,9 +59,14 @@ class Digest:
         """
         try:
             with open_plain(path) as stream:
-                return cls(hashlib.file_digest(stream, "sha256").hexdigest())
+                return cls.of_stream(stream)
         except OSError as error:
             raise StorageError(f"cannot read {path} to compute its digest: {error}") from error
+
+    @classmethod
+    def of_stream(cls, stream: io.BufferedReader | io.FileIO) -> Digest:
+        """Digest of what an open file holds from here on, read in chunks. Raises OSError."""
+        return cls(hashlib.file_digest(stream, "sha256").hexdigest())
 
     @classmethod
     def of_manifest(cls, root: Path, files: Iterable[str]) -> Digest:

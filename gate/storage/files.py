@@ -5,6 +5,7 @@ A record from outside could name `/dev/zero`, a pipe, or any other file of this 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -33,6 +34,31 @@ def is_inside(folder: Path, name: str) -> bool:
     """
     root = folder.resolve()
     return (root / name).resolve().is_relative_to(root)
+
+
+def open_inside(folder: Path, name: str) -> io.FileIO:
+    """Open the plain file `name` below `folder`, no link followed from there on.
+
+    Raises OSError, also where a link or anything but folders and a plain file is on the way.
+    """
+    wrong = wrong_name(name)
+    if wrong is not None:
+        raise OSError(errno.EINVAL, wrong, name)
+    *folders, last = PurePosixPath(name).parts
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(last, flags, dir_fd=place)
+    finally:
+        os.close(place)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, "is no plain file", name)
+    return io.FileIO(descriptor)
 
 
 def open_plain(path: Path) -> io.BufferedReader:

@@ -27,7 +27,7 @@ ITEM_LIMIT = 1 << 19
 """Values of one text at most: as many take some 100 MB."""
 DEPTH_LIMIT = 64
 """How deeply the values of one text are nested at most."""
-_OURS = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE})
+OURS = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE})
 """What goes wrong with this machine, and says nothing about the file."""
 _REMEDY = "It was exchanged or damaged: fetch it again, or promote the file anew."
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -114,7 +114,7 @@ def mismatch_of(what: str) -> Iterator[None]:
     except GateError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OURS:
+        if isinstance(error, OSError) and error.errno in OURS:
             raise StorageError(
                 f"cannot read {what}: {error}. Repeat when that is mended."
             ) from error
@@ -127,7 +127,7 @@ def mismatch_of(what: str) -> Iterator[None]:
 def _unreadable(path: Path, error: OSError | ValueError) -> GateError:
     code = getattr(error, "errno", None)
     why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or str(error)
-    if code in _OURS:
+    if code in OURS:
         return StorageError(f"cannot read {path}: {why}. Repeat when that is mended.")
     return EvidenceError(f"cannot read {path}: {why}, expected a plain file. {_REMEDY}")
 

@@ -123,7 +123,7 @@ def running(
     recorder = recorder or Recorder()
     parts = assemble(chosen, recorder)
     listener = listening(chosen.host, chosen.port)
-    runner = server(application(parts, mounts=mounts))
+    runner = server(application(parts, mounts=mounts), chosen)
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:

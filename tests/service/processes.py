@@ -52,9 +52,16 @@ class Process:
 
 @contextmanager
 def process(
-    folder: Path, *options: str, slow: float = 0, url: str | None = None
+    folder: Path,
+    *options: str,
+    slow: float = 0,
+    url: str | None = None,
+    files: int | None = None,
 ) -> Iterator[Process]:
-    """A service in `folder`; started again there, it goes on where the last one ended."""
+    """A service in `folder`; started again there, it goes on where the last one ended.
+
+    `files`: so many may it have open.
+    """
     secrets = folder / "secrets"
     if not secrets.exists():
         keyring.write(secrets, [SECRET])
@@ -64,6 +71,8 @@ def process(
     command += ["--", "serve", "--model", "digits", "--port", "0", "--secret-file", str(secrets)]
     command += ["--inbox", url or f"sqlite:///{folder}/inbox.db", "--interval", "3600", *options]
     command += ["--tracking-uri", "http://127.0.0.1:1"]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     log = folder / "log"
     with log.open("ab") as stream:
         popen = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream)

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gate.errors import InboxUnavailable, ServiceError
-from gate.service.inbox import Claim, Inbox
+from gate.service.inbox import Claim, Inbox, Memory
 from tests.service.deliveries import delivery, until
 
 ROOT = Path(__file__).parents[2]
@@ -161,10 +161,38 @@ def test_old_ids_are_forgotten_and_no_younger_ones(inbox: Inbox, clock: Clock) -
     inbox.done(taken(inbox))
     clock.now += 600
     inbox.receive([delivery("2")])
+    inbox.done(taken(inbox))
     clock.now += 10
-    assert inbox.purge(keep_s=600) == 1
+    assert inbox.purge(Memory(keep_s=600), models=MODELS) == 1
     assert inbox.receive([delivery("1")]) == ["new"]
     assert inbox.receive([delivery("2")]) == ["seen"]
+
+
+def test_what_waits_is_forgotten_for_models_of_nobody_only(inbox: Inbox, clock: Clock) -> None:
+    inbox.receive([delivery("1"), delivery("2", model="another")])
+    clock.now += 600
+    assert inbox.purge(Memory(keep_s=700), models=MODELS) == 0
+    assert inbox.purge(Memory(keep_s=500, rows=0, least_s=0), models=MODELS) == 1
+    assert taken(inbox).deliveries == ("1",)
+
+
+def test_beyond_the_cap_the_oldest_are_forgotten(inbox: Inbox, clock: Clock) -> None:
+    """In batches, never what waits, and never what could be replayed."""
+    for number in range(10):
+        inbox.receive([delivery(str(number))])
+        inbox.done(taken(inbox))
+    clock.now += 1200
+    for number in range(10, 15):
+        inbox.receive([delivery(str(number))])
+        inbox.done(taken(inbox))
+    inbox.receive([delivery("waits")])
+    memory = Memory(rows=7, least_s=1200)
+    purged = [inbox.purge(memory, models=MODELS, batch=3) for _ in range(4)]
+    assert purged == [3, 3, 2, 0]
+    again = [inbox.receive([delivery(str(number))])[0] for number in range(15)]
+    assert again == ["new"] * 8 + ["seen"] * 7
+    assert inbox.receive([delivery("waits")]) == ["seen"]
+    assert inbox.purge(Memory(rows=0, least_s=1200), models=MODELS) == 2
 
 
 def test_all_survives_opening_it_again(database: str) -> None:
@@ -316,7 +344,7 @@ class TestUnavailable:
             inbox.depth,
             inbox.oldest_age,
             inbox.probe,
-            lambda: inbox.purge(keep_s=1),
+            lambda: inbox.purge(Memory(), models=MODELS),
         ):
             with pytest.raises(InboxUnavailable):
                 attempt()

@@ -417,7 +417,8 @@ def test_evidence_that_can_not_be_read_is_not_deployed(service, monkeypatch):
     assert service.look() == [("deploy", "deployed", "2")]
 
 
-def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
+@pytest.mark.parametrize("how", ["after a while", "when they were found"])
+def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch, how):
     manifest = service.store.live(NAME)
     slot = manifest.slots[EXACT]
     path = service.store.file(slot.sha256, slot.model)
@@ -425,7 +426,10 @@ def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch):
     path.chmod(0o644)
     path.write_bytes(whole[:-1] + b"x")
     assert service.look() == []  # not looked at each time
-    monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
+    if how == "after a while":
+        monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
+    else:
+        service.reconcile.doubt(NAME)
     assert service.look() == [("deploy", "deployed", "1")]
     assert path.read_bytes() == whole
     assert service.look() == []

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -165,6 +166,11 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
     [
         ("GATE_LEDGER", "/var/ledger", "ledger", Path("/var/ledger")),
         ("GATE_BODY_CAP", "2048", "body_cap", 2048),
+        ("GATE_BODY_TIMEOUT", "3", "body_timeout_s", 3.0),
+        ("GATE_WRITE_TIMEOUT", "4", "write_timeout_s", 4.0),
+        ("GATE_CONNECTIONS", "99", "connections", 99),
+        ("GATE_DOWNLOADS", "5", "downloads", 5),
+        ("GATE_INBOX_ROWS", "1000", "inbox_rows", 1000),
         ("GATE_WINDOW", "100", "window_s", 100.0),
         ("GATE_INTERVAL", "7", "interval_s", 7.0),
         ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
@@ -173,7 +179,7 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
 def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
     seen: list[Settings] = []
     monkeypatch.setattr(preflight, "preflight", lambda _uri: None)
-    monkeypatch.setattr(reconciler, "reconciler", lambda _settings: None)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings: SimpleNamespace(doubt=None))
     monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
     keyring.write(tmp_path / "secrets", [SECRET])

@@ -1,107 +1,48 @@
-"""Strangers who connect and say nothing, or not enough, keep nobody else out."""
+"""The service as a process: how many connections it takes, and what it does when all are taken."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
-from gate.service import service as made
-from gate.service.service import Connection
-from tests.service.deliveries import Service, body, headers, running, settings, until
-
-LIMIT = 20
-IDLE = 40
+from tests.deploy.forged import store_of
+from tests.service.deliveries import SECRET, body, until
+from tests.service.processes import process
+from tests.service.test_connection import connected, is_closed
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(made, "_CONNECTIONS", LIMIT)
-    with running(settings(tmp_path)) as started:
-        yield started
+def _soft_limit(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Max open files")).split()[3])
 
 
-@contextlib.contextmanager
-def connected(service: Service, count: int, *, say: bytes = b"") -> Iterator[list[socket.socket]]:
-    host, port = service.address.removeprefix("http://").split(":")
-    with contextlib.ExitStack() as stack:
-        opened = []
-        for _ in range(count):
-            opened.append(stack.enter_context(socket.create_connection((host, int(port)))))
-            with contextlib.suppress(OSError):
-                opened[-1].sendall(say)
-        yield opened
-
-
-def is_closed(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        while connection.recv(1 << 16):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-@pytest.mark.parametrize("say", [b"", b"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\n"])
-def test_silent_connections_keep_no_delivery_out(small: Service, say: bytes) -> None:
-    with connected(small, IDLE, say=say):
+def test_strangers_use_up_no_files(tmp_path: Path) -> None:
+    """More come than the process may have files: it accepts fewer, and can write its inbox."""
+    with process(tmp_path, files=300) as service, connected(service, 400) as strangers:
+        until(lambda: sum(map(is_closed, strangers)) > 300)
         for number in range(5):
-            assert small.send(body(), delivery=f"d-{number}").status_code == 202
+            assert service.send(body(), delivery=f"d-{number}").status_code == 202
+        assert len(list(Path(f"/proc/{service.popen.pid}/fd").iterdir())) < 200
+        log = service.log.read_text()
+    assert "this process may open 300 files, 512 connections need 1216" in log
+    assert "Traceback" not in log
+    assert SECRET not in log
 
 
-def test_a_silent_connection_is_closed(small: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.3)
-    with connected(small, 3) as silent, connected(small, 3, say=b"GET /heal") as slow:
-        until(lambda: all(is_closed(one) for one in (*silent, *slow)), seconds=10)
+def test_it_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
+    with process(tmp_path, "--connections", "1000", "--downloads", "72") as service:
+        assert _soft_limit(service.popen.pid) >= 2200
+        assert "may open" not in service.log.read_text()
 
 
-def test_dribbling_wins_no_time(small: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.5)
-    begun = time.monotonic()
-    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "
-    with connected(small, 1, say=head) as (one,), contextlib.suppress(OSError):
-        while time.monotonic() - begun < 10:
-            one.sendall(b"x")
-            time.sleep(0.05)
-    assert time.monotonic() - begun < 5
-
-
-def test_after_an_answer_the_next_head_has_its_time(
-    small: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.5)
-    asked = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-    with connected(small, 1, say=asked) as (one,):
-        assert b"200 OK" in one.recv(1 << 16)
-        one.sendall(b"GET /heal")
-        until(lambda: is_closed(one), seconds=4)  # before uvicorn's five seconds
-
-
-def test_a_request_may_take_longer_than_its_head(
-    small: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.3)
-    head = b"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with httpx.Client() as client:
-        for _ in range(3):
-            assert client.get(small.address + "/healthz").status_code == 200
-    with connected(small, 1, say=head + b"Content-Length: 2\r\n\r\n") as (one,):
-        # Refused for its missing signature, but as a request, whatever its body does.
-        assert one.recv(1 << 16).startswith(b"HTTP/1.1 4")
-
-
-def test_when_all_are_busy_more_are_told_so(small: Service) -> None:
-    """Connections whose request has begun keep their place."""
-    sent = "".join(f"{name}: {value}\r\n" for name, value in headers(b"{}").items())
-    head = f"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\n{sent}Content-Length: 2\r\n\r\n"
-    with connected(small, LIMIT - 1, say=head.encode()) as busy:
-        until(lambda: small.get("/healthz").status_code == 503)
-        assert not any(is_closed(one) for one in busy)
+def test_damage_that_a_client_finds_is_looked_at(tmp_path: Path) -> None:
+    _store, path = store_of(tmp_path / "store", b"a model")
+    with process(tmp_path, "--store", str(tmp_path / "store")) as service:
+        url = f"{service.address}/models/digits/model.onnx"
+        assert httpx.get(url).content == b"a model"
+        path.write_bytes(b"another")
+        assert httpx.get(url).status_code == 503
+        assert httpx.get(url).status_code == 503
+        assert service.lines("doubt") == ["digits"]
+        assert service.log.read_text().count("not served") == 1

@@ -14,7 +14,8 @@ def test_defaults() -> None:
     settings = Settings.of(**GOOD, port=None, aliases=None)
     assert (settings.host, settings.port) == ("127.0.0.1", 8400)
     assert settings.aliases == ("candidate", "champion", "previous")
-    assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 20, 300, 60)
+    assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 16, 300, 60)
+    assert (settings.connections, settings.downloads, settings.inbox_rows) == (512, 64, 100_000)
     assert settings.keep_s >= 2 * 2 * settings.window_s
 
 
@@ -39,6 +40,11 @@ def test_models_are_told_once() -> None:
         ({"port": -1}, "port"),
         ({"port": "many"}, "port"),
         ({"body_cap": 0}, "body_cap"),
+        ({"body_timeout_s": 0}, "body_timeout_s"),
+        ({"write_timeout_s": 0}, "write_timeout_s"),
+        ({"connections": 15}, "connections"),
+        ({"downloads": 0}, "downloads"),
+        ({"inbox_rows": -1}, "inbox_rows"),
         ({"window_s": 0}, "window_s"),
         ({"window_s": float("nan")}, "window_s"),
         ({"window_s": float("inf")}, "window_s"),

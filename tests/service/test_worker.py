@@ -18,7 +18,7 @@ from gate.errors import (
     StorageError,
 )
 from gate.service import worker as worker_module
-from gate.service.inbox import Inbox
+from gate.service.inbox import Inbox, Memory
 from gate.service.metrics import Metrics
 from gate.service.port import Failed, Taken
 from gate.service.worker import Rhythm, Worker
@@ -285,9 +285,10 @@ def test_a_slow_model_does_not_starve_the_timer(inbox: Inbox) -> None:
 
 
 def test_old_deliveries_are_forgotten(inbox: Inbox) -> None:
-    inbox.receive([delivery("1", model="another")])
+    """A batch at a time, all of them at once."""
+    inbox.receive([delivery(str(number), model="another") for number in range(2500)])
     time.sleep(0.05)
-    with working(inbox, Recorder(), keep_s=0.01):
+    with working(inbox, Recorder(), memory=Memory(keep_s=0.01)):
         until(lambda: inbox.depth() == 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gate.errors import StorageError
 from gate.storage.digest import Digest
-from gate.storage.files import is_inside, open_plain, wrong_name
+from gate.storage.files import is_inside, open_inside, open_plain, wrong_name
 
 
 @pytest.mark.parametrize("name", ["w.bin", "data/w.bin", "ü" * 127, "a..b"])
@@ -41,3 +41,21 @@ def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
         open_plain(path)
     with pytest.raises(StorageError, match="cannot read"):
         Digest.of_file(path)
+
+
+def test_a_file_inside_is_opened_through_folders_only(tmp_path: Path) -> None:
+    """Links above the folder are its owner's."""
+    real = tmp_path / "real"
+    (real / "a" / "b").mkdir(parents=True)
+    (real / "a" / "b" / "w").write_bytes(b"data")
+    (tmp_path / "folder").symlink_to(real)
+    with open_inside(tmp_path / "folder", "a/b/w") as stream:
+        assert stream.read() == b"data"
+    (real / "file").symlink_to(real / "a" / "b" / "w")
+    (real / "c").symlink_to("a")
+    os.mkfifo(real / "pipe")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in ("file", "c/b/w", "pipe", "a", "a/b/w/x", "missing", "../w", "/etc/passwd", "w\0"):
+        with pytest.raises(OSError, match=r".+"):
+            open_inside(tmp_path / "folder", name)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,264 @@
+"""What is served was proven: changed bytes and links are not sent, and files are read for nobody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gate.deploy.deploy import deploy
+from gate.deploy.serving import store_app
+from gate.deploy.staging import prove
+from gate.deploy.store import Store
+from gate.storage.digest import Digest
+from tests.deploy import models
+from tests.deploy.forged import store_of
+from tests.deploy.models import NAME
+from tests.deploy.servers import serving
+
+MODEL = f"{NAME}/model.onnx"
+
+
+class Reads:
+    """Counts what is read of files, in a store's own descriptors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hashed, self.parts = 0, 0
+        self.going = threading.Event()
+        self.going.set()
+        of_stream, pread = Digest.of_stream, os.pread
+
+        def counted(stream) -> Digest:
+            self.hashed += 1
+            self.going.wait(20)
+            return of_stream(stream)
+
+        def read(descriptor: int, size: int, place: int) -> bytes:
+            self.parts += 1
+            return pread(descriptor, size, place)
+
+        monkeypatch.setattr(Digest, "of_stream", staticmethod(counted))
+        monkeypatch.setattr(os, "pread", read)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return Reads(monkeypatch)
+
+
+class Served:
+    """A deployed model behind a socket, and what was found damaged."""
+
+    def __init__(self, store: Store, source) -> None:
+        self.store, self.source = store, source
+        self.damaged: Counter[str] = Counter()
+        slot = store.live(NAME).slots["exact"]
+        self.path = store.file(slot.sha256, slot.model)
+        self.sha256 = slot.model.sha256
+
+    def get(self, path: str = MODEL, **options) -> httpx.Response:
+        return self.client.get(path, **options)
+
+    def is_served_rightly(self) -> bool:
+        answer = self.get()
+        return answer.status_code == 200 and Digest.of_bytes(answer.content) == self.sha256
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    store, source = Store(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
+    deploy(store, NAME, {"exact": source})
+    made = Served(store, source)
+    app = store_app(store, damaged=lambda name: made.damaged.update([name]))
+    with serving(Starlette(routes=[Mount("/models", app)])) as address:
+        made.address = address
+        with httpx.Client(base_url=f"{address}/models/") as made.client:
+            yield made
+
+
+def _flipped(path: Path) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    return bytes(data)
+
+
+def in_place(path: Path) -> None:
+    """The same size, and the times set back."""
+    before, data = path.stat(), _flipped(path)
+    path.chmod(0o644)
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def exchanged(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(_flipped(path))
+    other.replace(path)
+
+
+def longer(path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("ab") as stream:
+        stream.write(b"x")
+
+
+def linked(path: Path) -> None:
+    """To the very same bytes, which somebody else can exchange."""
+    elsewhere = path.parents[3] / "elsewhere.onnx"
+    elsewhere.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(elsewhere)
+
+
+def folder_linked(path: Path) -> None:
+    elsewhere = path.parents[3] / "elsewhere"
+    path.parent.rename(elsewhere)
+    path.parent.symlink_to(elsewhere)
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILT = [in_place, exchanged, longer, linked, folder_linked, a_pipe]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_changed_is_not_served_and_told_once(
+    served: Served, spoil: Callable[[Path], None], warm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if warm:
+        assert served.is_served_rightly()
+    spoil(served.path)
+    tag = f'"sha256-{served.sha256.hex}"'
+    for asked in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": '"another"'}, {}):
+        answer = served.get(headers=asked)
+        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.headers.get("etag") != tag
+    assert served.damaged == {NAME: 1}
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "not served" in errors[0].getMessage()
+    # What every ten minutes looks thoroughly sees it too, and puts it right.
+    assert prove(served.store, served.store.live(NAME).slots["exact"]) is not None
+    assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
+    assert served.is_served_rightly()
+    assert not any(part.is_symlink() for part in (served.path, served.path.parent))
+
+
+def test_a_changed_file_is_hashed_once_and_so_is_a_good_one(served: Served, reads: Reads) -> None:
+    for _ in range(3):
+        assert served.is_served_rightly()
+    assert reads.hashed == 1
+    served.path.chmod(0o644)  # another change time, the same bytes
+    assert served.is_served_rightly()
+    assert served.is_served_rightly()
+    assert reads.hashed == 2
+    in_place(served.path)
+    for _ in range(3):
+        assert served.get().status_code == 503
+    assert reads.hashed == 3
+
+
+def test_many_who_ask_at_once_have_it_hashed_once(served: Served, reads: Reads) -> None:
+    reads.going.clear()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(served.is_served_rightly) for _ in range(20)]
+        # All are there when it goes on; others are answered meanwhile.
+        while _open_of(served.path) < 20:
+            assert served.get(f"{NAME}/manifest.json").status_code == 200
+        reads.going.set()
+        assert all(one.result() for one in asked)
+    assert reads.hashed == 1
+
+
+def _open_of(path: Path) -> int:
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += link.readlink() == path
+        except OSError:
+            continue
+    return found
+
+
+def test_head_and_not_modified_read_nothing(served: Served, reads: Reads) -> None:
+    tag = f'"sha256-{served.sha256.hex}"'
+    assert served.client.head(MODEL).headers["etag"] == tag
+    assert served.get(headers={"If-None-Match": tag}).status_code == 304
+    assert (reads.hashed, reads.parts) == (0, 0)
+
+
+def test_what_changes_under_way_never_arrives_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = os.urandom(32 << 20)
+    store, path = store_of(tmp_path / "srv", data)
+    with (
+        serving(Starlette(routes=[Mount("/models", store_app(store))])) as address,
+        httpx.Client() as client,
+        client.stream("GET", f"{address}/models/{MODEL}") as answer,
+    ):
+        pieces = answer.iter_raw(1 << 16)
+        got = next(pieces)
+        with path.open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(bytes([data[-1] ^ 1]))
+        with pytest.raises(httpx.RemoteProtocolError):
+            for piece in pieces:
+                got += piece
+    assert len(got) < len(data)
+    assert data.startswith(got)
+    assert "broken off" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_aborted_downloads_are_read_no_further(tmp_path: Path, reads: Reads, how: str) -> None:
+    store, _path = store_of(tmp_path / "srv", bytes(64 << 20))
+    with serving(Starlette(routes=[Mount("/models", store_app(store))])) as address:
+        url = httpx.URL(address)
+        assert (
+            httpx.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content == b"\0"
+        )
+        reads.parts = 0
+        for _ in range(50):
+            with socket.create_connection((url.host, url.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                client.sendall(f"GET /models/{MODEL} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                assert client.recv(1000)
+                if how == "reset":
+                    linger = struct.pack("ii", 1, 0)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        asked = httpx.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
+        assert asked.content == b"\0"
+    # A whole file has 512 parts. What the kernel takes before anybody reads is some of them.
+    assert reads.parts < 50 * 64
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_what_this_machine_cannot_read_is_not_gone(
+    served: Served, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    assert served.is_served_rightly()
+    monkeypatch.setattr(served.store, "open", fails)
+    assert served.get().status_code == 503
+    assert served.damaged == {}
