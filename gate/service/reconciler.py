@@ -15,6 +15,7 @@ from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
+from gate.registry.history import Histories
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
@@ -37,6 +38,7 @@ class Reconciler:
         self._ledger = ledger
         self._policy = policy
         self._store = store
+        self._histories = Histories()
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -45,7 +47,10 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
+        self._ledger.verify()
+        registered = RegisteredModel(
+            self._registry, self._ledger, model, cause=cause, histories=self._histories
+        )
         if registered.history().passed_any and not self._registry.has_model(model):
             raise ResourceGone(
                 f"{self._registry.identity} has no registered model {model} any more, and the "

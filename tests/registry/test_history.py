@@ -37,7 +37,7 @@ def test_what_each_action_says_of_its_version(action):
     assert one.was_served("1") is (action in SERVING)
     assert one.serving == ("1" if action in SERVING else None)
     assert one.served == (("1",) if action in SERVING else ())
-    silent = ("reverted", "deployed", "not_deployed", "conflict")
+    silent = ("reverted", "deployed", "not_deployed", "conflict", "ledger_accepted")
     assert (one.standing("1") is not None) is (action not in silent)
     assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
     assert one.since_passed("1") == (action,)

@@ -13,6 +13,7 @@ from gate.errors import EvidenceError, StorageError
 from gate.registry import ledger as ledger_module
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.storage.digest import Digest
+from gate.storage.lock import private_lock
 
 
 def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
@@ -125,7 +126,7 @@ def test_a_ledger_locked_for_long_is_a_clear_error(ledger: Ledger, monkeypatch) 
     fill(ledger.path, "one")
     monkeypatch.setattr(ledger_module, "_APPEND_TIMEOUT_S", 0.0)
     with (
-        ledger_module.FileLock(f"{ledger.path}.lock"),
+        private_lock(ledger_module.locks(ledger.path) / "append.lock", timeout_s=1.0),
         pytest.raises(StorageError, match="locked"),
     ):
         ledger.append(entry("two"))
