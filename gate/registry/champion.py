@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable
+from gate.errors import EvidenceError, PromotionConflict, RegistryError, RegistryUnavailable
 from gate.registry.addresses import plain
 from gate.registry.history import History
 from gate.registry.journal import Journal, Move
@@ -141,7 +141,11 @@ def _served_before(model: RegisteredModel, history: History, *, but: set[str | N
 def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     """Do what is left of a move that happened, and give its line; forget one that did not happen.
     None: nothing was left to do."""
-    begun = journal.pending()
+    try:
+        begun = journal.pending()
+    except EvidenceError as error:
+        _set_aside(model, journal, damage=str(error))
+        return None
     if begun is None:
         return None
     champion = model.alias(CHAMPION)
@@ -156,6 +160,15 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
         model.ledger.append(begun.entry)
     _end(model, journal, begun)
     return None if whole else begun.entry
+
+
+def _set_aside(model: RegisteredModel, journal: Journal, *, damage: str) -> None:
+    """Go on from what registry and ledger say. At worst the move happened and has no line: then
+    `champion` is judged as if somebody had pointed it there."""
+    champion = model.alias(CHAMPION)
+    reason = f"{damage}; '{CHAMPION}' points at {champion or 'none'} now"
+    model.write("conflict", reason, version=champion)
+    journal.set_aside()
 
 
 def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:

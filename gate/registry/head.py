@@ -1,8 +1,8 @@
 """The head of a ledger, kept elsewhere: a chain can't see that its end was cut off or edited.
 
-A witness keeps the highest head that it was shown, in another place than the ledger. Law: what a
-witness was shown once stays in the ledger. Whoever finds a shorter or another past refuses it, until
-a person says that it is meant (`gate accept-ledger`). The first head is taken on trust.
+A witness keeps the longest head that it was shown, in another place than the ledger. Law: what a
+witness was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
+until a person says that it is meant (`gate accept-ledger`). The first head is taken on trust.
 """
 
 from __future__ import annotations

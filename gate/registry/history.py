@@ -17,6 +17,8 @@ from gate.storage.digest import Digest
 
 _SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
 """Which version serves from then on."""
+_MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
+"""That another version serves from then on."""
 _VOUCHING: tuple[Action, ...] = ("passed", *_SERVING)
 """That the gate passed a version."""
 _PASSING: tuple[Action, ...] = ("passed", "promoted")
@@ -153,6 +155,19 @@ class History:
         """All versions that ever served, each once, the last one first."""
         versions = (e.version for e in reversed(self.entries) if e.action in _SERVING)
         return tuple(dict.fromkeys(version for version in versions if version is not None))
+
+    @property
+    def last_move(self) -> LedgerEntry | None:
+        """The line of the last change of what serves; None before the first."""
+        moves = (e for e in reversed(self.entries) if e.action in _MOVING)
+        return next(moves, None)
+
+    def served_before(self, version: str, other: str) -> bool:
+        """Whether a version served at some time before another served last."""
+        versions = [entry.version for entry in self.entries if entry.action in _SERVING]
+        if other not in versions:
+            return False
+        return version in versions[: len(versions) - 1 - versions[::-1].index(other)]
 
     @property
     def waiting(self) -> tuple[LedgerEntry, ...]:

@@ -1,8 +1,8 @@
 """The ledger: what was promoted, refused, rolled back, or found to be wrong. Append-only.
 
 JSON lines. Each line holds the SHA-256 of the line before it, so that an edited, removed or
-inserted line is seen on reading. That its end was cut off or edited is seen by those who keep elsewhere
-where it ended (`gate.registry.head`).
+inserted line is seen on reading. That its end was cut off or edited is seen by those who keep
+elsewhere where it ended (`gate.registry.head`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from gate.errors import EvidenceError, GateError, StorageError, first_line
 from gate.registry.chain import Chain
-from gate.registry.head import Witness, Witnesses
+from gate.registry.head import Head, Witness, Witnesses
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
@@ -44,8 +44,8 @@ Action = Literal[
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
 from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven; `ledger_accepted`: a person said that a shorter or other past
-of the ledger itself is meant."""
+later, as soon as that could be proven; `ledger_accepted`: a person said that a shorter or another
+past of the ledger itself is meant, which is about no model."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
@@ -140,6 +140,14 @@ class Ledger:
         self._read()
         self._compare()
 
+    def digest(self, number: int) -> Digest | None:
+        """Of a line, as it was read last; None where there is no such line."""
+        return self._chain.digest(number)
+
+    def head(self) -> Head | None:
+        """Where it ends, as it was read last; None where it has no line."""
+        return Head.of(self._chain, at=now())
+
     def is_torn(self) -> bool:
         """True if the last line was cut off by a crash; the next `append` moves it aside."""
         self._read()
@@ -176,7 +184,7 @@ class Ledger:
         return chained
 
     def _unread(self) -> Chain[LedgerEntry]:
-        return Chain(self.path, lambda line, number: self._parse(line, number))
+        return Chain(self.path, self._parse)
 
     def _read(self) -> None:
         anew, entries = self._chain.read()

@@ -25,6 +25,7 @@ from gate.service.guard import guard
 from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings
+from gate.service.witness import witnessed
 
 _RECHECK_S = 600.0
 """After which the bytes behind `champion` are downloaded and hashed anew, without any event."""
@@ -90,7 +91,7 @@ def reconciler(settings: Settings) -> Reconciler:
     """The reconciler of a service. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
-    ledger = Ledger(settings.ledger)
+    ledger = witnessed(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
     return Reconciler(registry, ledger, policy, store=Store(settings.store))
