@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, Protocol, TypeVar
 
 from gate.errors import EvidenceError, StorageError
 from gate.storage.digest import Digest
@@ -86,9 +86,13 @@ class Chain(Generic[Link_co]):
                 due = time.monotonic() - self._hashed_at > _REHASH_S
                 if status == self._status and not due:
                     return False, []
-                follows = not due and _grew(self._status, status)
-                stream.seek(self._size if follows else 0)
-                data = stream.read()
+                links = None if due else self._added(stream, status)
+                anew = False
+                if links is None:
+                    stream.seek(0)
+                    data = self._proven(stream.read())
+                    anew, links = self.lines == 0, self._take(data)
+                    self._hashed_at = time.monotonic()
         except FileNotFoundError:
             self._forget()
             return True, []
@@ -96,13 +100,19 @@ class Chain(Generic[Link_co]):
             raise StorageError(
                 f"cannot read the ledger {self.path}: {error.strerror}. Fix its permissions."
             ) from error
-        if not follows:
-            data = self._proven(data)
-            self._hashed_at = time.monotonic()
-        anew = self.lines == 0
-        links = self._take(data)
         self._status = status
         return anew, links
+
+    def _added(self, stream: BinaryIO, status: _Status) -> list[Link_co] | None:
+        """The lines that were added; None where the file did more than to grow by whole lines: a
+        copy in its place may have the same number."""
+        if not _grew(self._status, status):
+            return None
+        stream.seek(self._size)
+        try:
+            return self._take(stream.read())
+        except EvidenceError:
+            return None
 
     def _forget(self) -> None:
         self.tail, self._status, self._size = b"", None, 0

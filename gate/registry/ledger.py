@@ -111,8 +111,8 @@ class Ledger:
     def __init__(self, path: Path, *, witnesses: Sequence[Witness] = ()) -> None:
         self.path = path
         self._witnesses = Witnesses(witnesses)
-        self._kept: tuple[int, Digest | None] = (0, None)
-        """Where it ended when the witnesses were shown last."""
+        self._kept: tuple[int, Digest | None] | None = None
+        """Where it ended when the witnesses were shown last; None: they were not yet."""
         self._entries: tuple[LedgerEntry, ...] | None = None
         """None: whoever only verifies needs no memory for them."""
         self._chain = self._unread()

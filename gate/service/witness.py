@@ -52,13 +52,12 @@ class InboxWitness:
         self.place = f"the inbox {parsed.render_as_string(hide_password=True)}"
         self._url = url
         self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-        self._engine: sa.Engine | None = None
 
     def head(self) -> Head | None:
         """As `Witness`."""
         if not self._there:
             return None
-        with _translated(), self._opened().connect() as connection:
+        with self._opened() as engine, engine.connect() as connection:
             reading = connection.execution_options(**{READS: True})
             made = sa.inspect(reading).has_table(_HEADS.name)
             text = reading.execute(sa.select(_HEADS.c.head)).scalar() if made else None
@@ -95,26 +94,24 @@ class InboxWitness:
     def _there(self) -> bool:
         return self._file is None or self._file.exists()
 
-    def _opened(self) -> sa.Engine:
-        if self._engine is None:
-            self._engine = open_database(self._url)
-        return self._engine
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sa.Engine]:
+        """For one use: it is asked once a look."""
+        engine = open_database(self._url)
+        try:
+            yield engine
+        except SQLAlchemyError as error:
+            cause = " ".join(str(getattr(error, "orig", None) or error).split())
+            raise InboxUnavailable(
+                f"the head of the ledger can't be kept in the inbox: {cause[:400]}. Look at the "
+                "database, its disk and its permissions."
+            ) from error
+        finally:
+            engine.dispose()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        with _translated(), self._opened().begin() as connection:
+        with self._opened() as engine, engine.begin() as connection:
             wait_for_turn(connection, _HEADS.name)
             _METADATA.create_all(connection)
             yield connection
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        cause = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise InboxUnavailable(
-            f"the head of the ledger can't be kept in the inbox: {cause[:400]}. Look at the "
-            "database, its disk and its permissions."
-        ) from error
