@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from gate.errors import EvidenceError, InboxUnavailable, PastChanged, StorageErr
 from gate.registry.head import Head, HeadFile, Witnesses
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.storage.digest import Digest
+from tests.registry.simulator import Crash
 
 
 def entry(reason: str) -> LedgerEntry:
@@ -258,3 +261,31 @@ def test_without_witnesses_nothing_is_kept(ledger: Ledger) -> None:
     chain = ledger._chain
     Witnesses([]).compare(chain)
     Witnesses([]).keep(chain, at="now")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
+    ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """And one that was crashed before it was kept is kept by whoever reads next."""
+    made = Ledger(ledger.path, witnesses=[file])
+    made.append(entry("one"))
+    real, crashed = getattr(os, step), 0
+    for at in range(20):
+        calls = iter(range(99))
+
+        def crash(*arguments: object, at: int = at, calls: Iterator[int] = calls, **of: object):
+            if next(calls) == at:
+                raise Crash
+            return real(*arguments, **of)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, step, crash)
+            with contextlib.suppress(Crash):
+                Ledger(ledger.path, witnesses=[file]).append(entry(str(at)))
+        crashed += next(calls) > at
+        lines = Ledger(ledger.path, witnesses=[file]).entries()
+        kept = file.head()
+        assert kept is not None
+        assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.path, len(lines)))
+    assert crashed >= (2 if step == "fsync" else 1)
