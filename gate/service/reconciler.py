@@ -48,11 +48,12 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        self._ledger.verify()
         registered = RegisteredModel(
             self._registry, self._ledger, model, cause=cause, histories=self._histories
         )
-        if registered.history().passed_any and not self._registry.has_model(model):
+        history = registered.history()
+        self._ledger.verify()  # also where it did not change: others may have seen more of it
+        if history.passed_any and not self._registry.has_model(model):
             raise ResourceGone(
                 f"{self._registry.identity} has no registered model {model} any more, and the "
                 f"ledger {self._ledger.path} tells of it: it was deleted or renamed. What is "
