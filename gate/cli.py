@@ -37,6 +37,7 @@ COMMANDS = (
     "serve",
     "webhooks",
     "reconcile",
+    "accept-ledger",
     "doctor",
 )
 

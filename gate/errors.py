@@ -14,7 +14,8 @@ Each message says what was seen, what was expected, and the way out. All of them
     ├── OnnxFileError          the file is not a whole, valid ONNX model
     ├── EvidenceError          the measurement can't be made, or a record can't be read
     │   ├── InputMismatch      the samples don't fit the model's inputs
-    │   └── OutputMismatch     the runtime's outputs are not the model's
+    │   ├── OutputMismatch     the runtime's outputs are not the model's
+    │   └── PastChanged        the ledger is shorter, or other, than it once was
     ├── DigestMismatch         bytes are not the bytes they were said to be
     ├── StorageError           a file can't be written (disk full, no permission)
     ├── ServiceError           the webhook service can't run as it is set
@@ -79,6 +80,10 @@ class InputMismatch(EvidenceError):
 
 class OutputMismatch(EvidenceError):
     """The runtime's outputs are not the model's: other number, shape or dtype."""
+
+
+class PastChanged(EvidenceError):
+    """The ledger is shorter, or other, than a place elsewhere saw it once."""
 
 
 class DigestMismatch(GateError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from gate.deploy.disk import discard, make_folder
 from gate.deploy.manifest import EXACT, MANIFEST, Manifest, StoredFile, check_name
@@ -16,6 +16,7 @@ from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.storage.digest import Digest
 from gate.storage.files import open_inside
 from gate.storage.foreign import RECORD_LIMIT, read_foreign
+from gate.storage.lock import private_lock
 
 PATIENCE_S = 600.0
 """How long a deployment waits for another one."""
@@ -103,25 +104,25 @@ class Store:
         """Hold the store's lock; the operating system frees it if this process dies.
 
         Left-overs of whoever died are removed. Raises StorageError where another one holds it for
-        longer than `patience_s`.
+        longer than `patience_s`, or it is somebody else's.
         """
         for folder in ("store", "releases", "live", "tmp"):
             make_folder(self.root / folder)
-        lock = FileLock(self.root / ".lock", timeout=patience_s)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise StorageError(
-                f"another deployment holds {self.root / '.lock'} for over {patience_s:g} s. "
-                "Nothing was changed. Wait until it is done, then repeat."
-            ) from error
-        try:
-            shutil.rmtree(self.workshop, ignore_errors=True)
-            self.workshop.mkdir(exist_ok=True)
-            yield
-        finally:
-            shutil.rmtree(self.workshop, ignore_errors=True)
-            lock.release()
+        lock = self.root / "locks" / "store.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(private_lock(lock, timeout_s=patience_s))
+            except Timeout as error:
+                raise StorageError(
+                    f"another deployment holds {lock} for over {patience_s:g} s. "
+                    "Nothing was changed. Wait until it is done, then repeat."
+                ) from error
+            try:
+                shutil.rmtree(self.workshop, ignore_errors=True)
+                self.workshop.mkdir(exist_ok=True)
+                yield
+            finally:
+                shutil.rmtree(self.workshop, ignore_errors=True)
 
     def prune(self, name: str) -> None:
         """Remove releases of `name` that are neither live nor to go back to, and from the store

@@ -7,6 +7,7 @@ so that promotions, rollbacks and the service agree.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from gate.storage.atomic import write_text
 _PORTS = {"http": 80, "https": 443}
 
 
+@functools.lru_cache(maxsize=256)
 def plain(address: str) -> str:
     """An identity without what makes no difference: user, trailing slash, case of the host."""
     text = redacted(address).rstrip("/")

@@ -14,17 +14,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, StorageError
+from gate.errors import EvidenceError, PromotionConflict, RegistryError, RegistryUnavailable
 from gate.registry.addresses import plain
 from gate.registry.history import History
 from gate.registry.journal import Journal, Move
-from gate.registry.ledger import Ledger, LedgerEntry, now
+from gate.registry.ledger import Ledger, LedgerEntry, locks, now
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.atomic import write_text
+from gate.storage.lock import private_lock
 
 PATIENCE_S = 30.0
 """How long another promotion, or the service's look, is waited for."""
@@ -37,30 +38,24 @@ def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]
     """Hold the lock beside the ledger; the operating system frees it if this process dies.
 
     Raises PromotionConflict where another process holds it (at once, or after `patience_s`), and
-    StorageError where the folder can't be written.
+    StorageError where its folder can't be written, or is somebody else's.
     """
-    path = ledger.path.with_name(f"{ledger.path.name}.promotion.lock")
+    path = locks(ledger.path) / "promotion.lock"
     holder = path.with_suffix(".holder")
-    lock = FileLock(path, timeout=patience_s)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise PromotionConflict(
-            f"another promotion or rollback is under way: {_holder(holder)} holds {path}. "
-            "Nothing was changed. Wait until it is done, then repeat."
-        ) from error
-    except OSError as error:
-        raise StorageError(
-            f"cannot lock {path}: {error.strerror or error}. Free space or fix permissions."
-        ) from error
-    try:
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": now()}
-        write_text(holder, json.dumps(me))
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(private_lock(path, timeout_s=patience_s))
+        except Timeout as error:
+            raise PromotionConflict(
+                f"another promotion or rollback is under way: {_holder(holder)} holds {path}. "
+                "Nothing was changed. Wait until it is done, then repeat."
+            ) from error
+        try:
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "since": now()}
+            write_text(holder, json.dumps(me))
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -146,7 +141,11 @@ def _served_before(model: RegisteredModel, history: History, *, but: set[str | N
 def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     """Do what is left of a move that happened, and give its line; forget one that did not happen.
     None: nothing was left to do."""
-    begun = journal.pending()
+    try:
+        begun = journal.pending()
+    except EvidenceError as error:
+        _set_aside(model, journal, damage=str(error))
+        return None
     if begun is None:
         return None
     champion = model.alias(CHAMPION)
@@ -161,6 +160,15 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
         model.ledger.append(begun.entry)
     _end(model, journal, begun)
     return None if whole else begun.entry
+
+
+def _set_aside(model: RegisteredModel, journal: Journal, *, damage: str) -> None:
+    """Go on from what registry and ledger say. At worst the move happened and has no line: then
+    `champion` is judged as if somebody had pointed it there."""
+    champion = model.alias(CHAMPION)
+    reason = f"{damage}; '{CHAMPION}' points at {champion or 'none'} now"
+    model.write("conflict", reason, version=champion)
+    journal.set_aside()
 
 
 def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:

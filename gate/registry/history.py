@@ -7,14 +7,18 @@ which was deployed last; a rollback is about two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
+from gate.registry.addresses import plain
 from gate.registry.ledger import Action, LedgerEntry
 from gate.storage.digest import Digest
 
 _SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
 """Which version serves from then on."""
+_MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
+"""That another version serves from then on."""
 _VOUCHING: tuple[Action, ...] = ("passed", *_SERVING)
 """That the gate passed a version."""
 _PASSING: tuple[Action, ...] = ("passed", "promoted")
@@ -27,10 +31,45 @@ _STANDING: tuple[Action, ...] = (
 
 
 @dataclass(frozen=True)
+class _Index:
+    """Where the answers are, so that no question goes through all lines."""
+
+    about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+    """By version: the lines that name it, as `version` or `previous_version`."""
+    standing: dict[str, LedgerEntry] = field(default_factory=dict)
+    """By version: the last word on it; in the order in which they were handed in."""
+    tried: LedgerEntry | None = None
+    """The last deployment, or refusal of one."""
+    deployed: LedgerEntry | None = None
+
+    def followed_by(self, entries: Iterable[LedgerEntry]) -> _Index:
+        about, standing = dict(self.about), dict(self.standing)
+        tried, deployed = self.tried, self.deployed
+        added: dict[str, list[LedgerEntry]] = {}
+        for entry in entries:
+            for version in {entry.version, entry.previous_version} - {None}:
+                added.setdefault(str(version), []).append(entry)
+            if entry.version and entry.action in _STANDING:
+                standing[entry.version] = entry
+            if entry.action in ("deployed", "not_deployed"):
+                tried = entry
+            if entry.action == "deployed":
+                deployed = entry
+        about |= {version: (*about.get(version, ()), *new) for version, new in added.items()}
+        return _Index(about, standing, tried, deployed)
+
+
+@dataclass(frozen=True)
 class History:
     """The lines about one model in one registry, oldest first."""
 
     entries: tuple[LedgerEntry, ...] = ()
+
+    def followed_by(self, entries: Sequence[LedgerEntry]) -> History:
+        """This history and what was written since; only that is looked through."""
+        longer = History((*self.entries, *entries))
+        vars(longer)["_index"] = self._index.followed_by(entries)
+        return longer
 
     def vouching_for(self, version: str) -> LedgerEntry | None:
         """The last line that says that the gate passed a version, with digests; None: none does."""
@@ -44,7 +83,7 @@ class History:
 
     def standing(self, version: str) -> LedgerEntry | None:
         """The last word on a version; None where none was said."""
-        return _last(entry for entry in self._about(version) if entry.action in _STANDING)
+        return self._index.standing.get(version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
         """What was said of a version since it passed last: a registry that was made anew counts its
@@ -60,7 +99,7 @@ class History:
         """The line of the rollback that took a version out of service; None: there is none, or the
         version passed anew, or was gone back to, since."""
         line = None
-        for entry in self.entries:
+        for entry in self._naming(version):
             if entry.version == version and entry.action in (*_PASSING, "rolled_back"):
                 line = None
             elif entry.previous_version == version and entry.action == "rolled_back":
@@ -88,10 +127,9 @@ class History:
         """The last word on deploying this very version since its promotion: that it was refused, or
         that it is what was deployed last; None where it is neither."""
         assert vouched.version is not None
-        since = self._since(vouched.version, _PROMOTED)
-        tried = [e for e in since if e.action in ("deployed", "not_deployed")]
-        last, deployed = _last(tried), _last(e for e in tried if e.action == "deployed")
-        return next((e for e in (last, deployed) if e is not None and _same(e, vouched)), None)
+        since = {id(entry) for entry in self._since(vouched.version, _PROMOTED)}
+        lasts = (self._index.tried, self._index.deployed)
+        return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
     def tells_of(self, operation: str) -> bool:
         """Whether a line tells of this move of `champion`."""
@@ -105,7 +143,7 @@ class History:
     @property
     def change(self) -> LedgerEntry | None:
         """The line that says what serves; None before the first promotion."""
-        return _last(entry for entry in self.entries if entry.action in _SERVING)
+        return next((e for e in reversed(self.entries) if e.action in _SERVING), None)
 
     @property
     def serving(self) -> str | None:
@@ -119,23 +157,72 @@ class History:
         return tuple(dict.fromkeys(version for version in versions if version is not None))
 
     @property
+    def last_move(self) -> LedgerEntry | None:
+        """The line of the last change of what serves; None before the first."""
+        moves = (e for e in reversed(self.entries) if e.action in _MOVING)
+        return next(moves, None)
+
+    def served_before(self, version: str, other: str) -> bool:
+        """Whether a version served at some time before another served last."""
+        versions = [entry.version for entry in self.entries if entry.action in _SERVING]
+        if other not in versions:
+            return False
+        return version in versions[: len(versions) - 1 - versions[::-1].index(other)]
+
+    @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
         """Lines of the versions that passed and wait for their review: it is the last word on
         them. The version that was handed in first comes first."""
-        words = {e.version: e for e in self.entries if e.version and e.action in _STANDING}
-        return tuple(word for word in words.values() if word.action == "passed")
+        return tuple(word for word in self._index.standing.values() if word.action == "passed")
 
     def _since(self, version: str, actions: Collection[Action]) -> tuple[LedgerEntry, ...]:
-        """From the last line of these about the version on; all where there is none."""
+        """Lines that name the version, from the last of these about it on; all where there is
+        none."""
+        naming = self._naming(version)
         places = [
             place
-            for place, entry in enumerate(self.entries)
+            for place, entry in enumerate(naming)
             if entry.version == version and entry.action in actions
         ]
-        return self.entries[places[-1] :] if places else self.entries
+        return naming[places[-1] :] if places else naming
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
-        return (entry for entry in self.entries if entry.version == version)
+        return (entry for entry in self._naming(version) if entry.version == version)
+
+    def _naming(self, version: str) -> tuple[LedgerEntry, ...]:
+        return self._index.about.get(version, ())
+
+    @cached_property
+    def _index(self) -> _Index:
+        return _Index().followed_by(self.entries)
+
+
+class Histories:
+    """Histories of models in one ledger, made longer by what was written since."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[int, LedgerEntry | None, History]] = {}
+        """How many of the ledger's lines were looked through, the last of them, and the history."""
+
+    def of(
+        self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
+    ) -> History:
+        """Of one model, in the registry that has these names, as `gate.registry.addresses` writes
+        them."""
+        number, last, history = self._made.get((model, registries), (0, None, History()))
+        # Lines are objects of their own: others than those that were looked through were read anew.
+        if number > len(entries) or (number and entries[number - 1] is not last):
+            number, history = 0, History()
+        fresh = [
+            entry
+            for entry in entries[number:]
+            if entry.model == model and plain(entry.registry) in registries
+        ]
+        if fresh:
+            history = history.followed_by(fresh)
+        if entries:
+            self._made[model, registries] = (len(entries), entries[-1], history)
+        return history
 
 
 def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:

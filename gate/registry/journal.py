@@ -9,10 +9,11 @@ did not.
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 
-from gate.errors import StorageError
+from gate.errors import EvidenceError, StorageError, first_line
 from gate.registry.ledger import Ledger, LedgerEntry
-from gate.storage.atomic import write_text
+from gate.storage.atomic import sync, write_text
 from gate.storage.digest import Digest
 from gate.storage.record import Record, later
 
@@ -53,16 +54,48 @@ class Journal:
         return move
 
     def pending(self) -> Move | None:
-        """The move that was begun and not ended. Raises EvidenceError, StorageError."""
+        """The move that was begun and not ended. Raises EvidenceError where the file is damaged
+        (`set_aside` takes it out of the way), StorageError where it can't be read."""
+        data = self._read()
+        if data is None:
+            return None
         try:
-            text = self.path.read_text(encoding="utf-8")
+            return Move.model_validate_json(data)
+        except ValueError as error:
+            raise EvidenceError(
+                f"the journal {self.path} is damaged: {first_line(error)}. Nobody knows whether a "
+                f"move was under way. It is moved to {self.aside}"
+            ) from error
+
+    def set_aside(self) -> Path:
+        """Give a damaged file another name, so that it is in nobody's way and can be looked at.
+        Raises StorageError."""
+        aside = self.aside
+        try:
+            self.path.replace(aside)
+            sync(aside.parent)
+        except OSError as error:
+            raise StorageError(
+                f"cannot rename {self.path} to {aside}: {error.strerror}. Fix its permissions."
+            ) from error
+        return aside
+
+    @property
+    def aside(self) -> Path:
+        """Where a damaged file goes. Raises StorageError."""
+        digest = Digest.of_bytes(self._read() or b"").short
+        return self.path.with_name(f"{self.path.name}.damaged-{digest}")
+
+    def _read(self) -> bytes | None:
+        try:
+            return self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StorageError(
-                f"cannot read {self.path}: {error.strerror}. Fix its permissions."
+                f"cannot read the journal {self.path}: {error.strerror}. Fix its permissions, or "
+                "move it away."
             ) from error
-        return Move.from_json(text)
 
     def end(self) -> None:
         """The ledger tells of it, or it never happened."""

@@ -1,7 +1,8 @@
 """The ledger: what was promoted, refused, rolled back, or found to be wrong. Append-only.
 
 JSON lines. Each line holds the SHA-256 of the line before it, so that an edited, removed or
-inserted line is seen on reading. (Lines cut off at the end can't be seen by a chain.)
+inserted line is seen on reading. That its end was cut off or edited is seen by those who keep
+elsewhere where it ended (`gate.registry.head`).
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import getpass
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from pydantic import Field
 
-from gate.errors import EvidenceError, StorageError, first_line
+from gate.errors import EvidenceError, GateError, StorageError, first_line
+from gate.registry.chain import Chain
+from gate.registry.head import Head, Witness, Witnesses
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.quota import Extent
+from gate.storage.lock import private_lock
 from gate.storage.record import Record, Sha256, later
 
 Action = Literal[
@@ -36,10 +41,12 @@ Action = Literal[
     "not_deployed",
     "violation",
     "conflict",
+    "ledger_accepted",
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
 from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven."""
+later, as soon as that could be proven; `ledger_accepted`: a person said that a shorter or another
+past of the ledger itself is meant, which is about no model."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
@@ -57,6 +64,11 @@ def actor() -> str:
     except (KeyError, OSError):  # a container's user without a name
         user = f"uid{os.getuid()}"
     return f"{user}@{socket.gethostname()}"
+
+
+def locks(ledger: Path) -> Path:
+    """The folder of a ledger's locks, beside it."""
+    return ledger.with_name(f"{ledger.name}.locks")
 
 
 class LedgerEntry(Record):
@@ -94,54 +106,68 @@ class LedgerEntry(Record):
 
 
 class Ledger:
-    """The ledger in one file. Several processes may append; readers see whole lines only."""
+    """The ledger in one file. Several processes may append; readers see whole lines only.
 
-    def __init__(self, path: Path) -> None:
+    `witnesses`: places elsewhere that keep where it ended; a shorter or another past is refused.
+    """
+
+    def __init__(self, path: Path, *, witnesses: Sequence[Witness] = ()) -> None:
         self.path = path
-        self._parsed: tuple[bytes, tuple[LedgerEntry, ...]] = (b"", ())
-        """Whole lines that were read and their entries: only what follows them is parsed again."""
+        self._witnesses = Witnesses(witnesses)
+        self._kept: tuple[int, Digest | None] | None = None
+        """Where it ended when the witnesses were shown last; None: they were not yet."""
+        self._entries: tuple[LedgerEntry, ...] | None = None
+        """None: whoever only verifies needs no memory for them."""
+        self._chain = self._unread()
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, oldest first; a torn last line is left out (see `is_torn`).
+        """All entries, oldest first; a torn last line is left out (see `is_torn`). The witnesses
+        keep where it ends before this returns.
 
-        Raises EvidenceError where a line is not an entry or the chain is broken.
+        Raises EvidenceError where a line is not an entry or the chain is broken; PastChanged where
+        a witness saw another past; StorageError and InboxUnavailable where none can be asked.
         """
-        lines, _ = self._read()
-        data = b"".join(line + b"\n" for line in lines)
-        before, parsed = self._parsed
-        entries = list(parsed) if data.startswith(before) else []
-        parent = Digest.of_bytes(lines[len(entries) - 1]) if entries else None
-        for number, line in enumerate(lines[len(entries) :], start=len(entries) + 1):
-            entry = self._parse(line, number)
-            if entry.parent != parent:
-                raise EvidenceError(
-                    f"{self.path}:{number}: the chain is broken: this line follows a line with "
-                    f"digest {entry.parent}, the line before it has {parent}. Line {number} or "
-                    f"line {number - 1} was changed, or lines were removed or put in. Restore the "
-                    "file from a copy; or keep it as it is under another name and start anew."
-                )
-            entries.append(entry)
-            parent = Digest.of_bytes(line)
-        self._parsed = (data, tuple(entries))
-        return tuple(entries)
+        if self._entries is None:
+            self._entries, self._chain = (), self._unread()
+        self._read()
+        end = self._chain.lines, self._chain.digest(self._chain.lines)
+        if end != self._kept:
+            self._compare()
+            self._witnesses.keep(self._chain, at=now())
+            self._kept = self._chain.lines, self._chain.digest(self._chain.lines)
+        return self._entries
+
+    def verify(self) -> None:
+        """Compare what is there now with what every witness saw, and keep nothing. Raises as
+        `entries`."""
+        self._read()
+        self._compare()
+
+    def digest(self, number: int) -> Digest | None:
+        """Of a line, as it was read last; None where there is no such line."""
+        return self._chain.digest(number)
+
+    def head(self) -> Head | None:
+        """Where it ends, as it was read last; None where it has no line."""
+        return Head.of(self._chain, at=now())
 
     def is_torn(self) -> bool:
         """True if the last line was cut off by a crash; the next `append` moves it aside."""
-        return bool(self._read()[1])
+        self._read()
+        return bool(self._chain.tail)
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:
         """Add an entry at the end, on disk when this returns; gives it with its `parent`.
 
-        A torn last line is first moved to a file beside the ledger. Raises EvidenceError on a
-        broken chain, StorageError where the disk is full or the ledger can't be written.
+        A torn last line is first moved to a file beside the ledger. Raises as `entries`;
+        StorageError where the disk is full or the ledger can't be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=_APPEND_TIMEOUT_S):
+            lock = locks(self.path) / "append.lock"
+            with private_lock(lock, timeout_s=_APPEND_TIMEOUT_S):
                 self._mend()
                 self.entries()
-                lines = self._read()[0]
-                parent = Digest.of_bytes(lines[-1]) if lines else None
+                parent = self._chain.digest(self._chain.lines)
                 chained = entry.model_copy(update={"parent": parent})
                 self._write(canonical_json(chained.to_plain()) + b"\n")
         except Timeout as error:
@@ -154,20 +180,24 @@ class Ledger:
                 f"cannot write the ledger {self.path}: {error.strerror or error}. "
                 "Free space or fix permissions, then repeat."
             ) from error
+        try:
+            self.entries()
+        except GateError as error:  # the line is there; whoever reads next tries again
+            _log.warning("the ledger's new line was not seen by its witnesses: %s", error)
         return chained
 
-    def _read(self) -> tuple[list[bytes], bytes]:
-        """Whole lines without newlines, and what stands behind the last newline."""
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return [], b""
-        except OSError as error:
-            raise StorageError(
-                f"cannot read the ledger {self.path}: {error.strerror}. Fix its permissions."
-            ) from error
-        *lines, tail = data.split(b"\n")
-        return lines, tail
+    def _unread(self) -> Chain[LedgerEntry]:
+        return Chain(self.path, self._parse)
+
+    def _read(self) -> None:
+        anew, entries = self._chain.read()
+        if self._entries is not None and (anew or entries):
+            self._entries = tuple(entries) if anew else (*self._entries, *entries)
+
+    def _compare(self) -> None:
+        if self._witnesses.longest() > self._chain.lines:
+            self._read()  # another process may have added lines and shown them since
+        self._witnesses.compare(self._chain)
 
     def _parse(self, line: bytes, number: int) -> LedgerEntry:
         try:
@@ -179,13 +209,14 @@ class Ledger:
             ) from error
 
     def _mend(self) -> None:
-        lines, tail = self._read()
+        self._read()
+        tail = self._chain.tail
         if not tail:
             return
         aside = self.path.with_name(f"{self.path.name}.torn-{Digest.of_bytes(tail).short}")
         write_bytes(aside, tail)
         with self.path.open("rb+") as stream:
-            stream.truncate(sum(len(line) + 1 for line in lines))
+            stream.truncate(self._chain.size)
             os.fsync(stream.fileno())
         _log.warning(
             "The last line of %s was cut off by a crash; it is kept in %s.", self.path, aside

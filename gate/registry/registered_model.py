@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
-from gate.registry.addresses import plain, same
-from gate.registry.history import History
+from gate.registry.addresses import same
+from gate.registry.history import Histories, History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.port import Alias, Registry
 from gate.registry.proof import ExpectedFiles, prove
@@ -45,20 +45,16 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
+    histories: Histories = field(default_factory=Histories, compare=False, repr=False)
+    """Of whoever looks again and again."""
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.
 
         Raises EvidenceError where its chain is broken, StorageError.
         """
-        names = self.identities()
-        return History(
-            tuple(
-                entry
-                for entry in self.ledger.entries()
-                if entry.model == self.name and plain(entry.registry) in names
-            )
-        )
+        names, entries = self.identities(), self.ledger.entries()
+        return self.histories.of(entries, self.name, registries=names)
 
     def identities(self) -> frozenset[str]:
         """All addresses of this registry. Raises EvidenceError, StorageError."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gate.errors import EvidenceError, InboxUnavailable, StorageError
+from gate.errors import EvidenceError, InboxUnavailable, PastChanged, StorageError
 from gate.registry.ledger import Ledger
 from gate.service.inbox import Inbox
 
@@ -55,8 +55,10 @@ def inbox_trouble(inbox: Inbox) -> str | None:
 def ledger_trouble(ledger: Ledger) -> str | None:
     """Why nothing can be decided by the ledger now."""
     try:
-        ledger.entries()
-    except (EvidenceError, StorageError) as error:
+        ledger.verify()
+    except (EvidenceError, StorageError, InboxUnavailable) as error:
         _log.warning("not ready: %s", error)
+        if isinstance(error, PastChanged):
+            return "is not the one it was"
         return "is broken" if isinstance(error, EvidenceError) else "can't be read"
     return None

@@ -15,6 +15,7 @@ from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
+from gate.registry.history import Histories
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
@@ -24,6 +25,7 @@ from gate.service.guard import guard
 from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings
+from gate.service.witness import witnessed
 
 _RECHECK_S = 600.0
 """After which the bytes behind `champion` are downloaded and hashed anew, without any event."""
@@ -37,6 +39,7 @@ class Reconciler:
         self._ledger = ledger
         self._policy = policy
         self._store = store
+        self._histories = Histories()
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -45,8 +48,12 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
-        if registered.history().passed_any and not self._registry.has_model(model):
+        registered = RegisteredModel(
+            self._registry, self._ledger, model, cause=cause, histories=self._histories
+        )
+        history = registered.history()
+        self._ledger.verify()  # also where it did not change: others may have seen more of it
+        if history.passed_any and not self._registry.has_model(model):
             raise ResourceGone(
                 f"{self._registry.identity} has no registered model {model} any more, and the "
                 f"ledger {self._ledger.path} tells of it: it was deleted or renamed. What is "
@@ -89,7 +96,7 @@ def reconciler(settings: Settings) -> Reconciler:
     """The reconciler of a service. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
-    ledger = Ledger(settings.ledger)
+    ledger = witnessed(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
     return Reconciler(registry, ledger, policy, store=Store(settings.store))

@@ -5,6 +5,7 @@ Law: `R.from_json(r.to_json()) == r` for every record, NaN and infinity included
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +19,13 @@ from gate.storage.foreign import check_digest, mismatch_of, strict_json
 
 
 def _as_digest(value: Any) -> Digest:
-    return value if isinstance(value, Digest) else Digest.parse(str(value))
+    return value if isinstance(value, Digest) else _parsed(str(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Digest:
+    # The lines of a ledger name the same few again and again.
+    return Digest.parse(text)
 
 
 Sha256 = Annotated[Digest, PlainValidator(_as_digest), PlainSerializer(str, return_type=str)]

@@ -396,7 +396,7 @@ def test_a_holder_that_is_about_to_write_its_name_is_waited_for(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with promotion_lock(ledger):
-        holder = next(ledger.path.parent.glob("*.holder"))
+        holder = next(ledger.path.parent.rglob("*.holder"))
         name = holder.read_text()
         holder.unlink()
         monkeypatch.setattr(champion.time, "sleep", lambda _: holder.write_text(name))
@@ -407,7 +407,7 @@ def test_a_holder_that_is_about_to_write_its_name_is_waited_for(
 def test_a_holder_without_a_name(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(champion, "_PAUSE_S", 0.0)
     with promotion_lock(ledger):
-        next(ledger.path.parent.glob("*.holder")).write_text("{}")
+        next(ledger.path.parent.rglob("*.holder")).write_text("{}")
         with pytest.raises(PromotionConflict, match="does not say its name"):
             promotion_lock(ledger).__enter__()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.registry.history import History
+from gate.registry.history import Histories, History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.storage.digest import Digest
 
@@ -37,7 +37,7 @@ def test_what_each_action_says_of_its_version(action):
     assert one.was_served("1") is (action in SERVING)
     assert one.serving == ("1" if action in SERVING else None)
     assert one.served == (("1",) if action in SERVING else ())
-    silent = ("reverted", "deployed", "not_deployed", "conflict")
+    silent = ("reverted", "deployed", "not_deployed", "conflict", "ledger_accepted")
     assert (one.standing("1") is not None) is (action not in silent)
     assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
     assert one.since_passed("1") == (action,)
@@ -239,3 +239,58 @@ def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
 def test_some_lines_change_neither_what_serves_nor_what_waits(lines, action):
     one, other = History(tuple(lines)), History((*lines, entry(action)))
     assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
+
+
+LINES = st.lists(
+    st.tuples(
+        st.sampled_from(ACTIONS), st.sampled_from([None, "1", "2"]), st.sampled_from([None, "1"]),
+        st.sampled_from(["digits", "letters"]), st.sampled_from(["here", "there", "elsewhere"]),
+    ),
+    max_size=12,
+)  # fmt: skip
+A_DIGEST = Digest.of_bytes(b"x")
+
+
+def answers(one: History) -> list[object]:
+    """All that can be asked."""
+    said: list[object] = [
+        one.passed_any, one.change, one.last_move, one.serving, one.served, one.waiting,
+        one.holding(A_DIGEST), one.served_before("1", "2"),
+    ]  # fmt: skip
+    for version in ("1", "2", "3"):
+        vouched = one.vouching_for(version)
+        said += [
+            vouched, one.was_served(version), one.standing(version), one.since_passed(version),
+            one.promotion_of(version), one.rollback_of(version), one.was_deployed(version),
+            vouched and one.deployment_of(vouched),
+        ]  # fmt: skip
+    return said
+
+
+@given(LINES, st.lists(st.integers(0, 12), max_size=4))
+def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
+    entries = tuple(
+        LedgerEntry(action=action, version=version, previous_version=previous, model=model,
+                    registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(place))
+        for place, (action, version, previous, model, registry) in enumerate(lines)
+    )  # fmt: skip
+    histories, names = Histories(), frozenset({"here", "there"})
+    for stop in [*sorted(stops), len(entries)]:
+        read = entries[:stop]
+        plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
+        grown = histories.of(read, "digits", registries=names)
+        assert grown.entries == plain
+        assert answers(grown) == answers(History(plain))
+
+
+def test_a_ledger_that_was_read_anew_has_another_history() -> None:
+    def read(*versions: str) -> tuple[LedgerEntry, ...]:
+        lines = (f"promoted {version}" for version in versions)
+        return history(*lines).entries
+
+    histories = Histories()
+    first, name = read("1", "2"), frozenset({"here"})
+    assert histories.of(first, "digits", registries=name).serving == "2"
+    for other in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
+        serving = other[-1].version if other else None
+        assert histories.of(other, "digits", registries=name).serving == serving

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from gate.errors import EvidenceError
+from gate.deploy.store import Store
+from gate.errors import EvidenceError, StorageError
 from gate.registry import champion
 from gate.registry.journal import Journal
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
+from gate.service.port import Failed
+from gate.service.reconciler import Reconciler
+from gate.storage.digest import Digest
 from tests.registry.simulator import Crash, CrashingLedger
 from tests.service.places import Place
 
@@ -50,13 +55,78 @@ def test_moves_of_other_models_and_registries_are_others(journal, ledger, model,
     assert Journal(ledger, model=model, registry=registry).pending() is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null"])
-def test_a_spoiled_journal_is_an_error(tmp_path, text):
+SPOILED = [b"", b"{", b"{}", b"[]", b"null", b"\xff\0", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("text", SPOILED, ids=range(len(SPOILED)))
+def test_a_damaged_journal_is_named(journal, text):
+    journal.path.write_bytes(text)
+    with pytest.raises(EvidenceError, match=re.escape(f"the journal {journal.path} is damaged")):
+        journal.pending()
+
+
+def test_a_journal_that_can_not_be_read_is_named(journal):
+    journal.path.mkdir()
+    with pytest.raises(StorageError, match=re.escape(str(journal.path))):
+        journal.pending()
+
+
+@pytest.mark.parametrize("text", SPOILED, ids=range(len(SPOILED)))
+def test_a_damaged_journal_is_set_aside_once(tmp_path, text):
     place = Place(tmp_path)
     place.promote(1)
-    Journal(place.ledger, model="digits", registry="simulator").path.write_text(text)
-    with pytest.raises(EvidenceError), champion.alone(place.model()):
-        pass
+    path = Journal(place.ledger, model="digits", registry="simulator").path
+    path.write_bytes(text)
+    for _ in range(2):
+        with champion.alone(place.model()) as finished:
+            assert finished is None
+    (aside,) = tmp_path.glob("*.damaged-*")
+    assert aside.read_bytes() == text
+    line = place.ledger.entries()[-1]
+    assert place.lines() == [("promoted", "1"), ("conflict", "1")]
+    assert str(path) in line.reason
+    assert str(aside) in line.reason
+    assert "Nobody knows" in line.reason
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_move_whose_journal_was_damaged_is_judged_like_one_by_hand(tmp_path, good):
+    """The alias was moved, the line was not written, and the journal can't be read."""
+    place = Place(tmp_path)
+    for seed in (1, 2):
+        place.promote(seed)
+    store = Store(tmp_path / "store")
+    look = Reconciler(place.registry, place.ledger, place.policy, store=store)
+    look("digits", cause="timer")
+    target = "1" if good else place.hand_made(5)
+    entry = place.model().entry("promoted", "PASS", version=target, previous="2")
+    crashing = RegisteredModel(
+        place.registry, CrashingLedger(place.ledger.path, "before"), "digits"
+    )
+    with pytest.raises(Crash):
+        champion.move(crashing, entry)
+    assert place.champion == target
+    path = Journal(place.ledger, model="digits", registry="simulator").path
+    path.write_bytes(path.read_bytes()[:40])
+    done = look("digits", cause="timer")
+    assert not [one for one in done if isinstance(one, Failed)]
+    assert place.champion == ("1" if good else "2")
+    assert ("conflict", target) in place.lines()
+    live = store.live("digits")
+    assert live is not None
+    wanted = Digest.of_bytes(place.stored("1" if good else "2").data)
+    assert live.slots["exact"].sha256 == wanted
+    assert look("digits", cause="timer") == []
+
+
+def test_a_damaged_journal_of_one_model_is_none_of_another_s(tmp_path):
+    place = Place(tmp_path)
+    place.promote(1)
+    path = Journal(place.ledger, model="letters", registry="simulator").path
+    path.write_bytes(b"{")
+    with champion.alone(place.model()):
+        assert place.lines() == [("promoted", "1")]
+    assert path.read_bytes() == b"{"
 
 
 def test_a_rollback_that_an_older_version_began_is_finished(tmp_path):

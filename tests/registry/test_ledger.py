@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gate.errors import EvidenceError, StorageError
 from gate.registry import ledger as ledger_module
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.storage.digest import Digest
+from gate.storage.lock import private_lock
 
 
 def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
@@ -125,7 +127,7 @@ def test_a_ledger_locked_for_long_is_a_clear_error(ledger: Ledger, monkeypatch) 
     fill(ledger.path, "one")
     monkeypatch.setattr(ledger_module, "_APPEND_TIMEOUT_S", 0.0)
     with (
-        ledger_module.FileLock(f"{ledger.path}.lock"),
+        private_lock(ledger_module.locks(ledger.path) / "append.lock", timeout_s=1.0),
         pytest.raises(StorageError, match="locked"),
     ):
         ledger.append(entry("two"))
@@ -161,22 +163,46 @@ def test_no_byte_before_the_last_line_can_change_unseen(tmp_path_factory, reason
 def test_what_was_read_is_not_parsed_again_and_an_edit_is_seen(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for reason in ("one", "two"):
-        ledger.append(entry(reason))
-    assert len(ledger.entries()) == 2
     parsed: list[int] = []
     parse = Ledger._parse
     monkeypatch.setattr(
         Ledger, "_parse", lambda self, line, n: parsed.append(n) or parse(self, line, n)
     )
+    fill(ledger.path, "one", "two")
+    reading = Ledger(ledger.path)
+    assert len(reading.entries()) == 2
     other = Ledger(ledger.path)
     other.append(entry("three"))
     parsed.clear()
-    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+    assert [e.reason for e in reading.entries()] == ["one", "two", "three"]
     assert parsed == [3]
+    parsed.clear()
+    reading.append(entry("four"))
+    assert len(reading.entries()) == 4
+    assert parsed == [4]
     ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"one"', b'"eno"'))
     with pytest.raises(EvidenceError, match="the chain is broken"):
-        ledger.entries()
+        reading.entries()
     lines = ledger.path.read_bytes().splitlines(keepends=True)
     ledger.path.write_bytes(lines[0])
-    assert [e.reason for e in ledger.entries()] == ["eno"]
+    assert [e.reason for e in reading.entries()] == ["eno"]
+
+
+def test_who_only_verifies_keeps_no_entries(ledger: Ledger) -> None:
+    fill(ledger.path, "one", "two")
+    ledger = Ledger(ledger.path)
+    ledger.verify()
+    assert ledger._entries is None
+    assert [e.reason for e in ledger.entries()] == ["one", "two"]
+    Ledger(ledger.path).append(entry("three"))
+    ledger.verify()
+    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+
+
+def test_locks_that_can_not_be_made_are_a_clear_error(ledger: Ledger) -> None:
+    fill(ledger.path, "one")
+    shutil.rmtree(ledger_module.locks(ledger.path))
+    ledger_module.locks(ledger.path).write_text("")
+    with pytest.raises(StorageError, match=r"ledger\.jsonl\.locks"):
+        ledger.append(entry("two"))
+    assert len(ledger.entries()) == 1

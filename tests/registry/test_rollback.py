@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
@@ -10,8 +13,9 @@ from gate.registry.may_serve import veto
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.registered_model import RegisteredModel
+from gate.service.guard import guard
 from tests import builders
-from tests.registry.releases import NAME
+from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
 
 POLICY = builders.policy()
@@ -173,12 +177,120 @@ def test_nothing_to_go_back_to(ledger: Ledger, first: Release, count: int) -> No
     assert ledger.entries()[-1].action == "refused"
 
 
+def by_hand(registry: Watched, version: str) -> None:
+    """Somebody points `champion` there in the registry's pages."""
+    registry.inner.aliases[CHAMPION] = version
+
+
+def accepted(registry: Watched, ledger: Ledger) -> None:
+    """The service's guard saw the move by hand first."""
+    (taken,) = guard(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert taken.outcome == "accepted"
+
+
+def no_guard(registry: Watched, ledger: Ledger) -> None:
+    """Nobody saw it yet."""
+
+
 def test_both_aliases_on_one_version(registry: Watched, ledger: Ledger) -> None:
     """As a promotion leaves them that crashed just before it moved champion."""
     registry.inner.aliases[PREVIOUS] = "2"
-    with pytest.raises(RegistryError, match="both point at version 2"):
+    assert back(registry, ledger).version == "1"
+    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
+
+
+@pytest.mark.parametrize("seen", [no_guard, accepted])
+def test_who_rolled_back_by_hand_has_it_written_down(
+    registry: Watched, ledger: Ledger, seen, second: Release
+) -> None:
+    """What serves never moves, whether the guard was quicker or not."""
+    by_hand(registry, "1")
+    seen(registry, ledger)
+    registry.calls.clear()
+    outcome = back(registry, ledger)
+    assert (outcome.version, outcome.previous_version) == ("1", "2")
+    assert "set_alias champion" not in registry.calls
+    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
+    line = ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("rolled_back", "1", "2")
+    assert "by hand" in line.reason
+    again = promote(registry, second, policy=POLICY, ledger=ledger)
+    assert (again.outcome, "sevens read as ones" in again.reason) == ("refused", True)
+    by_hand(registry, "2")
+    problem = veto(RegisteredModel(registry, ledger, NAME), "2", history=history(ledger)).problem
+    assert "was rolled back" in (problem or "")
+
+
+@pytest.mark.parametrize("seen", [no_guard, accepted])
+@pytest.mark.parametrize("index", range(12))
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_rollback_by_hand_is_written_down_once_whatever_crashes(
+    registry: Watched, ledger: Ledger, seen, index: int, moment: str
+) -> None:
+    by_hand(registry, "1")
+    seen(registry, ledger)
+    registry.calls.clear()
+
+    def crash(_: str, at: int) -> None:
+        if at == index:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with contextlib.suppress(Crash):
         back(registry, ledger)
-    assert Tag.ROLLED_BACK not in registry.inner.versions[1].tags
+    setattr(registry, moment, lambda *_: None)
+    with contextlib.suppress(RegistryError):  # it was done, and there is nothing to go back to
+        back(registry, ledger)
+    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
+    assert [e.action for e in ledger.entries()].count("rolled_back") == 1
+
+
+@pytest.mark.parametrize("seen", [no_guard, accepted])
+def test_a_move_by_hand_is_undone_to_what_served_before_it(
+    registry: Watched, ledger: Ledger, tmp_path: Path, seen
+) -> None:
+    """Not to the version of `previous`, which did not follow."""
+    reviewed = builders.policy(review="required")
+    waiting = release(onnx_file(tmp_path / "third.onnx", seed=3), policy=reviewed)
+    promote(registry, waiting, policy=reviewed, ledger=ledger)
+    registry.inner.set_tag(NAME, "3", key=Tag.REVIEW, value="approved")
+    by_hand(registry, "3")
+    seen(registry, ledger)
+    outcome = back(registry, ledger)
+    assert (outcome.version, outcome.previous_version) == ("2", "3")
+    assert registry.inner.aliases == {CANDIDATE: "3", CHAMPION: "2", PREVIOUS: "3"}
+    assert Tag.ROLLED_BACK in registry.inner.versions[2].tags
+    line = ledger.entries()[-1]
+    assert (line.action, line.version, line.previous_version) == ("rolled_back", "2", "3")
+    assert ("by the ledger version 2 served" in line.reason) is (seen is no_guard)
+
+
+def test_a_move_by_hand_to_what_the_ledger_does_not_know_is_undone(
+    registry: Watched, ledger: Ledger, third: Release
+) -> None:
+    by_hand(registry, registry.inner.create_version(NAME, third.draft()))
+    assert back(registry, ledger).version == "2"
+    assert registry.inner.aliases[CHAMPION] == "2"
+
+
+def test_what_must_not_serve_is_not_gone_back_to_after_a_move_by_hand(
+    registry: Watched, ledger: Ledger, third: Release
+) -> None:
+    by_hand(registry, registry.inner.create_version(NAME, third.draft()))
+    registry.inner.set_tag(NAME, "2", key=Tag.REVIEW, value="rejected")
+    assert back(registry, ledger).version == "1"
+
+
+def test_without_previous_the_ledger_knows_what_served(registry: Watched, ledger: Ledger) -> None:
+    del registry.inner.aliases[PREVIOUS]
+    assert back(registry, ledger).version == "1"
+
+
+def test_champion_was_taken_away_by_hand(registry: Watched, ledger: Ledger) -> None:
+    del registry.inner.aliases[CHAMPION]
+    with pytest.raises(RegistryError, match="by the ledger version 2 served"):
+        back(registry, ledger)
+    assert CHAMPION not in registry.inner.aliases
 
 
 def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Release) -> None:

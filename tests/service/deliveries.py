@@ -110,6 +110,7 @@ def settings(folder: Path, **given: Any) -> Settings:
         "secret_file": secrets,
         "inbox_url": f"sqlite:///{folder}/inbox.db",
         "ledger": folder / "ledger.jsonl",
+        "store": folder / "store",
         "interval_s": 3600.0,
     }
     return Settings.of(**(defaults | given))

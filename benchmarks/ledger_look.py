@@ -1,0 +1,125 @@
+"""Does a look of the service grow with the ledger? One with many lines against one with few.
+
+    python -m benchmarks.ledger_look [--few 300] [--many 30000] [--rounds 15] [--json FILE]
+
+A simulated registry and a real ledger, store and head on disk; all lines are about the one model,
+six a version. Each round looks once at both: at a ledger in which nothing is new, at one to which
+another process added a line, and at one that is read for the first time. The rounds of both take
+turns in one process, so that the ratios hold on machines that drift. Ends with 1 if a look of a
+running service takes more than three times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gate.deploy.store import Store
+from gate.registry.head import HeadFile
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.service.reconciler import Reconciler
+from gate.service.witness import HEAD_FILE
+from gate.storage.digest import Digest, canonical_json
+from tests.registry.releases import NAME
+from tests.service.places import AUTOMATIC, Place
+
+ALLOWED = 3.0
+VERSION = ("passed", "promoted", "deployed", "unchanged", "refused", "conflict")
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        few, many = (Bench(Path(folder, str(n)), n) for n in (arguments.few, arguments.many))
+        row: dict[str, object] = {"few": arguments.few, "many": arguments.many}
+        for what in ("nothing_new", "a_line_more", "at_first"):
+            seconds = [
+                [_timed(getattr(bench, what)) for bench in (few, many)]
+                for _ in range(arguments.rounds)
+            ]
+            a, b = (statistics.median(times) for times in zip(*seconds, strict=True))
+            row[what] = {"few_ms": 1e3 * a, "many_ms": 1e3 * b, "ratio": b / a}
+            print(f"{what:<12} {1e3 * a:8.2f} ms {1e3 * b:8.2f} ms  {b / a:6.2f} times")
+    print(json.dumps(row))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(row, indent=1) + "\n")
+    raise SystemExit(any(row[what]["ratio"] > ALLOWED for what in ("nothing_new", "a_line_more")))  # type: ignore[index]
+
+
+class Bench:
+    """A model that was promoted at the end of a long ledger, and is deployed."""
+
+    def __init__(self, folder: Path, lines: int) -> None:
+        folder.mkdir()
+        self.place = Place(folder)
+        fill(self.place.ledger.path, lines)
+        self.place.promote(1)
+        self.store = Store(folder / "store")
+        self._reconcile = self._made()
+        self.nothing_new()
+
+    def nothing_new(self) -> None:
+        """As every minute."""
+        self._reconcile(NAME, cause="timer")
+
+    def a_line_more(self) -> None:
+        """As after somebody promoted something."""
+        self.place.model().write("conflict", "another line")
+        self.nothing_new()
+
+    def at_first(self) -> None:
+        """As after a start, and as every command does."""
+        self._reconcile = self._made()
+        self.nothing_new()
+
+    def _made(self) -> Reconciler:
+        seen_by = [HeadFile(self.store.root / HEAD_FILE, place="the store")]
+        ledger = Ledger(self.place.ledger.path, witnesses=seen_by)
+        return Reconciler(self.place.registry, ledger, AUTOMATIC, store=self.store)
+
+
+def fill(path: Path, lines: int) -> None:
+    """A ledger of so many lines about versions from 1000 on."""
+    digest, parent, written = Digest.of_bytes(b"file"), None, bytearray()
+    for number in range(lines):
+        entry = LedgerEntry.model_validate(
+            {
+                "action": VERSION[number % len(VERSION)],
+                "registry": "simulator",
+                "model": NAME,
+                "version": str(1000 + number // len(VERSION)),
+                "sha256": digest,
+                "policy_sha256": digest,
+                "evidence_sha256": digest,
+                "reason": "PASS on ort-cpu, ort-cpu-optimized",
+                "parent": parent,
+            }
+        )
+        line = canonical_json(entry.to_plain())
+        parent = Digest.of_bytes(line)
+        written += line + b"\n"
+    path.write_bytes(written)
+
+
+def _timed(look: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    look()
+    return time.perf_counter() - start
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--few", type=int, default=300)
+    parser.add_argument("--many", type=int, default=30_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""`gate accept-ledger`: say that a shorter, or another, past of the ledger is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gate.commands.options import FILE, LEDGER
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command("accept-ledger", short_help="Say that a shorter or another ledger is meant.")
+@click.option("--reason", required=True, help="Kept in the ledger, with your name.")
+@click.option(
+    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
+    envvar="GATE_STORE", show_envvar=True, help="The service's store.",
+)  # fmt: skip
+@click.option(
+    "--inbox", "inbox_url", metavar="URL", default="sqlite:///.gate/inbox.db", show_default=True,
+    envvar="GATE_INBOX", show_envvar=True, help="The service's inbox.",
+)  # fmt: skip
+@LEDGER
+@machine_options
+def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
+    """Let the service go on from the ledger as it is now.
+
+    The service keeps in its store and its inbox where the ledger ended, and refuses one that is
+    shorter or other than it was: restore the newest copy. Where that is lost for good, or another
+    ledger is to take its place, this says so, and writes a line that names what was lost.
+
+    \b
+    Examples:
+      gate accept-ledger --reason "the disk died, this is Monday's copy"
+      gate accept-ledger --reason "moved to a new ledger" --store /srv/models \\
+          --inbox postgresql://gate@db.internal/gate --ledger /var/lib/gate/ledger.jsonl
+    """
+    from gate.registry.acceptance import accept
+    from gate.service.witness import witnesses
+
+    places = witnesses(store, inbox_url)
+    lost = accept(ledger, places, reason=reason)
+    names = [witness.place for witness in places]
+    return Outcome(
+        Status.DONE,
+        {"accepted": bool(lost), "lost": list(lost), "asked": names},
+        lambda console: _show(lost, names, console),
+    )
+
+
+def _show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
+    if not lost:
+        console.print(f"nothing to accept: the ledger holds all that is kept in {names}")
+        return
+    for line in lost:
+        console.print(f"not in the ledger any more: {line}")
+    console.print("the ledger is accepted as it is, and a line of it says so")

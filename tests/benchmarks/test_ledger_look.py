@@ -1,0 +1,36 @@
+"""The benchmark of looks, on few lines; and what it can't say on a busy machine, by counting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ledger_look import Bench
+from gate.registry.ledger import Ledger
+
+
+@pytest.mark.parametrize("lines", [6, 120])
+def test_a_look_parses_what_came_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    parsed: list[int] = []
+    parse = Ledger._parse
+
+    def counted(self: Ledger, line: bytes, number: int):
+        parsed.append(number)
+        return parse(self, line, number)
+
+    monkeypatch.setattr(Ledger, "_parse", counted)
+    bench = Bench(tmp_path / "bench", lines)
+    end = lines + 2  # it was promoted and deployed
+    parsed.clear()
+    bench.nothing_new()
+    assert parsed == []
+    bench.a_line_more()
+    bench.a_line_more()
+    # Whoever writes it, and the service; the writer had not read what the service wrote.
+    assert sorted(parsed) == [end, *[end + 1] * 2, *[end + 2] * 2]
+    parsed.clear()
+    bench.at_first()
+    assert parsed == list(range(1, end + 3))

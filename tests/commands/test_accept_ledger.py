@@ -1,0 +1,62 @@
+"""`gate accept-ledger`: what a person says about a past that was lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.errors import PastChanged
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.service.inbox import Inbox
+from gate.service.witness import witnesses
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Of a service with the default places in this folder; its newest line was lost."""
+    monkeypatch.chdir(tmp_path)
+    Inbox("sqlite:///.gate/inbox.db").close()
+    seen_by = witnesses(Path(".gate/store"), "sqlite:///.gate/inbox.db")
+    made = Ledger(Path(".gate/ledger.jsonl"), witnesses=seen_by)
+    for reason in ("one", "two"):
+        made.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
+    made.path.write_bytes(made.path.read_bytes().splitlines(keepends=True)[0])
+    return made
+
+
+def test_the_default_places_are_those_of_the_service(ledger: Ledger, capsys) -> None:
+    with pytest.raises(PastChanged):
+        ledger.verify()
+    assert cli.main(["accept-ledger", "--reason", "the disk died"]) == 0
+    shown = capsys.readouterr().out
+    assert "the store .gate/store saw 2 lines" in shown
+    assert "the inbox sqlite:///.gate/inbox.db saw 2 lines" in shown
+    assert "accepted" in shown
+    assert [e.action for e in ledger.entries()] == ["conflict", "ledger_accepted"]
+    assert cli.main(["accept-ledger", "--reason", "again"]) == 0
+    assert "nothing to accept" in capsys.readouterr().out
+    assert cli.main(["history"]) == 0
+    assert "the disk died" in capsys.readouterr().out
+
+
+def test_the_environment_of_the_service_names_its_places(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir("/")
+    here = {"GATE_LEDGER": "ledger.jsonl", "GATE_STORE": "store"}
+    for name, place in here.items():
+        monkeypatch.setenv(name, str(tmp_path / ".gate" / place))
+    monkeypatch.setenv("GATE_INBOX", f"sqlite:///{tmp_path}/.gate/inbox.db")
+    assert cli.main(["accept-ledger", "--reason", "the disk died", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["accepted"], len(said["lost"]), len(said["asked"])) == (True, 2, 2)
+
+
+def test_a_reason_is_asked_for(ledger: Ledger, capsys) -> None:
+    before = ledger.path.read_bytes()
+    assert cli.main(["accept-ledger"]) == 2
+    assert "--reason" in capsys.readouterr().err
+    assert ledger.path.read_bytes() == before

@@ -1,0 +1,291 @@
+"""Where a ledger ended is kept elsewhere: a shorter or another past is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gate.errors import EvidenceError, InboxUnavailable, PastChanged, StorageError
+from gate.registry.head import Head, HeadFile, Witnesses
+from gate.registry.ledger import Ledger, LedgerEntry
+from gate.storage.digest import Digest
+from tests.registry.simulator import Crash
+
+
+def entry(reason: str) -> LedgerEntry:
+    return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
+
+
+def head(lines: int, text: str = "") -> Head:
+    return Head(lines=lines, sha256=Digest.of_bytes(text.encode()), at="2026-01-01T00:00:00+00:00")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> HeadFile:
+    return HeadFile(tmp_path / "store" / "head.json", place="the store")
+
+
+@pytest.fixture
+def witnessed(ledger: Ledger, file: HeadFile) -> Ledger:
+    """Three lines that the store saw."""
+    made = Ledger(ledger.path, witnesses=[file])
+    for reason in ("one", "two", "three"):
+        made.append(entry(reason))
+    kept = file.head()
+    assert kept is not None
+    assert (kept.lines, kept.sha256) == (3, ledger_digest(ledger.path, 3))
+    return made
+
+
+def ledger_digest(path: Path, number: int) -> Digest:
+    return Digest.of_bytes(path.read_bytes().splitlines()[number - 1])
+
+
+def older_copy(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def older_copy_that_went_on(path: Path) -> None:
+    older_copy(path)
+    for reason in ("other", "others"):
+        Ledger(path).append(entry(reason))
+
+
+def edited_last_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"three"', b'"eerht"'))
+
+
+def torn_last_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def another_ledger(path: Path) -> None:
+    path.unlink()
+    for number in range(9):
+        Ledger(path).append(entry(str(number)))
+
+
+CHANGED = {
+    older_copy: "ends at line 2; on 2",
+    older_copy_that_went_on: ":3: this line has digest",
+    edited_last_line: ":3: this line has digest",
+    torn_last_line: "ends at line 2; on 2",
+    removed: "there is no line in the ledger",
+    emptied: "there is no line in the ledger",
+    another_ledger: ":3: this line has digest",
+}
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["at start", "while it runs"])
+@pytest.mark.parametrize("spoil", CHANGED)
+def test_another_past_is_refused(witnessed: Ledger, file: HeadFile, spoil, anew: bool) -> None:
+    good = witnessed.path.read_bytes()
+    spoil(witnessed.path)
+    spoiled = witnessed.path.read_bytes() if witnessed.path.exists() else None
+    ledger = Ledger(witnessed.path, witnesses=[file]) if anew else witnessed
+    uses: list[Callable[[], object]] = [
+        ledger.entries, ledger.verify, ledger.entries,
+    ]  # fmt: skip
+    if spoil is not torn_last_line:  # which is mended first, as ever
+        uses.append(lambda: ledger.append(entry("more")))
+    for use in uses:
+        with pytest.raises(PastChanged, match=re.escape(CHANGED[spoil])) as caught:
+            use()
+        assert "the store saw it with 3 lines" in str(caught.value)
+        assert "gate accept-ledger" in str(caught.value)
+    now = witnessed.path.read_bytes() if witnessed.path.exists() else None
+    assert now == spoiled
+    witnessed.path.write_bytes(good)
+    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+
+
+def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
+    witnessed: Ledger, ledger: Ledger, file: HeadFile
+) -> None:
+    ledger.append(entry("four"))
+    assert len(witnessed.entries()) == 4
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+    witnessed.path.rename(moved := witnessed.path.with_name("moved"))
+    assert len(Ledger(moved, witnesses=[file]).entries()) == 4
+
+
+def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> None:
+    ledger.append(entry("one"))
+    made = Ledger(ledger.path, witnesses=[file])
+    made.verify()
+    assert file.head() is None  # only looked at
+    made.entries()
+    assert file.head() is not None
+
+
+def test_who_read_a_line_less_a_moment_ago_reads_again(
+    witnessed: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica adds a line, and shows it, between our reading and our asking."""
+    other = Ledger(ledger.path, witnesses=[file])
+    answer = file.head
+
+    def overtaken() -> Head | None:
+        monkeypatch.setattr(file, "head", answer)
+        other.append(entry("four"))
+        return answer()
+
+    monkeypatch.setattr(file, "head", overtaken)
+    ours = Ledger(ledger.path, witnesses=[file])
+    assert len(ours.entries()) == 4
+
+
+def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda lines: file.keep(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
+    assert file.head() == head(31)
+    file.replace(head(4))
+    assert file.head() == head(4)
+    file.replace(None)
+    assert file.head() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"lines": 3}', "[]"])
+def test_a_damaged_head_is_refused_until_somebody_says_so(
+    witnessed: Ledger, file: HeadFile, text: str
+) -> None:
+    file.path.write_text(text)
+    for ledger in (witnessed, Ledger(witnessed.path, witnesses=[file])):
+        with pytest.raises(EvidenceError, match=r"is damaged.*gate accept-ledger"):
+            ledger.verify()
+    file.replace(head(3))
+    assert file.head() == head(3)
+
+
+def test_a_link_is_no_head(witnessed: Ledger, file: HeadFile, tmp_path: Path) -> None:
+    file.path.rename(tmp_path / "elsewhere")
+    file.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EvidenceError, match="is damaged"):
+        witnessed.verify()
+
+
+class Away(HeadFile):
+    """A witness that can't be asked."""
+
+    def head(self) -> Head | None:
+        raise InboxUnavailable("the database is away")
+
+    def keep(self, head: Head) -> None:
+        raise InboxUnavailable("the database is away")
+
+
+def test_one_witness_is_enough_while_another_is_away(
+    witnessed: Ledger, file: HeadFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = Ledger(witnessed.path, witnesses=[Away(file.path, place="the inbox"), file])
+    both.append(entry("four"))
+    assert len(both.entries()) == 4
+    assert "the database is away" in caplog.text
+    older_copy(witnessed.path)
+    with pytest.raises(PastChanged):
+        both.entries()
+
+
+def test_without_any_witness_nothing_is_read(witnessed: Ledger, file: HeadFile) -> None:
+    with pytest.raises(InboxUnavailable):
+        Ledger(witnessed.path, witnesses=[Away(file.path, place="the inbox")]).entries()
+
+
+def test_a_head_that_can_not_be_kept_stops_what_would_be_done_by_it(
+    witnessed: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.append(entry("four"))
+    with monkeypatch.context() as full:
+        full.setattr("gate.registry.head.write_text", _no_room)
+        with pytest.raises(StorageError):
+            witnessed.entries()
+    assert len(witnessed.entries()) == 4
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+
+
+def _no_room(*_: object) -> None:
+    raise StorageError("no room")
+
+
+def test_a_line_that_no_witness_saw_is_written_once(
+    witnessed: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is on disk: that must not look as if it were not."""
+    with monkeypatch.context() as full:
+        full.setattr("gate.registry.head.write_text", _no_room)
+        witnessed.append(entry("four"))
+    assert [e.reason for e in witnessed.entries()][3:] == ["four"]
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+
+
+def test_no_witness_keeps_a_past_that_another_contradicts(
+    ledger: Ledger, file: HeadFile, tmp_path: Path
+) -> None:
+    """It would have to be told again when the right ledger is back."""
+    late = HeadFile(tmp_path / "inbox" / "head.json", place="the inbox")
+    made = Ledger(ledger.path, witnesses=[late, file])
+    for reason in ("one", "two", "three"):
+        made.append(entry(reason))
+    good = ledger.path.read_bytes()
+    late.replace(None)
+    older_copy(ledger.path)
+    with pytest.raises(PastChanged, match="the store saw"):
+        made.entries()
+    assert late.head() is None
+    ledger.path.write_bytes(good)
+    assert len(made.entries()) == 3
+
+
+def test_without_witnesses_nothing_is_kept(ledger: Ledger) -> None:
+    ledger.append(entry("one"))
+    chain = ledger._chain
+    Witnesses([]).compare(chain)
+    Witnesses([]).keep(chain, at="now")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
+    ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """And one that was crashed before it was kept is kept by whoever reads next."""
+    made = Ledger(ledger.path, witnesses=[file])
+    made.append(entry("one"))
+    real, crashed = getattr(os, step), 0
+    for at in range(20):
+        calls = iter(range(99))
+
+        def crash(*arguments: object, at: int = at, calls: Iterator[int] = calls, **of: object):
+            if next(calls) == at:
+                raise Crash
+            return real(*arguments, **of)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, step, crash)
+            with contextlib.suppress(Crash):
+                Ledger(ledger.path, witnesses=[file]).append(entry(str(at)))
+        crashed += next(calls) > at
+        lines = Ledger(ledger.path, witnesses=[file]).entries()
+        kept = file.head()
+        assert kept is not None
+        assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.path, len(lines)))
+    assert crashed >= (2 if step == "fsync" else 1)

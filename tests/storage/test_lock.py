@@ -1,0 +1,117 @@
+"""A lock that nobody else on the machine can hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from filelock import Timeout
+
+from gate.errors import StorageError
+from gate.storage import lock as lock_module
+from gate.storage.lock import private_lock
+
+NOBODY = 65_534
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "locks" / "one.lock"
+
+
+def test_file_and_folder_are_of_this_user_alone(path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        with private_lock(path, timeout_s=0.0):
+            assert (mode(path.parent), mode(path)) == (0o700, 0o600)
+    finally:
+        os.umask(previous)
+
+
+def test_one_at_a_time(path: Path) -> None:
+    with private_lock(path, timeout_s=0.0), pytest.raises(Timeout):
+        private_lock(path, timeout_s=0.0).__enter__()
+    with private_lock(path, timeout_s=0.0):
+        pass
+
+
+def test_what_was_open_to_others_is_closed(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch()
+    path.parent.chmod(0o777)
+    path.chmod(0o666)
+    with private_lock(path, timeout_s=0.0):
+        assert (mode(path.parent), mode(path)) == (0o700, 0o600)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("flock") is None, reason="takes root, and flock"
+)
+def test_another_user_can_not_hold_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        folder = Path(made)
+        folder.chmod(0o755)  # as the folder of a ledger is
+        (folder / "open.lock").touch(mode=0o644)
+        private = folder / "locks" / "one.lock"
+        with private_lock(private, timeout_s=0.0):
+            pass
+        held = [
+            subprocess.run(
+                ["flock", "--nonblock", path, "true"], user=NOBODY, cwd="/", check=False,
+                capture_output=True,
+            ).returncode == 0
+            for path in (folder / "open.lock", private)
+        ]  # fmt: skip
+    assert held == [True, False]
+
+
+def a_link_for_the_folder(path: Path) -> None:
+    (path.parents[1] / "elsewhere").mkdir(parents=True)
+    path.parent.symlink_to("elsewhere")
+
+
+def a_link_for_the_file(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.symlink_to("elsewhere")
+
+
+def a_pipe(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+
+
+def a_file_for_the_folder(path: Path) -> None:
+    path.parents[1].mkdir()
+    path.parent.touch()
+
+
+def a_file_above(path: Path) -> None:
+    path.parents[1].touch()
+
+
+SPOILED = [a_link_for_the_folder, a_link_for_the_file, a_pipe, a_file_for_the_folder, a_file_above]
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_what_is_no_lock_is_refused(path: Path, spoil) -> None:
+    spoil(path)
+    with pytest.raises(StorageError, match=r"Remove it|Fix|fix"):
+        private_lock(path, timeout_s=0.0).__enter__()
+    assert not (path.parents[1] / "elsewhere").is_file()
+
+
+def test_what_somebody_else_owns_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_lock(path, timeout_s=0.0):
+        pass
+    monkeypatch.setattr(lock_module.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match="may hold it for ever"):
+        private_lock(path, timeout_s=0.0).__enter__()
