@@ -15,6 +15,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     ├── EvidenceError          the measurement can't be made, or a record can't be read
     │   ├── InputMismatch      the samples don't fit the model's inputs
     │   └── OutputMismatch     the runtime's outputs are not the model's
+    ├── LimitExceeded          a foreign file takes more time or memory than is allowed
     ├── DigestMismatch         bytes are not the bytes they were said to be
     ├── StorageError           a file can't be written (disk full, no permission)
     ├── ServiceError           the webhook service can't run as it is set
@@ -79,6 +80,11 @@ class InputMismatch(EvidenceError):
 
 class OutputMismatch(EvidenceError):
     """The runtime's outputs are not the model's: other number, shape or dtype."""
+
+
+class LimitExceeded(GateError):
+    """Reading or running a foreign file takes more time or memory than is allowed, or kills the
+    process that does it."""
 
 
 class DigestMismatch(GateError):

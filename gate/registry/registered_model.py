@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from gate.bounded.limits import ChildLimits
 from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
 from gate.registry.addresses import plain, same
 from gate.registry.history import History
@@ -45,6 +46,8 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
+    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
+    """Within which a child process reads and runs the files of its versions."""
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.

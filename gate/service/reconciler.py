@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gate.bounded.limits import ChildLimits
 from gate.deploy.store import Store
 from gate.errors import ResourceGone
 from gate.policy.policy import Policy
@@ -32,11 +33,20 @@ _RECHECK_S = 600.0
 class Reconciler:
     """Implements `gate.service.port.Reconcile`."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, policy: Policy, *, store: Store) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        policy: Policy,
+        *,
+        store: Store,
+        limits: ChildLimits | None = None,
+    ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
         self._store = store
+        self._limits = limits or ChildLimits.of_service()
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -45,7 +55,9 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
+        registered = RegisteredModel(
+            self._registry, self._ledger, model, cause=cause, limits=self._limits
+        )
         if registered.history().passed_any and not self._registry.has_model(model):
             raise ResourceGone(
                 f"{self._registry.identity} has no registered model {model} any more, and the "
@@ -88,4 +100,5 @@ def reconciler(settings: Settings) -> Reconciler:
     ledger = Ledger(settings.ledger)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
-    return Reconciler(registry, ledger, policy, store=Store(settings.store))
+    limits = ChildLimits.of_service(settings.time_limit_s, settings.memory_limit)
+    return Reconciler(registry, ledger, policy, store=Store(settings.store), limits=limits)

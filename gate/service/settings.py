@@ -58,6 +58,10 @@ class Settings(BaseModel):
     """After which all models are looked at without any event."""
     keep_s: float = 7 * _DAY_S
     """How long the ids of deliveries are remembered."""
+    time_limit_s: float | None = Field(default=None, gt=0)
+    """Within which a child process must have read or run a file; None: 10 minutes."""
+    memory_limit: int | None = Field(default=None, ge=1 << 26)
+    """Bytes that it may take; None: 4 GiB, or 80 % of less memory."""
     log_format: LogFormat = "text"
 
     @field_validator("models")
