@@ -28,7 +28,7 @@ def surroundings() -> dict[str, Any]:
     held = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            held.append((int(name), os.readlink(f"/proc/self/fd/{name}").partition(":")[0]))
+            held.append((int(name), str(Path("/proc/self/fd", name).readlink()).partition(":")[0]))
     return {
         "environment": dict(os.environ),
         "temporary": tempfile.gettempdir(),

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate.bounded.limits import ChildLimits
 
-TIGHT = ChildLimits(4.0, 300 * 10**6)
-"""Reading a good file takes half a second and 60 MB."""
+TIGHT = ChildLimits(3.0, 300 * 10**6)
+ROOMY = ChildLimits(60.0, TIGHT.memory_bytes)
+"""For good files, of which reading takes half a second and 60 MB."""
 PARENT_BYTES = 150 * 10**6
 """What may be added to the process that watches."""
 _FLOAT = TensorProto.FLOAT
@@ -25,6 +26,14 @@ def empty_nodes(path: Path, *, count: int = 10_000_000) -> Path:
     data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
     nodes = b"\x0a\x00" * count
     path.write_bytes(data + b"\x3a" + _varint(len(nodes)) + nodes)  # a second part of the graph
+    return path
+
+
+def empty_notes(path: Path, *, count: int = 2_000_000) -> Path:
+    """The same, in a file that is valid: true evidence can be made of it, on a large machine."""
+    data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
+    notes = b"\x72\x00" * count  # on the quantization of tensors
+    path.write_bytes(data + b"\x3a" + _varint(len(notes)) + notes)
     return path
 
 
@@ -66,8 +75,8 @@ def large_constant(path: Path, *, exponent: int = 40) -> Path:
     return _model(path, nodes, [numpy_helper.from_array(np.array([2**exponent]), "elements")])
 
 
-def sparse_data(path: Path, *, size: int = 1 << 30) -> Path:
-    """A kilobyte on the disk, whose weights are read from a file of one GiB of zeros."""
+def sparse_data(path: Path, *, size: int = 1 << 29) -> Path:
+    """A kilobyte on the disk, whose weights are read from a file of zeros that is larger than the memory."""
     data = path.with_name("weights.data")
     data.touch()
     with data.open("r+b") as stream:
