@@ -12,10 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 import click
 
-from gate.commands.outcome import Outcome, as_json, console, stdout_to_stderr
+from gate.commands.child import Line
+from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
 from gate.commands.status import Status
 from gate.errors import GateError
 
@@ -87,20 +89,38 @@ def gate() -> None:
 
 def run() -> None:
     """Entry point of the command `gate`."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # in a locale without '≤' too
-        sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(main(sys.argv[1:]))
+    _print_in_any_locale()
+    sys.exit(main(sys.argv[1:], child=True))
 
 
-def main(arguments: Sequence[str]) -> int:
+def in_child(arguments: Sequence[str]) -> dict[str, Any]:
+    """As `main`, called by `gate.commands.child`: the exit code, and the text of `--json`."""
+    _print_in_any_locale()
+    if "--json" not in arguments:
+        return {"code": main(arguments), "json": ""}
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = main(arguments)
+    return {"code": code, "json": text.getvalue()}
+
+
+def main(arguments: Sequence[str], *, child: bool = False) -> int:
     """Run one command line and return its exit code. Never raises, never prints a traceback
-    unless `--debug` asks for it."""
+    unless `--debug` asks for it.
+
+    `child`: commands that judge foreign files do so in a process of their own, within limits.
+    """
     machine = "--json" in arguments
+    line = Line(tuple(arguments), child=child)
     try:
         with stdout_to_stderr() if machine else contextlib.nullcontext():
-            outcome = gate.main(args=list(arguments), prog_name="gate", standalone_mode=False)
+            outcome = gate.main(
+                args=list(arguments), prog_name="gate", standalone_mode=False, obj=line
+            )
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
+        if isinstance(outcome, Printed):
+            click.echo(outcome.json, nl=False)
+            return outcome.code
         _print(outcome, machine=machine)
     except BrokenPipeError:
         _forget_stdout()
@@ -116,6 +136,11 @@ def main(arguments: Sequence[str]) -> int:
         _print_error(error, machine=machine)
         return Status.NOT_JUDGED
     return int(outcome.status)
+
+
+def _print_in_any_locale() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # without '≤' too
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print(outcome: Outcome, *, machine: bool) -> None:
@@ -137,6 +162,7 @@ def _print_error(error: BaseException, *, machine: bool) -> None:
             f"error: unexpected {kind}: {message}\n"
             "Nothing was decided. Repeat with --debug for the traceback."
         )
+    text = "\n".join([text, *getattr(error, "__notes__", ())])
     # Names in the judged file could steer the terminal.
     shown = "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
     try:

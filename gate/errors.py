@@ -16,6 +16,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     │   ├── InputMismatch      the samples don't fit the model's inputs
     │   ├── OutputMismatch     the runtime's outputs are not the model's
     │   └── PastChanged        the ledger is shorter, or other, than it once was
+    ├── LimitExceeded          a foreign file takes more time or memory than is allowed
     ├── DigestMismatch         bytes are not the bytes they were said to be
     ├── StorageError           a file can't be written (disk full, no permission)
     ├── ServiceError           the webhook service can't run as it is set
@@ -84,6 +85,11 @@ class OutputMismatch(EvidenceError):
 
 class PastChanged(EvidenceError):
     """The ledger is shorter, or other, than a place elsewhere saw it once."""
+
+
+class LimitExceeded(GateError):
+    """Reading or running a foreign file takes more time or memory than is allowed, or kills the
+    process that does it."""
 
 
 class DigestMismatch(GateError):

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "commands/verify_release": ("golden_vectors/test_verify.py", AS_CALLED),
     "commands/webhooks": ("service/test_subscription.py", AS_CALLED),
     "golden/folder": ("golden_vectors/test_folder.py", "tests/golden has only old files"),
+    "golden/foreign": ("golden_vectors/test_foreign.py", "tests/golden has only old files"),
     "golden/pictures": ("golden_vectors/test_pictures.py", "tests/golden has only old files"),
     "golden/record": ("golden_vectors/test_folder.py", "tests/golden has only old files"),
     "golden/tolerance": ("golden_vectors/test_tolerance.py", "tests/golden has only old files"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.bounded.limits import CHECK_S
+from gate.commands.child import in_child, limit_options
 from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
@@ -84,6 +86,8 @@ class _Question(TypedDict):
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
 @machine_options
+@limit_options(CHECK_S)
+@in_child
 def command(**question: Unpack[_Question]) -> Outcome:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.bounded.limits import FILE_S, ChildLimits
+from gate.commands.child import limit_options
 from gate.commands.options import FILE, KEEP, STORE, given_digest
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -31,6 +33,7 @@ class _Request(TypedDict):
     twin_golden: Path | None
     back: bool
     keep: int
+    limits: ChildLimits
 
 
 @click.command("deploy", short_help="Let a file serve under a name, or roll back.")
@@ -54,11 +57,13 @@ class _Request(TypedDict):
 @click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
 @KEEP
 @machine_options
+@limit_options(FILE_S)
 def command(**request: Unpack[_Request]) -> Outcome:
     """Let a file serve as NAME from a store, after hashing, loading and computing it.
 
     The name changes from one moment to the next, and back with --rollback. Exit code 0: deployed,
-    or unchanged because it serves already; 1: refused; 2: could not be done, the old one serves.
+    or unchanged because it serves already; 1: refused; 2: could not be done or judged, the old one
+    serves. A child process reads and computes the files, within the limits.
 
     \b
     Examples:
@@ -80,21 +85,27 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.deploy.store import Store
 
     store, name = Store(request["store"], request["keep"]), request["name"]
+    limits = request["limits"]
     file = request["file"]
     if file is None:
-        return _outcome(store, rollback(store, name))
+        return _outcome(store, rollback(store, name, limits=limits))
     digest = given_digest(request["sha256"])
     source = SlotSource.local(
-        file, golden=request["golden"], sha256=digest, preprocessing=request["preprocessing"]
+        file,
+        golden=request["golden"],
+        sha256=digest,
+        preprocessing=request["preprocessing"],
+        limits=limits,
     )
     slots = {EXACT: source}
     if request["twin"] is not None:
-        slots[QUANTIZED] = SlotSource.local(request["twin"], golden=request["twin_golden"])
+        twin, golden = request["twin"], request["twin_golden"]
+        slots[QUANTIZED] = SlotSource.local(twin, golden=golden, limits=limits)
     return _outcome(store, deploy(store, name, slots))
 
 
 def _outcome(store: Store, deployment: Deployment) -> Outcome:
-    status = Status.of_promotion(deployment.outcome)
+    status = Status.of_promotion(deployment.outcome, None if deployment.judged else "ERROR")
     manifest = deployment.manifest
     plain = {
         "outcome": deployment.outcome,

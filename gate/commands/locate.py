@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.bounded.limits import CHECK_S
+from gate.commands.child import in_child, limit_options
 from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -50,6 +52,8 @@ class _Question(TypedDict):
     "--report", type=FILE, metavar="DIR", help="Write localisation.json and a chart here."
 )
 @machine_options
+@limit_options(CHECK_S)
+@in_child
 def command(**question: Unpack[_Question]) -> Outcome:
     """Compare every layer of MODEL.onnx with the PyTorch model, in one pass.
 

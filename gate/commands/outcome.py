@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -17,6 +17,9 @@ from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,16 @@ class Outcome:
     """Prints the same for people."""
 
 
-def machine_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+@dataclass(frozen=True)
+class Printed:
+    """The result of a command that a child has printed already."""
+
+    code: int
+    json: str
+    """What is left to print: the text of `--json`."""
+
+
+def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself.
 
     Only an outcome ends the command well: click would take its own `Exit`, raised by foreign
@@ -45,9 +57,9 @@ def machine_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     return command
 
 
-def _without_exit(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+def _without_exit(command: Callable[..., _Result]) -> Callable[..., _Result]:
     @functools.wraps(command)
-    def guarded(*arguments: Any, **options: Any) -> Outcome:
+    def guarded(*arguments: Any, **options: Any) -> _Result:
         try:
             return command(*arguments, **options)
         except click.exceptions.Exit as error:

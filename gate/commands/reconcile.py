@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
 from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     "--same-registry", metavar="URI", multiple=True,
     help="Another address of the same registry, under which things were promoted; repeat it.",
 )  # fmt: skip
+@SERVICE_TIME_LIMIT
+@SERVICE_MEMORY_LIMIT
 @LEDGER
 @TRACKING_URI
 @machine_options

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import click
 
+from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
 from gate.commands.options import FILE, LEDGER, SECRET_FILE, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -39,6 +40,8 @@ class _Request(TypedDict):
     inbox_rows: int | None
     window_s: float | None
     interval_s: float | None
+    time_limit_s: float | None
+    memory_limit: int | None
     log_format: LogFormat | None
     ledger: Path
     tracking_uri: str | None
@@ -117,6 +120,8 @@ def _environment(name: str) -> dict[str, Any]:
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
     help="Default: text.",
 )  # fmt: skip
+@SERVICE_TIME_LIMIT
+@SERVICE_MEMORY_LIMIT
 @LEDGER
 @TRACKING_URI
 @machine_options

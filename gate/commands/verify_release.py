@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gate.bounded.limits import FILE_S, ChildLimits
+from gate.commands.child import limit_options
 from gate.commands.options import FILE, MODEL, given_digest
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
 @machine_options
-def command(model: Path, golden: Path, sha256: str | None, golden_sha256: str | None) -> Outcome:
+@limit_options(FILE_S)
+def command(model: Path, golden: Path, limits: ChildLimits, **digests: str | None) -> Outcome:
     """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
 
     Needs ONNX Runtime, neither PyTorch nor the model's code. Exit code 0: these are the released
-    bytes, and every output is within its tolerance; 1: not so; 2: could not look.
+    bytes, and every output is within its tolerance; 1: not so; 2: could not look, or not within
+    the limits of time and memory.
 
     File and vectors prove each other, not where they come from: take the digests from the ledger
     or the deployed manifest.
@@ -41,11 +45,10 @@ def command(model: Path, golden: Path, sha256: str | None, golden_sha256: str | 
       gate verify-release model.onnx --golden golden --json
       gate verify-release model.onnx --golden golden --sha256 9f86d0... --golden-sha256 60303a...
     """
-    from gate.golden.verify import verify_golden
+    from gate.golden.foreign import verify_within
 
-    result = verify_golden(
-        model, golden, sha256=given_digest(sha256), golden_sha256=given_digest(golden_sha256)
-    )
+    expected = {name: given_digest(digest) for name, digest in digests.items()}
+    result = verify_within(model, golden, limits, **expected)
     return Outcome(
         Status.DONE if result.passed else Status.REJECTED,
         {"verdict": _verdict(result), **result.to_plain()},

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from gate.bounded.limits import ChildLimits
 from gate.deploy.disk import make_folder, point, settle, storage_errors
 from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
 from gate.deploy.source import SlotSource
@@ -30,6 +31,8 @@ class Deployment:
     manifest: Manifest | None
     """Of what serves now; None: nothing does."""
     reason: str
+    judged: bool = True
+    """False: it was refused because nobody could find out within the limits whether it is good."""
 
 
 def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
@@ -60,7 +63,7 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
         try:
             staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
         except NotDeployed as refusal:
-            return Deployment("refused", name, live, str(refusal))
+            return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
         for entry in staged.values():
             store_staged(store, entry)
         served = {slot: entry.slot for slot, entry in staged.items()}
@@ -69,11 +72,12 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
     return Deployment("deployed", name, manifest, _describe(manifest))
 
 
-def rollback(store: Store, name: str) -> Deployment:
+def rollback(store: Store, name: str, *, limits: ChildLimits | None = None) -> Deployment:
     """Let the release serve again that served before, with the same checks on its bytes.
 
     It becomes a new release, so that the numbers go up; calling again goes further back.
-    `refused`: there is none, or its bytes are not (any more) good. Raises StorageError.
+    `refused`: there is none, or its bytes are not (any more) good. `limits`: within which a child
+    process computes them; None: in this process. Raises StorageError.
     """
     check_name(name, what="deployed model")
     with storage_errors(store.root), store.alone():
@@ -85,7 +89,7 @@ def rollback(store: Store, name: str) -> Deployment:
         target = live.previous[0]
         slots = store.release(name, target.release).slots
         for label, slot in slots.items():
-            problem = prove(store, slot) or compute(store, slot)
+            problem = prove(store, slot) or compute(store, slot, limits)
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.bounded.limits import ChildLimits
 from gate.errors import StorageError
 from gate.golden.folder import files_of, read_golden
-from gate.onnxfile.subject import read_subject
+from gate.onnxfile.foreign import subject_within
 from gate.preprocess.beside import spec_beside
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
@@ -35,6 +36,9 @@ class SlotSource:
     """Of all files together."""
     preprocess_sha256: Digest | None = None
     """Of the spec in `preprocessing/` beside the model; None: it needs none."""
+    limits: ChildLimits | None = None
+    """Within which a child process reads and runs the files; None: they are our own, and are read
+    and run in this process."""
 
     @classmethod
     def local(
@@ -45,15 +49,16 @@ class SlotSource:
         sha256: Digest | None = None,
         preprocessing: Path | None = None,
         max_bytes: int = MAX_BYTES,
+        limits: ChildLimits | None = None,
     ) -> SlotSource:
         """A file of this machine, with the folder of its golden vectors, if it has any, and its
         preprocessing spec.
 
         Without `sha256` the bytes are taken as they are now. Raises OnnxFileError,
-        EvidenceError, DigestMismatch, PolicyError for a spec that is none.
+        EvidenceError, DigestMismatch, LimitExceeded, PolicyError for a spec that is none.
         """
         spec = PreprocessSpec.of_file(preprocessing) if preprocessing is not None else None
-        subject = read_subject(path)
+        subject = subject_within(path, limits)
         vectors = read_golden(golden) if golden is not None else None
 
         def fetch(folder: Path) -> Path:
@@ -75,6 +80,7 @@ class SlotSource:
             golden_required=vectors is not None,
             max_bytes=max_bytes,
             preprocess_sha256=spec.digest() if spec is not None else None,
+            limits=limits,
         )
 
 

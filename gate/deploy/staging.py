@@ -6,15 +6,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.bounded.limits import ChildLimits
 from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, first_line
+from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
-from gate.golden.verify import verify_golden
-from gate.onnxfile.session import open_on_cpu
-from gate.onnxfile.subject import read_subject
+from gate.golden.foreign import loading_problem, verify_within
+from gate.onnxfile.foreign import subject_within
 from gate.preprocess.beside import prove_spec, spec_beside
 from gate.records.evidence import Subject
 from gate.storage.atomic import sync
@@ -24,6 +24,15 @@ from gate.storage.quota import TooLarge
 
 class NotDeployed(Exception):
     """These bytes are not deployed. The message says why."""
+
+    judged = True
+    """Whether that is a verdict on them."""
+
+
+class NotJudged(NotDeployed):
+    """Whether these bytes are good could not be found out within the limits."""
+
+    judged = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ def stage(source: SlotSource, folder: Path) -> Staged:
         expected = source.preprocess_sha256
         spec = prove_spec(spec_beside(path), expected, what=path.name) if expected else None
         model, golden = _taken(path, subject, expected=source.golden_sha256, into=folder)
+    except LimitExceeded as error:
+        raise NotJudged(str(error)) from error
     except (TooLarge, OnnxFileError, DigestMismatch) as error:
         raise NotDeployed(str(error)) from error
     vectors = _computed(model / path.name, source, golden=golden)
@@ -88,12 +99,12 @@ def prove(store: Store, slot: Slot) -> str | None:
     return None
 
 
-def compute(store: Store, slot: Slot) -> str | None:
+def compute(store: Store, slot: Slot, limits: ChildLimits | None = None) -> str | None:
     """What is wrong with what a slot of the store computes on this machine, or None."""
     path = store.file(slot.sha256, slot.model)
     golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
     try:
-        _run(path, golden)
+        _run(path, golden, limits)
     except NotDeployed as refusal:
         return str(refusal)
     return None
@@ -102,7 +113,7 @@ def compute(store: Store, slot: Slot) -> str | None:
 def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
     if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
         raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
-    subject = read_subject(path)
+    subject = subject_within(path, source.limits)
     if subject.sha256 != source.sha256:
         raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
     return subject
@@ -141,24 +152,29 @@ def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest 
             "no golden vectors came with the model, so nothing proves that it computes the same "
             "here. Promote it anew, or deploy its file by hand"
         )
-    _run(path, golden)
+    _run(path, golden, source.limits)
     return Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
 
 
-def _run(path: Path, golden: Path | None) -> None:
+def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+    try:
+        _compute(path, golden, limits)
+    except LimitExceeded as error:
+        raise NotJudged(str(error)) from error
+
+
+def _compute(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
     if golden is not None:
         try:
-            result = verify_golden(path, golden)
+            result = verify_within(path, golden, limits)
         except (EvidenceError, DigestMismatch) as error:
             raise NotDeployed(f"the golden vectors are not whole: {error}") from error
         if not result.passed:
             raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
         return
-    try:
-        open_on_cpu(path)
-    except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise NotDeployed(f"ONNX Runtime can't load it: {why}") from error
+    problem = loading_problem(path, limits)
+    if problem is not None:
+        raise NotDeployed(f"ONNX Runtime can't load it: {problem}")
 
 
 def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:

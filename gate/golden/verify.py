@@ -13,7 +13,7 @@ from gate.errors import EvidenceError, StorageError, first_line
 from gate.golden.folder import Array, Vectors, read_golden, record_digest
 from gate.golden.pictures import wrong_pictures
 from gate.golden.record import GoldenModel, GoldenOutput, GoldenResult, OutputResult
-from gate.onnxfile.session import open_on_cpu
+from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
 
@@ -32,8 +32,8 @@ def verify_golden(
     with the file is a returned result that did not pass: another digest, a file that does not load,
     missing or extra outputs, other shapes or dtypes, NaN, values beyond their tolerance.
 
-    Raises EvidenceError and DigestMismatch where the vectors themselves are not whole, and
-    StorageError where the file can't be read.
+    Raises EvidenceError and DigestMismatch where the vectors themselves are not whole, StorageError
+    where the file can't be read, and LimitExceeded where it takes more memory than there is.
     """
     other = _other_vectors(model_path, folder, golden_sha256)
     if other is not None:
@@ -54,6 +54,7 @@ def verify_golden(
         names = [output.name for output in vectors.golden.outputs]
         computed = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
     except Exception as error:
+        refuse_out_of_memory(error, what=f"running {model_path.name}")
         reason = f"{type(error).__name__}: {first_line(error)}"
         return attempt.refused(f"ONNX Runtime can't compute it: {reason}")
     if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, LimitExceeded, first_line
 from gate.onnxfile.candidate import WithData
 from gate.onnxfile.native_stderr import captured_stderr
 from gate.policy.policy import Policy
@@ -20,6 +20,7 @@ it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The number
 _FATAL_ONLY = 4
 """`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
 errors come as exceptions too."""
+_OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
 
@@ -49,6 +50,18 @@ def open_on_cpu(model: bytes | Path) -> Any:
     has external data. Raises whatever ONNX Runtime raises."""
     given = model if isinstance(model, bytes) else str(model)
     return create_session(given, providers=[CPU_PROVIDER], options=quiet_options())
+
+
+def refuse_out_of_memory(error: Exception, *, what: str) -> None:
+    """Raise LimitExceeded where this is ONNX Runtime's way to say that memory ran out: that says
+    something of this machine, too, so that it is no verdict on the file."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY):
+        raise LimitExceeded(
+            f"{what} takes more memory than there is: {first_line(error)[-300:]}. Nothing was "
+            "decided. If the file is trusted, allow more with --memory-limit on a machine that "
+            "has it."
+        ) from error
 
 
 def session_options(traits: RuntimeTraits, *, threads: int, deterministic: bool) -> Any:

@@ -17,6 +17,8 @@ from gate.storage.digest import Digest
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _UNKNOWN_AXIS = "?"
+_PROTOBUF_LIMIT = 2**31 - 1
+"""Bytes of one protobuf, which no reader takes more of."""
 
 
 def read_subject(path: Path) -> Subject:
@@ -86,6 +88,11 @@ def _read(path: Path) -> bytes:
             raise OnnxFileError(
                 f"{path} is {found}, expected an ONNX file. Export the model first."
             )
+        if path.stat().st_size > _PROTOBUF_LIMIT:
+            raise OnnxFileError(
+                f"{path} has {path.stat().st_size} bytes, an ONNX file has at most "
+                f"{_PROTOBUF_LIMIT}. Export it with its weights in a file beside it."
+            )
         data = path.read_bytes()
     except OSError as error:
         raise OnnxFileError(f"cannot read {path}: {error.strerror}. Check permissions.") from error
@@ -97,6 +104,8 @@ def _read(path: Path) -> bytes:
 def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except MemoryError:
+        raise
     except Exception as error:  # protobuf's DecodeError
         raise OnnxFileError(
             f"{path} ({len(data)} bytes) is not an ONNX model, or only a part of one. "
@@ -113,6 +122,8 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
 def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
     try:
         checker.check_model(model, full_check=full)
+    except MemoryError:
+        raise
     except Exception as error:  # ValidationError, InferenceError, and plain ones from C++
         raise OnnxFileError(
             f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. "

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from gate.bounded.limits import ChildLimits
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import read_golden
@@ -56,18 +57,21 @@ class Judged:
     preprocessing: Path | None = None
     """The spec of preprocessing whose digest is in the evidence."""
 
-    def verify(self, policy: Policy) -> None:
+    def verify(self, policy: Policy, *, limits: ChildLimits | None = None) -> None:
         """Prove that file, evidence, policy, decision and golden vectors belong together.
+
+        `limits`: within which a child process reads the file; None: it is our own, and is read in
+        this process.
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
         again does not give this decision, or the golden vectors were computed by other code of the
-        model.
+        model; LimitExceeded.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         files = self.evidence.subject.external_data
         actual = digest_of_model(self.onnx_path, external_data=files)
         subject.verify(actual, what=str(self.onnx_path))
-        self._verify_description()
+        self._verify_description(limits)
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
@@ -157,11 +161,12 @@ class Judged:
                 "Give the spec that the model was trained with."
             )
 
-    def _verify_description(self) -> None:
+    def _verify_description(self, limits: ChildLimits | None) -> None:
         """What is uploaded follows the subject (its external data): it must be the file's own."""
-        from gate.onnxfile.subject import read_subject
+        from gate.onnxfile.foreign import subject_within
 
-        file, described = read_subject(self.onnx_path).to_plain(), self.evidence.subject.to_plain()
+        file = subject_within(self.onnx_path, limits).to_plain()
+        described = self.evidence.subject.to_plain()
         other = sorted(field for field in file if file[field] != described[field])
         if other:
             raise EvidenceError(

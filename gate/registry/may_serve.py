@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gate.decision.decision import Decision, decide
-from gate.errors import DigestMismatch, EvidenceError, OnnxFileError
+from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
@@ -94,32 +94,32 @@ def examine(
         with temporary_folder() as folder:
             path = model.download(version, ExpectedFiles.needed(vouched), into=folder)
             if terms is not None:
-                problem = judge(path, name=model.name, vouched=vouched, terms=terms)
-    except (DigestMismatch, EvidenceError, OnnxFileError) as error:
+                problem = judge(path, model, vouched=vouched, terms=terms)
+    except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
 
 
-def judge(path: Path, *, name: str, vouched: LedgerEntry, terms: Terms) -> str | None:
+def judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
     """Why the evidence beside a proven file does not allow it under these terms, or None. What was
     decided by another policy is decided anew.
 
     Raises DigestMismatch and EvidenceError where file and records do not belong together, or can't
-    be read; StorageError where this machine can't.
+    be read; LimitExceeded where reading takes too much; StorageError where this machine can't.
     """
-    with mismatch_of(f"version {vouched.version} of {name} in the registry"):
-        return _judge(path, name=name, vouched=vouched, terms=terms)
+    with mismatch_of(f"version {vouched.version} of {model.name} in the registry"):
+        return _judge(path, model, vouched=vouched, terms=terms)
 
 
-def _judge(path: Path, *, name: str, vouched: LedgerEntry, terms: Terms) -> str | None:
+def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
     records = Records.beside(path, evidence=vouched.evidence_sha256)
     assert vouched.sha256 is not None
     records.evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
-    release = _release(path, records, name=name, twin=vouched.twin)
+    release = _release(path, records, name=model.name, twin=vouched.twin)
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if passed_by != policy.digest():
         release = _decided_anew(release, policy)
-    release.verify(policy)
+    release.verify(policy, limits=model.limits)
     if release.refusal is not None and passed_by != policy.digest():
         return (
             f"it was judged by another policy ({passed_by.short}) than the one in force "

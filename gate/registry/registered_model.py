@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from gate.bounded.limits import ChildLimits
 from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
 from gate.registry.addresses import same
 from gate.registry.history import Histories, History
@@ -47,6 +48,8 @@ class RegisteredModel:
     """What made us look, for the ledger; None: somebody called."""
     histories: Histories = field(default_factory=Histories, compare=False, repr=False)
     """Of whoever looks again and again."""
+    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
+    """Within which a child process reads and runs the files of its versions."""
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.

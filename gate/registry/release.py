@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from gate.bounded.limits import ChildLimits
 from gate.errors import EvidenceError
 from gate.golden.folder import files_of
 from gate.policy.policy import Policy
@@ -30,13 +31,13 @@ class Release(Judged):
     description: str
     twin: Judged | None = None
 
-    def verify(self, policy: Policy) -> None:
+    def verify(self, policy: Policy, *, limits: ChildLimits | None = None) -> None:
         """Prove that all of it belongs together, the twin too.
 
         Raises DigestMismatch and EvidenceError, as `Judged.verify`; EvidenceError for a twin that
         the policy does not name, or names and is not there, or is of another model.
         """
-        super().verify(policy)
+        super().verify(policy, limits=limits)
         if self.twin is None and policy.twin is None:
             return
         if self.twin is None or policy.twin is None:
@@ -45,8 +46,8 @@ class Release(Judged):
             raise EvidenceError(
                 f"the release has {there}, the policy {names} (gate.twin). Give both or neither."
             )
-        self.twin.verify(policy.twin)
-        self._verify_origin(self.twin)
+        self.twin.verify(policy.twin, limits=limits)
+        self._verify_origin(self.twin, limits)
         ours, its = (
             (source.factory, source.checkpoint_sha256, source.preprocess_sha256)
             for source in (self.evidence.source, self.twin.evidence.source)
@@ -64,16 +65,17 @@ class Release(Judged):
                 f"{', '.join(quantized.changes_since(exact))}. Measure both again."
             )
 
-    def _verify_origin(self, twin: Judged) -> None:
+    def _verify_origin(self, twin: Judged, limits: ChildLimits | None) -> None:
         """A twin is of these very bytes, as its own metadata says."""
-        from gate.onnxfile.origin import quantized_from
+        from gate.onnxfile.foreign import origin_within
 
         if twin.onnx_path.suffix != ".onnx":
             raise EvidenceError(
                 f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
                 "judge it again."
             )
-        origin, exact = quantized_from(twin.onnx_path), str(self.evidence.subject.sha256)
+        origin = origin_within(twin.onnx_path, limits)
+        exact = str(self.evidence.subject.sha256)
         if origin != exact:
             raise EvidenceError(
                 f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "

@@ -90,7 +90,7 @@ class _Download:
         return path
 
     def _judge(self, path: Path, terms: Terms) -> None:
-        problem = judge(path, name=self._model.name, vouched=self._vouched, terms=terms)
+        problem = judge(path, self._model, vouched=self._vouched, terms=terms)
         if problem is not None:
             raise EvidenceError(f"version {self._vouched.version} is not deployed: {problem}")
 
@@ -112,11 +112,12 @@ def _slots(
     assert vouched.sha256 is not None
     download = _Download(model, vouched, terms)
     exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
-    slots = {EXACT: replace(exact, preprocess_sha256=vouched.preprocess_sha256)}
+    exact = replace(exact, preprocess_sha256=vouched.preprocess_sha256)
+    slots = {EXACT: exact}
     if vouched.twin is not None:
         golden = vouched.twin.golden_sha256
         slots[QUANTIZED] = _source(vouched.twin.sha256, download.twin, golden=golden)
-    return slots
+    return {slot: replace(source, limits=model.limits) for slot, source in slots.items()}
 
 
 def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | None) -> SlotSource:

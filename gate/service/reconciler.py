@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gate.bounded.limits import ChildLimits
 from gate.deploy.store import Store
 from gate.errors import ResourceGone
 from gate.policy.policy import Policy
@@ -34,12 +35,21 @@ _RECHECK_S = 600.0
 class Reconciler:
     """Implements `gate.service.port.Reconcile`."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, policy: Policy, *, store: Store) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        policy: Policy,
+        *,
+        store: Store,
+        limits: ChildLimits | None = None,
+    ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
         self._store = store
         self._histories = Histories()
+        self._limits = limits or ChildLimits.of_service()
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -49,7 +59,12 @@ class Reconciler:
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
         registered = RegisteredModel(
-            self._registry, self._ledger, model, cause=cause, histories=self._histories
+            self._registry,
+            self._ledger,
+            model,
+            cause=cause,
+            histories=self._histories,
+            limits=self._limits,
         )
         history = registered.history()
         self._ledger.verify()  # also where it did not change: others may have seen more of it
@@ -99,4 +114,5 @@ def reconciler(settings: Settings) -> Reconciler:
     ledger = witnessed(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
-    return Reconciler(registry, ledger, policy, store=Store(settings.store))
+    limits = ChildLimits.of_service(settings.time_limit_s, settings.memory_limit)
+    return Reconciler(registry, ledger, policy, store=Store(settings.store), limits=limits)

@@ -72,6 +72,10 @@ class Settings(BaseModel):
     """How long the ids of deliveries are remembered."""
     inbox_rows: int = Field(default=100_000, ge=0)
     """Deliveries that are done and remembered, unless more could still be replayed."""
+    time_limit_s: float | None = Field(default=None, gt=0)
+    """Within which a child process must have read or run a file; None: 10 minutes."""
+    memory_limit: int | None = Field(default=None, ge=1 << 26)
+    """Bytes that it may take; None: 4 GiB, or 80 % of less memory."""
     log_format: LogFormat = "text"
 
     @field_validator("models")

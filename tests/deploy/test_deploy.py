@@ -19,6 +19,7 @@ from gate.deploy.manifest import Manifest
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
+from gate.golden import foreign
 from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
 from gate.storage.digest import Digest
 from gate.storage.quota import TooLarge
@@ -281,7 +282,7 @@ def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch)
     def broken(model: object) -> None:
         raise RuntimeError("no kernel for this operator\nand more")
 
-    monkeypatch.setattr(staging, "open_on_cpu", broken)
+    monkeypatch.setattr(foreign, "open_on_cpu", broken)
     source = SlotSource.local(onnx_file(tmp_path / "model.onnx"))
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
@@ -381,7 +382,7 @@ def test_a_rollback_to_damaged_bytes_is_refused(store: Store, tmp_path: Path) ->
 def test_a_rollback_computes_again(store: Store, tmp_path: Path, monkeypatch) -> None:
     _deploy(store, tmp_path, 1, 2)
 
-    def other(path: Path, golden: Path | None) -> None:
+    def other(path: Path, golden: Path | None, limits: object) -> None:
         raise staging.NotDeployed("this machine computes something else")
 
     monkeypatch.setattr(staging, "_run", other)

@@ -13,6 +13,7 @@ from gate.golden.folder import ExpectedOutput, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Evidence
+from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import onnx_file
 
@@ -50,6 +51,14 @@ def golden_of(folder: Path, path: Path, **overrides: Any) -> Golden:
         "origin": origin(),
     }
     return write_golden(folder, **fields | overrides)
+
+
+def impossible(folder: Path, path: Path) -> Path:
+    """Vectors of a file that nobody can compute; it is hashed, not read."""
+    model = GoldenModel(sha256=Digest.of_file(path), file=path.name)
+    outputs = {"logits": ExpectedOutput(np.zeros((SAMPLES, 3), np.float32), TOLERANCE, None)}
+    write_golden(folder, model=model, inputs={"input": inputs()}, outputs=outputs, origin=origin())
+    return folder
 
 
 def made(folder: Path, *, seed: int = 0) -> tuple[Path, Path]:

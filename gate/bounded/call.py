@@ -1,0 +1,231 @@
+"""Call a function in a process of its own that ends within limits.
+
+What it hands back is JSON, and is read as a stranger's: the child parsed hostile bytes, and may be
+theirs by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from gate import errors
+from gate.bounded import inside
+from gate.bounded.limits import ChildLimits
+from gate.bounded.watch import ChildWatch, too_much_memory
+from gate.errors import EvidenceError, GateError, LimitExceeded
+from gate.storage.foreign import RECORD_LIMIT, strict_json
+
+_LOOK_S = 0.05
+_LAST_S = 10.0
+"""For a child that has answered, or was interrupted, to end by itself."""
+_TAIL = 4000
+"""Characters of a message, and bytes of what a child printed, that are kept."""
+_CHUNK = 1 << 16
+_KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_KEPT_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
+_START = (
+    "import json, os, sys\n"
+    "with os.fdopen({request}) as stream: request = json.load(stream)\n"
+    "sys.path[:] = request['path']\n"
+    "from {module} import answer\n"
+    "answer(request, {result})\n"
+)
+
+
+def call(function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str) -> Any:
+    """The value of `package.module:function` for these arguments; both are JSON.
+
+    The child gets nothing of this process: no secret of its environment, no file but its own
+    temporary folder, which is removed. It dies with us. Raises LimitExceeded, whose message begins
+    with `what`, where it takes more than the limits or dies; the GateError that the function
+    raises; EvidenceError where it raises anything else, or answers nonsense.
+    """
+    return _call(function, arguments, limits=limits, what=what, terminal=False)
+
+
+def call_here(
+    function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str
+) -> Any:
+    """As `call`, for a child that stands for this very process: it has our terminal, environment
+    and process group, so that Ctrl-C reaches it and a debugger works.
+
+    Raises KeyboardInterrupt where we were interrupted, and it has no answer to that.
+    """
+    return _call(function, arguments, limits=limits, what=what, terminal=True)
+
+
+def _call(
+    function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str, terminal: bool
+) -> Any:
+    rlimits = {"RLIMIT_CORE": 0, "RLIMIT_CPU": int(limits.time_s * (os.cpu_count() or 1)) + 60}
+    if not terminal:
+        # A backstop: one step can allocate more between two looks than there is. Addresses of ONNX
+        # Runtime's threads and arenas are some hundred MB.
+        rlimits["RLIMIT_DATA"] = 2 * limits.memory_bytes + (1 << 30)
+    request = {
+        "path": sys.path,
+        "parent": os.getpid(),
+        "limits": rlimits,
+        "function": function,
+        "arguments": dict(arguments),
+    }
+    with tempfile.TemporaryDirectory(prefix="gate-child-", ignore_cleanup_errors=True) as folder:
+        with _Child(request, limits, terminal=terminal, folder=Path(folder)) as child:
+            child.wait(what)
+        return _value(child, what=what, limits=limits)
+
+
+class _Child:
+    """One process, from its start to its end."""
+
+    def __init__(
+        self, request: Mapping[str, Any], limits: ChildLimits, *, terminal: bool, folder: Path
+    ) -> None:
+        self.answer = bytearray()
+        self.printed = b""
+        self._terminal = terminal
+        with contextlib.ExitStack() as stack:
+            given: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
+            json.dump(request, given)
+            given.seek(0)
+            self._result, writer = os.pipe()
+            stack.callback(os.close, writer)
+            start = _START.format(request=given.fileno(), result=writer, module=inside.__name__)
+            try:
+                # -P: a module beside the foreign file must not be taken for one of Python's.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", start],
+                    pass_fds=(given.fileno(), writer),
+                    env=_environment(folder, whole=terminal),
+                    start_new_session=not terminal,
+                    stdin=None if terminal else subprocess.DEVNULL,
+                    stdout=None if terminal else subprocess.DEVNULL,
+                    stderr=None if terminal else subprocess.PIPE,
+                )
+            except BaseException:
+                os.close(self._result)
+                raise
+        self._watch = ChildWatch(self._process.pid, limits)
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._watch.kill()
+        if not self._terminal:  # whatever it left behind in its group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        os.close(self._result)
+
+    @property
+    def ended(self) -> str:
+        """How it ended, for people."""
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended with code {code}"
+        with contextlib.suppress(ValueError):
+            return f"died of {signal.Signals(-code).name}"
+        return f"died of signal {-code}"
+
+    def wait(self, what: str) -> None:
+        """Until it ended, or answered and had a moment to end. Raises LimitExceeded,
+        KeyboardInterrupt."""
+        try:
+            for came in self._reading():
+                if self._process.poll() is not None and not came:
+                    return
+                self._watch.look(what)
+            self._finish()
+        except KeyboardInterrupt:
+            if self._terminal:  # it got the signal too, and may say better what became of it
+                for _ in self._reading(for_s=_LAST_S):
+                    pass
+                self._finish()
+            if not self.answer:
+                raise
+
+    def _finish(self) -> None:
+        if len(self.answer) > RECORD_LIMIT:  # it would write on
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_S)
+
+    def _reading(self, *, for_s: float = math.inf) -> Iterator[bool]:
+        """Read what comes until the answer is whole; whether something came, look by look."""
+        end = time.monotonic() + for_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._result, selectors.EVENT_READ)
+            if self._process.stderr is not None:
+                selector.register(self._process.stderr, selectors.EVENT_READ)
+            while time.monotonic() < end:
+                ready = selector.select(_LOOK_S)
+                for key, _ in ready:
+                    data = os.read(key.fd, _CHUNK)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif key.fd == self._result:
+                        self.answer += data
+                    else:
+                        self.printed = (self.printed + data)[-_TAIL:]
+                if self._result not in selector.get_map() or len(self.answer) > RECORD_LIMIT:
+                    return
+                yield bool(ready)
+
+
+def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
+    if not child.answer:
+        raise LimitExceeded(
+            f"{what} was not finished: the process that did it {child.ended}."
+            f"{_last_line(child.printed)} Nothing was decided. If it was killed for its memory, "
+            "allow more with --memory-limit on a machine that has it."
+        )
+    if len(child.answer) > RECORD_LIMIT:
+        raise LimitExceeded(
+            f"{what} gave more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust it."
+        )
+    done = strict_json(bytes(child.answer), what=f"the answer of the process that did: {what}")
+    if not isinstance(done, dict) or not done.keys() & {"value", "error"}:
+        raise EvidenceError(f"{what} was answered with nonsense. Do not trust this file.")
+    if "error" in done:
+        raise _raised(done["error"], what=what, limits=limits)
+    return done["value"]
+
+
+def _raised(error: Any, *, what: str, limits: ChildLimits) -> GateError:
+    name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
+    if name == inside.OUT_OF_MEMORY:
+        return LimitExceeded(too_much_memory(what, limits))
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, GateError):
+        return kind(message)
+    return EvidenceError(f"{what} failed unexpectedly: {name}: {message}")
+
+
+def _last_line(printed: bytes) -> str:
+    lines = printed.decode(errors="replace").strip().splitlines()
+    return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
+
+
+def _environment(folder: Path, *, whole: bool) -> dict[str, str]:
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if whole or name in _KEPT or name.startswith(_KEPT_PREFIXES)
+    }
+    return ours | {"TMPDIR": str(folder)}

@@ -1,0 +1,56 @@
+"""The child's side: set its limits, do the work, say what came of it, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+_DEATH_OF_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+OUT_OF_MEMORY = "MemoryError"
+
+
+def answer(request: dict[str, Any], descriptor: int) -> None:
+    """Call what the request names with its arguments, and write the answer to the descriptor.
+
+    {"value": ...} is what it gives back; {"error": [name of the class, message]} what it raised.
+    """
+    os.set_inheritable(descriptor, False)
+    _die_with(request["parent"])
+    for kind, limit in request["limits"].items():
+        _limit(getattr(resource, kind), limit)
+    try:
+        done = {"value": _function(request["function"])(**request["arguments"])}
+    except MemoryError:
+        done = {"error": [OUT_OF_MEMORY, ""]}
+    except Exception as error:
+        done = {"error": [type(error).__name__, str(error)]}
+    with os.fdopen(descriptor, "w") as stream:
+        json.dump(done, stream)
+
+
+def _function(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _die_with(parent: int) -> None:
+    """Whoever kills the parent must not leave us behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
+
+
+def _limit(kind: int, limit: int) -> None:
+    _, most = resource.getrlimit(kind)
+    lower = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    with contextlib.suppress(OSError, ValueError):  # what the system does not know
+        resource.setrlimit(kind, (lower, lower))

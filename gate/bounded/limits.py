@@ -1,0 +1,87 @@
+"""How much time and memory a foreign file may take, and how people write that."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(s|m|h)?", re.ASCII)
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_CGROUP = Path("/sys/fs/cgroup")
+_SHARE = 0.8
+"""Of the machine's memory: the rest is for the system and what else runs."""
+
+CHECK_S = 4 * 3600.0
+"""A measurement on thousands of samples takes an hour or two on few cores."""
+FILE_S = 600.0
+"""Reading a file and computing its golden vectors takes seconds."""
+FILE_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class ChildLimits:
+    """Of one process and all that it starts."""
+
+    time_s: float
+    """By the clock on the wall."""
+    memory_bytes: int
+    """Of its own: pages of a file that is only mapped do not count."""
+
+    @classmethod
+    def of_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
+        """As given to a command; else `usual_s`, and 80 % of the memory that there is."""
+        return cls(time_s or usual_s, memory_bytes or usual_memory())
+
+    @classmethod
+    def of_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
+        """As set for the service; else 10 minutes, and 4 GiB or 80 % of less memory."""
+        return cls(time_s or FILE_S, memory_bytes or min(FILE_BYTES, usual_memory()))
+
+
+def usual_memory() -> int:
+    """Bytes: 80 % of the machine's memory, or of what its control group allows."""
+    import psutil
+
+    there = [psutil.virtual_memory().total]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+        try:
+            there.append(int((_CGROUP / name).read_text()))
+        except (OSError, ValueError):  # none there, or the word 'max'
+            continue
+    return int(min(there) * _SHARE)
+
+
+def seconds_of(text: str) -> float:
+    """Of `90`, `90s`, `30m`, `1.5h`. Raises ValueError."""
+    found = _TIME.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
+    if seconds <= 0:
+        raise ValueError(f"{text!r} is no time above zero: write 90s, 30m or 1.5h")
+    return seconds
+
+
+def bytes_of(text: str) -> int:
+    """Of `8GB` (10^9), `512MiB` (2^20), `4G`, or a number of bytes. Raises ValueError."""
+    found = _MEMORY.fullmatch(text.strip())
+    unit = (found[2] or "").lower() if found else ""
+    size = int(float(found[1]) * (_BINARY | _BYTES)[unit]) if found else 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is no size above zero: write 8GB, 512MiB or 4G")
+    return size
+
+
+def time_text(seconds: float) -> str:
+    """`1.5 h`, `10 min`, `3 s`."""
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 2 * 60 else f"{seconds:.3g} s"
+
+
+def memory_text(size: int) -> str:
+    """`4.3 GB`, `300 MB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

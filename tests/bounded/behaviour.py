@@ -1,0 +1,132 @@
+"""What a child may do, once the bytes that it parsed have got hold of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gate.errors import DigestMismatch
+
+
+def echo(**arguments: Any) -> Any:
+    return arguments
+
+
+def surroundings() -> dict[str, Any]:
+    """What the child has of its parent."""
+    import json
+    import resource
+    import tempfile
+
+    held = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            held.append((int(name), str(Path("/proc/self/fd", name).readlink()).partition(":")[0]))
+    return {
+        "environment": dict(os.environ),
+        "temporary": tempfile.gettempdir(),
+        "files": held,
+        "json": json.__file__,
+        "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+        "cpu": resource.getrlimit(resource.RLIMIT_CPU)[0],
+    }
+
+
+def litter() -> str:
+    """Fill its temporary folder."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp())
+    (folder / "rest").write_bytes(b"x" * 1000)
+    return str(folder)
+
+
+def refuse() -> None:
+    raise DigestMismatch("other bytes")
+
+
+def stumble() -> None:
+    raise KeyError("a bug")
+
+
+def pose(name: str) -> None:
+    """Raise a class that the gate does not raise."""
+    raise type(name, (Exception,), {})("a lie")
+
+
+def run_out() -> None:
+    raise MemoryError
+
+
+def grow() -> None:
+    kept = []
+    while True:
+        kept.append(b"x" * (1 << 24))
+
+
+def grow_at_once() -> None:
+    bytearray(1 << 40)
+
+
+def for_ever(pid: str | None = None) -> None:
+    if pid is not None:
+        Path(pid).write_text(str(os.getpid()))
+    while True:
+        time.sleep(60)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def die(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+def shout() -> None:
+    """Without end on both streams."""
+    while True:
+        os.write(1, b"x" * 65536)
+        os.write(2, b"y" * 65536 + b"\nno end\n")
+
+
+def last_words() -> None:
+    os.write(2, b"first\nlibrary: assertion failed\n")
+    os.abort()
+
+
+def have_child(pid: str, stay: bool) -> str:
+    """Start a process that outlives this one."""
+    code = "import time; time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-S", "-c", code])
+    Path(pid).write_text(str(other.pid))
+    if stay:
+        for_ever()
+    return "done"
+
+
+def forge(hexadecimal: str, times: int = 1) -> None:
+    """Write an answer of its own."""
+    data = memoryview(bytes.fromhex(hexadecimal) * times)
+    for descriptor in range(3, 100):
+        with contextlib.suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                while data:
+                    data = data[os.write(descriptor, data) :]
+    os._exit(0)
+
+
+def stop_itself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,31 @@
+"""What the watching process itself takes, and which of its children live."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import psutil
+
+
+@contextlib.contextmanager
+def bounded_growth(most: int) -> Iterator[None]:
+    """Assert that this process never takes `most` bytes more, and leaves no child behind."""
+    me, done = psutil.Process(), threading.Event()
+    before, children = me.memory_info().rss, set(me.children(recursive=True))
+    peaks = [before]
+
+    def look() -> None:
+        while not done.wait(0.02):
+            peaks.append(me.memory_info().rss)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    assert max(peaks) - before < most
+    assert set(me.children(recursive=True)) <= children

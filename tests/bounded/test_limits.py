@@ -1,0 +1,72 @@
+"""How limits are written, and what they are by themselves."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from gate.bounded import limits
+from gate.bounded.limits import ChildLimits, bytes_of, memory_text, seconds_of, time_text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 h ", 7200), ("0.5", 0.5)],
+)
+def test_times(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GB", 8 * 10**9), ("8 gb", 8 * 10**9), ("4G", 4 * 10**9), ("512MiB", 2**29),
+        ("1.5GiB", 3 * 2**29), ("1048576", 2**20), ("100b", 100), ("1T", 10**12),
+    ],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert bytes_of(text) == size
+
+
+NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1m30s", "\u0661"]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_what_is_no_limit(text):
+    with pytest.raises(ValueError, match="write 90s"):
+        seconds_of(text)
+    with pytest.raises(ValueError, match="write 8GB"):
+        bytes_of(text)
+
+
+def test_for_people():
+    assert [time_text(s) for s in (3, 90, 600, 3600, 14400)] == [
+        "3 s", "90 s", "10 min", "60 min", "4 h",
+    ]  # fmt: skip
+    assert [memory_text(size) for size in (300_000_000, 4 * 2**30)] == ["300 MB", "4.3 GB"]
+
+
+def test_of_a_command_and_of_the_service(monkeypatch):
+    monkeypatch.setattr(limits, "usual_memory", lambda: 10**9)
+    assert ChildLimits.of_command(None, None, usual_s=60.0) == ChildLimits(60.0, 10**9)
+    assert ChildLimits.of_command(5.0, 7, usual_s=60.0) == ChildLimits(5.0, 7)
+    assert ChildLimits.of_service() == ChildLimits(600.0, 10**9)  # of a small machine
+    monkeypatch.setattr(limits, "usual_memory", lambda: 10**12)
+    assert ChildLimits.of_service() == ChildLimits(600.0, 4 * 2**30)
+    assert ChildLimits.of_service(5.0, 7) == ChildLimits(5.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "of_group"),
+    [
+        ("memory.max", "1000000", True), ("memory/memory.limit_in_bytes", "1000000", True),
+        ("memory.max", "max", False), ("memory.max", "", False),
+    ],
+)  # fmt: skip
+def test_memory_of_a_container(monkeypatch, tmp_path, place, text, of_group):
+    monkeypatch.setattr(limits, "_CGROUP", tmp_path)
+    whole = limits.usual_memory()
+    assert whole == int(psutil.virtual_memory().total * 0.8)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(text)
+    assert limits.usual_memory() == (800_000 if of_group else whole)

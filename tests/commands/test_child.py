@@ -1,0 +1,138 @@
+"""gate check and gate locate on files that never end, as their user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import psutil
+import pytest
+
+from gate import cli
+from gate.bounded.limits import ChildLimits
+from gate.commands.child import Line, in_child, limit_options
+from gate.commands.outcome import Outcome, Printed
+from gate.commands.status import Status
+from tests.onnxfile import hostile
+
+REFERENCE = """
+import os
+from torch import nn
+
+def build():
+    return nn.Identity()
+
+def leave():
+    os._exit(0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "foreign_models.py").write_text(REFERENCE)
+    np.save(tmp_path / "inputs.npy", np.ones((8, 3), np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _gate(command: str, *more: str, reference: str = "build") -> tuple[int, dict, str]:
+    """Exit code, JSON, and what is on stderr."""
+    arguments = [command, "model.onnx", "--reference", f"foreign_models:{reference}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gate", *arguments, "--inputs", "inputs.npy", *more, "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+ENDLESS = {
+    "check": ("check", hostile.endless_loop, ["--time-limit", "8s"], "8 s that are allowed"),
+    "locate": ("locate", hostile.endless_loop, ["--time-limit", "8s"], "8 s that are allowed"),
+    "memory": ("check", hostile.empty_nodes, ["--memory-limit", "700MB"], "700 MB of memory"),
+}
+
+
+@pytest.mark.parametrize(("command", "make", "more", "message"), ENDLESS.values(), ids=ENDLESS)
+def test_what_has_no_end_is_not_judged(folder: Path, command, make, more, message) -> None:
+    make(folder / "model.onnx")
+    code, plain, printed = _gate(command, *more)
+    assert (code, plain["error"]["type"]) == (2, "LimitExceeded")
+    assert f"gate {command} model.onnx took more than the {message}" in plain["error"]["message"]
+    assert "Traceback" not in printed
+    ours = [p for p in psutil.process_iter() if _works_in(p, folder)]
+    assert ours == []
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
+
+
+def test_foreign_code_that_leaves_without_a_word_is_no_pass(folder: Path) -> None:
+    hostile.large_constant(folder / "model.onnx", exponent=1)
+    code, plain, _ = _gate("check", reference="leave")
+    assert code == 2
+    assert "the process that did it ended with code 0" in plain["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("command", "usual"), [("check", "4 h"), ("locate", "4 h"), ("deploy", "10 min"),
+                           ("verify-release", "10 min"), ("serve", "10 min"), ("reconcile", "10 min")],
+)  # fmt: skip
+def test_help_says_what_is_usual(capsys, command: str, usual: str) -> None:
+    assert cli.main([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(f"--time-limit TIME .*?Default: {usual}.*?GATE_TIME_LIMIT", text)
+    assert re.search("--memory-limit SIZE .*?80 % of.*?GATE_MEMORY_LIMIT", text)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--time-limit", "soon"], ["--time-limit", "0"], ["--memory-limit", "many"]]
+)
+def test_wrong_limits(capsys, wrong: list[str]) -> None:
+    arguments = ["check", "m.onnx", "--reference", "a:b", "--inputs", "i.npy", *wrong]
+    assert cli.main(arguments) == 2
+    assert "write " in capsys.readouterr().err
+
+
+def _command() -> click.Command:
+    @click.command("check")
+    @click.argument("model")
+    @limit_options(60.0)
+    @in_child
+    def command(model: str) -> Outcome:
+        return Outcome(Status.DONE, {"model": model}, lambda _: None)
+
+    return command
+
+
+@pytest.mark.parametrize("line", [None, Line(("check", "m"), child=False)])
+def test_in_a_child_no_further_child_is_started(line: Line | None) -> None:
+    done = _command().main(["m"], standalone_mode=False, obj=line)
+    assert isinstance(done, Outcome)
+
+
+def test_the_child_gets_the_line_and_the_limits(monkeypatch) -> None:
+    import gate.bounded.call as calling
+
+    def call_here(function, arguments, *, limits, what):
+        assert (function, arguments) == ("gate.cli:in_child", {"arguments": ("check", "m")})
+        assert limits == ChildLimits(5.0, 10**9)
+        assert what.endswith(" m")
+        return {"code": 1, "json": "{}"}
+
+    monkeypatch.setattr(calling, "call_here", call_here)
+    monkeypatch.setenv("GATE_TIME_LIMIT", "5s")
+    arguments = ["m", "--memory-limit", "1GB"]
+    line = Line(("check", "m"), child=True)
+    done = _command().main(arguments, standalone_mode=False, obj=line)
+    assert done == Printed(1, "{}")

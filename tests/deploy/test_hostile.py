@@ -1,0 +1,76 @@
+"""A hostile file is not deployed and not condemned: what served before serves, within the limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.deploy.deploy import deploy
+from gate.deploy.source import SlotSource
+from gate.deploy.store import Store
+from gate.errors import LimitExceeded
+from gate.storage.digest import Digest
+from tests.bounded.peak import bounded_growth
+from tests.deploy import models
+from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.golden_vectors import vectors
+from tests.onnxfile import hostile
+from tests.onnxfile.hostile import PARENT_BYTES, ROOMY, TIGHT
+
+SMALL = ["--time-limit", "3s", "--memory-limit", "300MB"]
+
+
+def _copy(path: Path):
+    def fetch(folder: Path) -> Path:
+        return Path(path.rename(folder / "model.onnx"))
+
+    return fetch
+
+
+@pytest.mark.parametrize("make", (hostile.READ | hostile.LOADED).values())
+def test_what_has_no_end_is_refused_without_a_verdict(tmp_path: Path, make) -> None:
+    store = Store(tmp_path / "srv")
+    assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
+    path = make(tmp_path / "hostile.onnx")
+    source = SlotSource(Digest.of_file(path), _copy(path), golden_required=False, limits=TIGHT)
+    with bounded_growth(PARENT_BYTES):
+        done = deploy(store, NAME, {"exact": source})
+    assert (done.outcome, done.judged) == ("refused", False)
+    assert "Nothing was decided" in done.reason
+    assert check_whole(store).release == 1
+    check_tidy(store)
+
+
+def test_a_local_file_is_read_in_a_child(tmp_path: Path) -> None:
+    path = hostile.empty_nodes(tmp_path / "model.onnx")
+    with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded):
+        SlotSource.local(path, limits=TIGHT)
+
+
+def test_a_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
+    store = Store(tmp_path / "srv")
+    path, golden = vectors.made(tmp_path)
+    source = SlotSource.local(path, golden=golden, limits=ROOMY)
+    assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
+    check_whole(store)
+
+
+@pytest.mark.parametrize("make", [hostile.empty_nodes, hostile.endless_loop])
+@pytest.mark.parametrize("command", ["deploy", "verify-release"])
+def test_the_commands_say_that_they_could_not_judge(tmp_path, monkeypatch, capsys, make, command):
+    monkeypatch.chdir(tmp_path)
+    path = make(tmp_path / "model.onnx")
+    vectors.impossible(tmp_path / "golden", path)
+    arguments = ["verify-release", "model.onnx", "--golden", "golden", *SMALL, "--json"]
+    if command == "deploy":
+        arguments = ["deploy", "digits", "--store", "srv", "--file", "model.onnx"]
+        arguments += ["--golden", "golden", *SMALL, "--json"]
+    with bounded_growth(PARENT_BYTES):
+        assert cli.main(arguments) == 2
+    plain = json.loads(capsys.readouterr().out)
+    reason = plain["reason"] if "reason" in plain else plain["error"]["message"]
+    assert "-limit" in reason
+    assert not Store(tmp_path / "srv").names()

@@ -1,0 +1,155 @@
+"""ONNX files that never end, or take all memory, where nobody bounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from gate.bounded.limits import ChildLimits
+
+TIGHT = ChildLimits(3.0, 300 * 10**6)
+ROOMY = ChildLimits(60.0, TIGHT.memory_bytes)
+"""For good files, of which reading takes half a second and 60 MB."""
+PARENT_BYTES = 150 * 10**6
+"""What may be added to the process that watches."""
+_FLOAT = TensorProto.FLOAT
+_OPSET = helper.make_opsetid("", 17)
+
+
+def empty_nodes(path: Path, *, count: int = 10_000_000) -> Path:
+    """Two bytes a node in the file, 350 in memory: 20 MB take 3.5 GB."""
+    data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
+    nodes = b"\x0a\x00" * count
+    path.write_bytes(data + b"\x3a" + _varint(len(nodes)) + nodes)  # a second part of the graph
+    return path
+
+
+def empty_notes(path: Path, *, count: int = 2_000_000) -> Path:
+    """The same, in a file that is valid: true evidence can be made of it, on a large machine."""
+    data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
+    notes = b"\x72\x00" * count  # on the quantization of tensors
+    path.write_bytes(data + b"\x3a" + _varint(len(notes)) + notes)
+    return path
+
+
+def nested_functions(path: Path, *, depth: int = 40) -> Path:
+    """Each calls the one before it twice: 2^40 nodes once they are inlined."""
+    opsets = [_OPSET, helper.make_opsetid("local", 1)]
+    functions = [_function("f0", [helper.make_node("Neg", ["x"], ["y"])], opsets)]
+    for number in range(1, depth + 1):
+        before = {"op_type": f"f{number - 1}", "domain": "local"}
+        nodes = [
+            helper.make_node(inputs=["x"], outputs=["between"], **before),
+            helper.make_node(inputs=["between"], outputs=["y"], **before),
+        ]
+        functions.append(_function(f"f{number}", nodes, opsets))
+    call = helper.make_node(f"f{depth}", ["input"], ["logits"], domain="local")
+    return _model(path, [call], functions=functions, opsets=opsets)
+
+
+def endless_loop(path: Path) -> Path:
+    """As many rounds as an int64 can count, on the condition true."""
+    return _loop(path, helper.make_node("Neg", ["value"], ["next"]))
+
+
+def growing_loop(path: Path) -> Path:
+    """Twice as many rows in each round."""
+    return _loop(path, helper.make_node("Concat", ["value", "value"], ["next"], axis=0))
+
+
+def large_constant(path: Path, *, exponent: int = 40) -> Path:
+    """A tensor of 4 TB, whose size follows from the input."""
+    nodes = [
+        helper.make_node("Size", ["input"], ["size"]),
+        helper.make_node("Sub", ["size", "size"], ["zero"]),
+        helper.make_node("Add", ["zero", "elements"], ["shape"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["large"]),
+        helper.make_node("ReduceMax", ["large"], ["most"], keepdims=0),
+        helper.make_node("Add", ["input", "most"], ["logits"]),
+    ]
+    return _model(path, nodes, [numpy_helper.from_array(np.array([2**exponent]), "elements")])
+
+
+def sparse_data(path: Path, *, size: int = 1 << 29) -> Path:
+    """A kilobyte on the disk, whose weights are read from a file of zeros that is larger than the memory."""
+    data = path.with_name("weights.data")
+    data.touch()
+    with data.open("r+b") as stream:
+        stream.truncate(size)
+    weights = TensorProto(name="w", data_type=_FLOAT, dims=[size // 4])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value=data.name)
+    nodes = [
+        helper.make_node("ReduceMax", ["w"], ["most"], keepdims=0),
+        helper.make_node("Add", ["input", "most"], ["logits"]),
+    ]
+    return _model(path, nodes, [weights])
+
+
+READ: dict[str, Callable[[Path], Path]] = {"20 MB of empty nodes": empty_nodes}
+"""Reading them takes too much."""
+LOADED: dict[str, Callable[[Path], Path]] = {"2^40 nodes in nested functions": nested_functions}
+"""So does loading them in ONNX Runtime."""
+RUN: dict[str, Callable[[Path], Path]] = {
+    "endless loop": endless_loop,
+    "growing loop": growing_loop,
+    "a constant of 4 TB": large_constant,
+    "a constant of 16 GB": lambda path: large_constant(path, exponent=32),
+}
+"""So does running them."""
+
+
+def _loop(path: Path, node: Any) -> Path:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["before"], ["after"]), node],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("before", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", _FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("after", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", _FLOAT, None),
+        ],
+    )
+    loop = helper.make_node("Loop", ["rounds", "true", "input"], ["logits"], body=body)
+    rounds = numpy_helper.from_array(np.array(2**63 - 1), "rounds")
+    return _model(path, [loop], [rounds, numpy_helper.from_array(np.array(True), "true")])
+
+
+def _function(name: str, nodes: Sequence[Any], opsets: Sequence[Any]) -> Any:
+    return helper.make_function("local", name, ["x"], ["y"], nodes, opsets)
+
+
+def _model(
+    path: Path,
+    nodes: Sequence[Any],
+    weights: Sequence[TensorProto] = (),
+    *,
+    functions: Sequence[Any] = (),
+    opsets: Sequence[Any] = (_OPSET,),
+) -> Path:
+    ends = [
+        [helper.make_tensor_value_info(name, _FLOAT, ["batch", 3])] for name in ("input", "logits")
+    ]
+    graph = helper.make_graph(nodes, "hostile", *ends, initializer=list(weights))
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=list(opsets), functions=list(functions), ir_version=8
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _varint(number: int) -> bytes:
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])

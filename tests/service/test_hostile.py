@@ -1,0 +1,87 @@
+"""A hostile file with true evidence costs the service a child's limits, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gate.bounded.limits import ChildLimits
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.registry.may_serve import Terms, examine
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import promote
+from gate.service.port import Taken
+from gate.service.reconciler import Reconciler
+from tests.bounded.peak import bounded_growth
+from tests.onnxfile import hostile
+from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
+from tests.registry.releases import NAME, evidence, release
+from tests.service.places import AUTOMATIC, Place
+
+QUICK = ChildLimits(8.0, 200 * 10**6)
+"""For good files too, on a busy machine."""
+
+
+class Service:
+    """Version 1 is good, and serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Place(folder, AUTOMATIC)
+        self.store = Store(folder / "store")
+        self.place.promote(1)
+        assert self.look(ROOMY) == [("deploy", "deployed")]
+
+    def look(self, limits: ChildLimits) -> list[tuple[str, str]]:
+        """A service that was just started, so that it looks at the bytes, too."""
+        place = self.place
+        reconcile = Reconciler(
+            place.registry, place.ledger, AUTOMATIC, store=self.store, limits=limits
+        )
+        done = reconcile(NAME, cause="timer")
+        assert all(isinstance(one, Taken) for one in done), done
+        return [(one.kind, one.outcome) for one in done if isinstance(one, Taken)]
+
+    def promote(self, path: Path) -> None:
+        """As a promoter who measured the file somewhere else."""
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        handed = replace(release(path, evidence=evidence(path, measured_at=at)), run_id="run")
+        done = promote(self.place.registry, handed, policy=AUTOMATIC, ledger=self.place.ledger)
+        assert done.outcome == "promoted"
+
+    def serves_version_1(self) -> bool:
+        live = self.store.live(NAME)
+        first = self.place.ledger.entries()[0].sha256
+        return live is not None and live.slots[EXACT].sha256 == first
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, tmp_path):
+    service.promote(hostile.nested_functions(tmp_path / "model.onnx"))
+    with bounded_growth(PARENT_BYTES):
+        assert service.look(QUICK) == [("deploy", "refused")]
+        assert service.look(QUICK) == []
+    assert service.serves_version_1()
+    assert [action for action, version in service.place.lines() if version == "2"] == [
+        "promoted", "not_deployed",
+    ]  # fmt: skip
+    assert "loading model.onnx took more than the 8 s" in service.place.ledger.entries()[-1].reason
+
+
+def test_what_can_not_be_read_within_the_limits_is_a_problem_of_that_version(service, tmp_path):
+    service.promote(hostile.empty_notes(tmp_path / "model.onnx"))
+    with bounded_growth(PARENT_BYTES):
+        model = replace(service.place.model(), limits=QUICK)
+        found = examine(model, "2", history=model.history(), terms=Terms.now(AUTOMATIC))
+        assert "reading model.onnx took more than the 200 MB of memory" in str(found.problem)
+        assert service.look(QUICK) == [("guard", "reverted")]
+        assert service.look(QUICK) == []
+    assert service.place.registry.alias(NAME, CHAMPION) == "1"
+    assert service.serves_version_1()
