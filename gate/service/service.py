@@ -18,11 +18,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gate.errors import ServiceError
 from gate.service.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
 from gate.service.inbox import Inbox
-from gate.service.logs import Redaction, set_up
+from gate.service.logs import set_up
 from gate.service.metrics import Metrics
 from gate.service.port import Reconcile
 from gate.service.settings import Settings
 from gate.service.worker import Rhythm, Worker
+from gate.storage.redaction import Redaction
 
 _BACKLOG = 512
 _CONNECTIONS = 512
@@ -57,7 +58,7 @@ def serve(
     log = set_up(
         sys.stderr,
         log_format=settings.log_format,
-        redaction=Redaction(lambda: parts.keyring.all_secrets),
+        redaction=Redaction(lambda: parts.keyring.all_secrets, addresses=settings.addresses),
     )
     try:
         with listening(settings.host, settings.port) as listener:
