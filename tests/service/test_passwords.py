@@ -76,7 +76,7 @@ class TestInTheCommandLine:
         ("--inbox", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
         ("--inbox", "postgresql://gate:hunter2xyz@[::1/x"),
         ("--inbox", "mysql://gate:hunter2xyz@127.0.0.1/x"),
-        ("--inbox", "postgresql://gate:" + "hunter2xyz" * 20 + "@[::1/x"),
+        ("--inbox", "postgresql://g:hunter2xyz" + "x" * 100 + "@[::1/x" + "y" * 100),
         ("--inbox", "postgresql://127.0.0.1:1/x?user=gate&password=hunter2xyz"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:1"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:hunter2xyz"),
@@ -96,7 +96,7 @@ class TestInTheCommandLine:
         assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
         said = capsys.readouterr()
         assert "Traceback" in said.err
-        assert "hunter2xyz" not in said.err + said.out
+        assert "hunter2x" not in said.err + said.out
         assert json.loads(said.out)["error"]["message"]
         assert said.err.startswith("warning: the command line holds a password")
         assert "@FILE" in said.err.splitlines()[0]
