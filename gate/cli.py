@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from gate.commands.child import Line
+from gate.commands.options import warn_of_passwords
 from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
 from gate.commands.status import Status
 from gate.errors import GateError
@@ -111,6 +112,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
     """
     machine = "--json" in arguments
     line = Line(tuple(arguments), child=child)
+    warn_of_passwords(arguments)
     try:
         with stdout_to_stderr() if machine else contextlib.nullcontext():
             outcome = gate.main(
@@ -129,11 +131,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
         click.echo("interrupted", err=True)
         return Status.INTERRUPTED
     except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
-        if "--debug" in arguments:
-            import traceback
-
-            traceback.print_exc()
-        _print_error(error, machine=machine)
+        _print_error(error, arguments, machine=machine)
         return Status.NOT_JUDGED
     return int(outcome.status)
 
@@ -150,11 +148,14 @@ def _print(outcome: Outcome, *, machine: bool) -> None:
         outcome.show(console(sys.stdout))
 
 
-def _print_error(error: BaseException, *, machine: bool) -> None:
-    kind, message = type(error).__name__, str(error)
+def _print_error(error: BaseException, arguments: Sequence[str], *, machine: bool) -> None:
+    from gate.storage.redaction import Redaction
+
+    clean = Redaction(addresses=arguments).clean
+    kind, message = type(error).__name__, clean(str(error))
     text = f"error: {message}"
     if isinstance(error, click.ClickException):
-        message = error.format_message()
+        message = clean(error.format_message())
         place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
         text = f"error: {message}" + (f"\nSee {place} --help for examples." if place else "")
     elif not isinstance(error, GateError):
@@ -163,6 +164,10 @@ def _print_error(error: BaseException, *, machine: bool) -> None:
             "Nothing was decided. Repeat with --debug for the traceback."
         )
     text = "\n".join([text, *getattr(error, "__notes__", ())])
+    if "--debug" in arguments:
+        import traceback
+
+        text = clean("".join(traceback.format_exception(error))) + text
     # Names in the judged file could steer the terminal.
     shown = "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
     try:

@@ -6,7 +6,6 @@ The table with which people find out that their default exporter is the fault.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +33,7 @@ from gate.records.runtime import RUNTIMES
 from gate.records.strategy import ExportSettings
 from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict
 from gate.storage.digest import Digest
+from gate.storage.temporary import temporary_folder
 from gate.storage.yaml_section import first_problem
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -120,7 +120,7 @@ class _Bench:
         trial = Trial(
             strategy=strategy, opset_asked=opset, constant_folding=folding, seconds=math.nan
         )
-        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        with temporary_folder() as folder:
             begun = time.perf_counter()
             try:
                 exported = self._export(trial, Path(folder, "model.onnx"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from gate.commands.outcome import console
@@ -21,6 +20,7 @@ from gate.registry.promotion import Release, promote
 from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_decision
 from gate.storage import atomic
+from gate.storage.temporary import temporary_folder
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
@@ -53,7 +53,7 @@ def main() -> int:
         pages.write_parity(page, evidence, policy)
 
     with (
-        tempfile.TemporaryDirectory(prefix="gate-") as folder,
+        temporary_folder() as folder,
         tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
     ):
         pages.write_decision(page, decision, policy)

@@ -14,8 +14,8 @@ from typing import Literal
 
 from gate.errors import EvidenceError
 from gate.registry.mlflow.preflight import preflight
-from gate.registry.mlflow.process import redacted
 from gate.storage.record import Record
+from gate.storage.redaction import redacted
 from pipelines import paths
 from pipelines.calling import calling
 from pipelines.experiment import experiment_id

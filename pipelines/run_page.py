@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gate.storage.temporary import temporary_folder
 from pipelines.calling import calling
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RunPage:
 
     def bytes(self, data: bytes, name: str) -> None:
         """An artifact with these bytes."""
-        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        with temporary_folder() as folder:
             path = Path(folder) / Path(name).name
             path.write_bytes(data)
             self.file(path, Path(name).parent.as_posix())

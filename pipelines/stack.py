@@ -12,25 +12,27 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from gate.registry.mlflow.process import quiet_process
-from gate.storage import atomic
+from gate.storage import atomic, private
 from pipelines import paths, stage
+from pipelines.children import Child, alone, started
 from pipelines.params import RegistryParams
 from pipelines.run import tracking_uri
 from pipelines.ui import HOST, NO_JOBS, require_free
 
 _PATIENCE_S = 120.0
-_STOP_S = 10.0
+_LOOK_S = 0.5
 
 
 def main() -> int:
@@ -40,13 +42,19 @@ def main() -> int:
     parser.add_argument("--service-port", type=int, default=8400)
     arguments = parser.parse_args()
     quiet_process()
-    ports = arguments.port, arguments.service_port
-    for port in ports:
-        require_free(port, remedy="make stack PORT=5001 SERVICE_PORT=8401")
     # A shell that starts us in the background has us ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it so
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    _end_with_make()
+    ports = arguments.port, arguments.service_port
     try:
-        run(*ports, model=RegistryParams.load().model_name)
+        with alone() as left:
+            if left:
+                print(f"Ended what a killed make stack had left: {', '.join(left)}", flush=True)
+            for port in ports:
+                require_free(port, remedy="make stack PORT=5001 SERVICE_PORT=8401")
+            run(*ports, model=RegistryParams.load().model_name)
     except (KeyboardInterrupt, stage.Stopped):
         print("Stopped. What was promoted and deployed is kept; make stack goes on with it.")
     return Status.DONE
@@ -108,11 +116,13 @@ def serve_command(port: int, registry: tuple[str, str], model: str, secret_file:
 
 
 def encryption_key(path: Path) -> str:
-    """A Fernet key, made once, for our eyes only."""
+    """A Fernet key, made once, for our eyes only. Raises StorageError."""
     if not path.is_file():
-        atomic.write_bytes(path, base64.urlsafe_b64encode(secrets.token_bytes(32)))
-        path.chmod(0o600)
-    return path.read_text(encoding="ascii")
+        key = base64.urlsafe_b64encode(secrets.token_bytes(32))
+        atomic.write_bytes(path, key, mode=private.MODE)
+    return private.read_private(
+        path, what="key of MLflow's webhooks", missing="Fix its permissions."
+    )
 
 
 def told(registry: str, service: str, model: str) -> list[str]:
@@ -125,35 +135,6 @@ def told(registry: str, service: str, model: str) -> list[str]:
         "review:   with review: required in params.yaml, set the tag gate.review to approved",
         "Ctrl-C stops it all.",
     ]
-
-
-@dataclass(frozen=True)
-class Child:
-    """A process of ours; `name` says where its log is."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-
-    def check(self) -> None:
-        """Raise RegistryUnavailable if it ended."""
-        if self.process.poll() is not None:
-            raise RegistryUnavailable(f"{self.name} ended with {self.process.returncode}.")
-
-
-@contextmanager
-def started(name: str, command: list[str], env: dict[str, str]) -> Iterator[Child]:
-    """A process of ours with a log in `.gate/`; ended with SIGTERM, then with SIGKILL."""
-    log = paths.state() / f"{name.replace(' ', '-')}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as stream:
-        # Its own group, so that Ctrl-C reaches only us and we end it in order.
-        process = subprocess.Popen(
-            command, env=env, stdout=stream, stderr=stream, start_new_session=True
-        )
-    try:
-        yield Child(f"{name} (its log: {log})", process)
-    finally:
-        _end(process)
 
 
 def wait_for(url: str, child: Child) -> None:
@@ -173,7 +154,7 @@ def _watch(children: Sequence[Child]) -> None:
     while True:
         for child in children:
             child.check()
-        time.sleep(0.5)
+        time.sleep(_LOOK_S)
 
 
 def _gate(arguments: list[str]) -> None:
@@ -184,14 +165,17 @@ def _gate(arguments: list[str]) -> None:
         raise RegistryUnavailable(f"gate {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _end_with_make() -> None:
+    """Where `make` is killed, we would not notice: it can't pass that on."""
+    parent = psutil.Process().parent()
+    if parent is not None and parent.name() in ("make", "gmake"):
+
+        def watch() -> None:
+            while os.getppid() == parent.pid:
+                time.sleep(_LOOK_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, name="gate-make", daemon=True).start()
 
 
 if __name__ == "__main__":

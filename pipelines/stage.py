@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from gate.commands.status import Status
 from gate.errors import GateError
+from gate.storage.redaction import Redaction
 
 
 class Stopped(BaseException):
@@ -38,17 +39,21 @@ def code_of(main: Callable[[], int]) -> int:
         return 128 + signal.SIGTERM
     except OSError as error:
         if error.errno != errno.ENOSPC:
-            traceback.print_exc()
+            _trace()
         _say(f"{error}. Free space or fix permissions, then run dvc repro to go on.")
     except Exception:
         # Python's own exit code for this is 1, which means "rejected" here.
-        traceback.print_exc()
+        _trace()
         _say("unexpected failure, nothing was judged.")
     return Status.NOT_JUDGED
 
 
 def _say(text: str) -> None:
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    print(f"error: {Redaction().clean(text)}", file=sys.stderr, flush=True)
+
+
+def _trace() -> None:
+    print(Redaction().clean(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

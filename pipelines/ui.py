@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
 from typing import NoReturn
 
+import psutil
+
 from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
-from gate.registry.mlflow.process import quiet_process, redacted
+from gate.registry.mlflow.process import quiet_process
+from gate.storage.redaction import redacted
 from pipelines import paths, stage
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.run import known_run, tracking_uri
@@ -39,9 +43,11 @@ def _become_server(uri: str, port: int) -> NoReturn:
     artifacts = (paths.project_root() / "mlartifacts").as_uri()
     command = [
         sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port),
-        "--backend-store-uri", uri, "--default-artifact-root", artifacts, "--workers", "1",
+        "--default-artifact-root", artifacts, "--workers", "1",
     ]  # fmt: skip
-    os.execve(sys.executable, command, os.environ | NO_JOBS)
+    # Not in the command line, which everybody can read: it may hold a password.
+    database = {"MLFLOW_BACKEND_STORE_URI": uri}
+    os.execve(sys.executable, command, os.environ | NO_JOBS | database)
 
 
 def links(base: str) -> list[str]:
@@ -68,8 +74,18 @@ def require_free(port: int, *, remedy: str) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise RegistryUnavailable(
-                f"port {port} of {HOST} is taken ({error.strerror}). Choose another: {remedy}"
+                f"port {port} of {HOST} is taken{_holder(port)} ({error.strerror}). "
+                f"Choose another: {remedy}"
             ) from error
+
+
+def _holder(port: int) -> str:
+    """Who listens there, where this user may know it."""
+    with contextlib.suppress(psutil.Error):
+        for found in psutil.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
+                return f" by process {found.pid}, {psutil.Process(found.pid).name()}"
+    return ""
 
 
 if __name__ == "__main__":

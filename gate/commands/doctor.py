@@ -39,7 +39,7 @@ def command(tracking_uri: str | None) -> Outcome:
 
 def _examine(given: str | None) -> Outcome:
     from gate.doctor import examine
-    from gate.registry.mlflow.process import redacted
+    from gate.storage.redaction import redacted
 
     address = tracking_uri(given)
 

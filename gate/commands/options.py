@@ -11,9 +11,13 @@ import click
 from gate.service.keyring import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gate.storage.digest import Digest
 
 FILE = click.Path(path_type=Path)
+_IN_FILE, _IN_VARIABLE = "@", "env:"
+KEPT_ELSEWHERE = "With a password in it: @FILE (mode 0600) or env:NAME, where it is kept."
 STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 MODEL = click.argument("model", type=FILE)
 FACTORY = click.argument("factory", metavar="PKG.MODULE:FACTORY")
@@ -42,8 +46,9 @@ KEEP = click.option(
 )  # fmt: skip
 TRACKING_URI = click.option(
     "--tracking-uri",
-    help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.",
-)
+    help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here. "
+    f"{KEPT_ELSEWHERE}",
+)  # fmt: skip
 SECRET_FILE = click.option(
     "--secret-file", type=FILE, envvar="GATE_SECRET_FILE", show_envvar=True,
     help="One secret in a line, the newest first, mode 0600. "
@@ -52,9 +57,45 @@ SECRET_FILE = click.option(
 
 
 def tracking_uri(given: str | None) -> str:
-    """The address of the registry: as given, else of the environment, else a database here."""
+    """The address of the registry: as given, else of the environment, else a database here.
+
+    Raises StorageError, BadParameter."""
     here = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
-    return given or os.environ.get("MLFLOW_TRACKING_URI") or here
+    return address(given) or os.environ.get("MLFLOW_TRACKING_URI") or here
+
+
+def address(given: str | None) -> str | None:
+    """An address that an option names: itself, or where it is kept because it holds a password.
+
+    `@FILE`: the first line of a file of mode 0600; `env:NAME`: a variable of the environment.
+    Raises StorageError, BadParameter.
+    """
+    from gate.storage.private import read_private
+
+    if given is None or not given.startswith((_IN_FILE, _IN_VARIABLE)):
+        return given
+    if given.startswith(_IN_VARIABLE):
+        text = os.environ.get(given.removeprefix(_IN_VARIABLE), "")
+    else:
+        file = Path(given.removeprefix(_IN_FILE))
+        text = read_private(file, what="file of the address", missing="Write the address into it.")
+    kept = text.strip().partition("\n")[0].strip()
+    if not kept:
+        raise click.BadParameter(f"'{given}' holds no address. Expected: one in the first line.")
+    return kept
+
+
+def warn_of_passwords(arguments: Sequence[str]) -> None:
+    """Say on stderr that everybody can read a password that was given in the command line."""
+    from gate.storage.redaction import passwords
+
+    if any(passwords(argument) for argument in arguments if "://" in argument):
+        click.echo(
+            "warning: the command line holds a password, and every user of this machine can read "
+            "it (ps). Keep the address in a file of mode 0600 and name it as @FILE, or in the "
+            "environment: env:NAME. Exchange the password if others use this machine.",
+            err=True,
+        )
 
 
 def given_digest(text: str | None) -> Digest | None:

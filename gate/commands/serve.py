@@ -9,7 +9,15 @@ from urllib.parse import unquote
 import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
-from gate.commands.options import FILE, LEDGER, SECRET_FILE, TRACKING_URI, tracking_uri
+from gate.commands.options import (
+    FILE,
+    KEPT_ELSEWHERE,
+    LEDGER,
+    SECRET_FILE,
+    TRACKING_URI,
+    address,
+    tracking_uri,
+)
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -66,7 +74,7 @@ def _environment(name: str) -> dict[str, Any]:
 @click.option(
     "--inbox", "inbox_url", metavar="URL", **_environment("INBOX"),
     help="sqlite:///FILE, or postgresql://USER@HOST/NAME for several replicas. "
-    "Default: sqlite:///.gate/inbox.db.",
+    f"Default: sqlite:///.gate/inbox.db. {KEPT_ELSEWHERE}",
 )  # fmt: skip
 @click.option(
     "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
@@ -137,13 +145,16 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate webhooks register --url http://127.0.0.1:8400/webhooks/mlflow --secret-file .gate/secrets
       gate serve --model digits --secret-file .gate/secrets
       gate serve --model digits --secret-file .gate/secrets --inbox postgresql://gate@db/gate
+      gate serve --model digits --secret-file .gate/secrets --inbox @/etc/gate/inbox
     """
-    from gate.registry.mlflow.process import redacted
     from gate.service.service import serve
     from gate.service.settings import Settings
+    from gate.storage.redaction import redacted
 
     given = {name: value for name, value in request.items() if value not in (None, ())}
-    settings = Settings.of(**given | {"tracking_uri": tracking_uri(request["tracking_uri"])})
+    given["tracking_uri"] = tracking_uri(request["tracking_uri"])
+    given["inbox_url"] = address(request["inbox_url"])
+    settings = Settings.of(**given)
     settings.keyring()  # before anything slow is loaded
 
     _refuse_mistyped(settings.tracking_uri)
@@ -168,7 +179,7 @@ def _refuse_mistyped(uri: str) -> None:
     name, and the service would look after nothing."""
     from gate.errors import RegistryUnavailable
     from gate.registry.mlflow.preflight import preflight
-    from gate.registry.mlflow.process import redacted
+    from gate.storage.redaction import redacted
 
     preflight(uri)
     scheme, _, path = uri.partition(":///")

@@ -97,7 +97,7 @@ def _registry(registry: str, preflight: Callable[[], None]) -> Finding:
     try:
         preflight()
     except GateError as error:
-        remedy = "Start it (make ui), or set MLFLOW_TRACKING_URI. gate check needs no registry."
+        remedy = "Mend that, or set MLFLOW_TRACKING_URI. gate check needs no registry."
         return Finding("MLflow", "missing", str(error), remedy)
     return Finding("MLflow", "ok", f"usable at {registry}")
 

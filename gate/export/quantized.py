@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from gate.onnxfile.subject import read_subject
 from gate.records.evidence import ExportRecord, Subject
 from gate.storage import atomic
 from gate.storage.digest import Digest
+from gate.storage.temporary import temporary_folder
 
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""
@@ -52,7 +52,7 @@ def quantize(
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
         raise ExportError(f"{exact} is quantized already. Give the exact file.")
     used = _Used(calibration, settings, subject)
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+    with temporary_folder() as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
         try:
             with _quiet():

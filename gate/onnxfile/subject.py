@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gate.errors import OnnxFileError, StorageError, first_line
 from gate.onnxfile.external_data import external_files, linked
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
+from gate.storage.temporary import temporary_folder
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _UNKNOWN_AXIS = "?"
@@ -142,7 +142,7 @@ def _check_whole(data: bytes, path: Path, files: tuple[str, ...]) -> None:
     elif not linked(path, files):
         _check(path, path)
     else:
-        with tempfile.TemporaryDirectory(prefix="gate-links-") as folder:
+        with temporary_folder() as folder:
             for name in files:
                 empty = Path(folder, name)
                 empty.parent.mkdir(parents=True, exist_ok=True)

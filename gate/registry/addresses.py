@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from gate.errors import EvidenceError, StorageError
 from gate.registry.ledger import Ledger
-from gate.registry.mlflow.process import redacted
 from gate.storage.atomic import write_text
+from gate.storage.redaction import redacted
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -25,8 +25,8 @@ from gate.registry.head import Head, Witness, Witnesses
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
-from gate.storage.quota import Extent
 from gate.storage.lock import private_lock
+from gate.storage.quota import Extent
 from gate.storage.record import Record, Sha256, later
 
 Action = Literal[

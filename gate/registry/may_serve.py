@@ -22,10 +22,11 @@ from gate.registry.ledger import LedgerEntry
 from gate.registry.port import APPROVED, REJECTED, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
-from gate.registry.registered_model import RegisteredModel, temporary_folder
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.registry.twin import QUANTIZED, TwinDigests, twin_in
 from gate.storage.foreign import mismatch_of
+from gate.storage.temporary import temporary_folder
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ interrupted promotion left behind (its bytes are hashed again); a reviewer's tag
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
 from gate.registry.twin import QUANTIZED, lay_out
+from gate.storage.temporary import temporary_folder
 
 __all__ = ["Promotion", "Release", "promote", "rollback"]
 
@@ -184,7 +184,7 @@ class _Attempt:
     def _create(self) -> str:
         """Make a version, read it back and prove it; gives its number."""
         model, release, draft = self.model, self.release, self.release.draft()
-        with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        with temporary_folder() as folder:
             folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
             Records(release.evidence, release.decision).write(folders[RECORDS])
             if release.preprocessing is not None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from gate.bounded.limits import ChildLimits
-from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
+from gate.errors import DigestMismatch, PromotionConflict, ResourceGone
 from gate.registry.addresses import same
 from gate.registry.history import Histories, History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
@@ -20,6 +18,7 @@ from gate.registry.release import Release
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
 from gate.storage.quota import MAX_BYTES, TooLarge, limited
+from gate.storage.temporary import temporary_folder
 
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
@@ -140,20 +139,6 @@ class RegisteredModel:
                 return self.registry.download(self.name, number, folder)
         except TooLarge as error:
             raise DigestMismatch(f"{what}: {error}. It was exchanged: promote it anew.") from error
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """An empty folder that is gone afterwards. Raises StorageError where none can be made."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="gate-")
-    except OSError as error:
-        raise StorageError(
-            f"cannot make a temporary folder: {error.strerror or error}. Free space or fix "
-            "permissions there, or name another place with TMPDIR."
-        ) from error
-    with made as folder:
-        yield Path(folder)
 
 
 def _digests(

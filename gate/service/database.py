@@ -37,6 +37,11 @@ def open_database(url: str) -> Engine:
             pool_timeout=_PATIENCE_S,
             connect_args={
                 "connect_timeout": 5,
+                # A network that is gone answers neither; by default that takes a quarter hour.
+                "keepalives_idle": _PATIENCE_S,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
+                "tcp_user_timeout": _PATIENCE_S * 1000,
                 "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s",
             },
         )

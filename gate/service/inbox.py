@@ -22,8 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gate.errors import InboxUnavailable
 from gate.service.database import READS, alone, insert_new, open_database, wait_for_turn
+from gate.storage.redaction import without_passwords
+from gate.storage.sqlite_errors import WAIT, trouble
 
 _TROUBLE_LENGTH = 500
+_LOOK = "look at the database, its disk and its permissions."
 
 _METADATA = sa.MetaData()
 _ROWS = sa.Table(
@@ -266,8 +269,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        cause = " ".join(str(getattr(error, "orig", None) or error).split())
+        cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
+        remedy = WAIT if trouble(error) == "locked" else _LOOK
         raise InboxUnavailable(
-            f"the inbox can't be used: {cause[:400]}. Deliveries are refused until it can: "
-            "look at the database, its disk and its permissions."
+            f"the inbox can't be used: {cause[:400]}. Deliveries are refused until it can: {remedy}"
         ) from error

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gate.errors import ServiceError
+from gate.errors import ServiceError, StorageError
 from gate.storage.atomic import replacing
+from gate.storage.private import MODE, read_private
 
 SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
 """The environment variable that is read where no file is named."""
 
 MIN_LENGTH = 16
-_PRIVATE = 0o600
 _log = logging.getLogger(__name__)
 
 
@@ -88,9 +87,9 @@ def write(path: Path, secrets: Sequence[str]) -> None:
     path = Path(os.path.realpath(path))
     with replacing(path) as temporary:
         before = path.stat() if path.exists() else None
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, MODE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            os.fchmod(descriptor, _PRIVATE)
+            os.fchmod(descriptor, MODE)
             if before is not None and before.st_uid != os.fstat(descriptor).st_uid:
                 os.fchown(descriptor, before.st_uid, before.st_gid)
             stream.writelines(f"{secret}\n" for secret in secrets)
@@ -105,21 +104,11 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 
 def _read(path: Path) -> tuple[str, ...]:
+    missing = "Let gate webhooks register --secret-file FILE make it."
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ServiceError(
-            f"cannot read the secret file {path}: {error.strerror}. "
-            "Let gate webhooks register --secret-file FILE make it."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ServiceError(f"the secret file {path} is not UTF-8 text. Write it anew.") from error
-    if mode & ~_PRIVATE:
-        raise ServiceError(
-            f"the secret file {path} has mode {mode:04o}, others may use it. Expected 0600: "
-            f"chmod 600 {path}, and exchange the secret if somebody may have read it."
-        )
+        text = read_private(path, what="secret file", missing=missing)
+    except StorageError as error:
+        raise ServiceError(str(error)) from error
     return _parsed(text, where=str(path))
 
 

@@ -7,35 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from gate.registry.mlflow.process import HIDDEN, without_credentials, without_parameters
 from gate.service.settings import LogFormat
-
-_SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{20,}={0,2}")
-_WORD = re.compile(r"\S+")
-_MOST_URLS = 8
-"""In one word; none that we log has more."""
-_SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
-
-
-class Redaction:
-    """Takes secrets, signatures and the passwords in URLs out of texts."""
-
-    def __init__(self, secrets: Callable[[], Collection[str]]) -> None:
-        self._secrets = secrets
-        self._fixed = {os.environ[name] for name in _SECRET_VARIABLES if os.environ.get(name)}
-
-    def clean(self, text: str) -> str:
-        """The text without them."""
-        for secret in sorted(self._fixed | set(self._secrets()), key=len, reverse=True):
-            text = text.replace(secret, HIDDEN)
-        text = without_parameters(_SIGNATURE.sub(HIDDEN, text))
-        return _WORD.sub(_without_passwords, text) if "@" in text else text
+from gate.storage.redaction import Redaction
 
 
 class LineFormatter(logging.Formatter):
@@ -75,15 +52,6 @@ def set_up(stream: TextIO, *, log_format: LogFormat, redaction: Redaction) -> lo
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
     return handler
-
-
-def _without_passwords(found: re.Match[str]) -> str:
-    *before, text = found[0].split("://")
-    if len(before) > _MOST_URLS and "@" in found[0]:
-        return HIDDEN
-    for scheme in reversed(before):
-        text = without_credentials(f"{scheme}://{text}", f"{HIDDEN}@")
-    return text
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

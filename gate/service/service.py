@@ -18,11 +18,12 @@ from gate.errors import ServiceError
 from gate.service.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
 from gate.service.connection import Connection
 from gate.service.inbox import Inbox, Memory
-from gate.service.logs import Redaction, set_up
+from gate.service.logs import set_up
 from gate.service.metrics import Metrics
 from gate.service.port import Reconcile
 from gate.service.settings import Settings, replayable_s
 from gate.service.worker import Rhythm, Worker
+from gate.storage.redaction import Redaction
 
 _FILES = 128
 """That the service itself needs to have open: its database, its log, what it deploys."""
@@ -60,7 +61,7 @@ def serve(
     log = set_up(
         sys.stderr,
         log_format=settings.log_format,
-        redaction=Redaction(lambda: parts.keyring.all_secrets),
+        redaction=Redaction(lambda: parts.keyring.all_secrets, addresses=settings.addresses),
     )
     try:
         with listening(settings.host, settings.port) as listener:

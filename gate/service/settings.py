@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gate.deploy.manifest import check_name
 from gate.errors import ServiceError, StorageError
-from gate.registry.mlflow.process import redacted
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.service.event import EXAMPLE_MODEL
 from gate.service.keyring import SECRETS_VARIABLE, Keyring
+from gate.storage.redaction import redacted
 
 LogFormat = Literal["text", "json"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -31,7 +31,9 @@ def replayable_s(window_s: float) -> float:
 class Settings(BaseModel):
     """How the service runs. Frozen; unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     models: tuple[Name, ...] = Field(min_length=1)
     """The registered models that it looks after; it does nothing to others."""
@@ -124,6 +126,11 @@ class Settings(BaseModel):
             raise ServiceError(
                 "the service can't run with these settings:\n" + "\n".join(lines)
             ) from error
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All that may hold a password."""
+        return self.tracking_uri, *self.same_registry, self.inbox_url
 
     def keyring(self) -> Keyring:
         """The secrets. Raises ServiceError where there is none."""

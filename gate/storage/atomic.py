@@ -65,9 +65,13 @@ def scratch(output: Path) -> Iterator[Path]:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically. Raises StorageError."""
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write `data` to `path` atomically. Raises StorageError.
+
+    `mode`: the file's from its first byte on, less what the umask takes away.
+    """
     with replacing(path) as temporary:
+        temporary.touch(mode=mode, exist_ok=False)
         temporary.write_bytes(data)
 
 

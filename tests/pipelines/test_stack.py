@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gate.commands.status import Status
-from gate.errors import RegistryUnavailable
+from gate.errors import RegistryUnavailable, StorageError
 from gate.registry.ledger import Ledger
 from pipelines import paths, promote, stack
+from pipelines.children import started
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 from tests.pipelines.test_ui import free_port
 
@@ -28,6 +29,27 @@ def test_secrets_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
     from cryptography.fernet import Fernet
 
     Fernet(key)
+    path.chmod(0o644)
+    with pytest.raises(StorageError, match="chmod 600"):
+        stack.encryption_key(path)
+
+
+def test_nobody_could_read_the_key_even_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose mode is never changed had it from its first byte on."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("its mode was changed afterwards")
+
+    for name in ("chmod", "fchmod", "lchmod"):
+        monkeypatch.setattr(os, name, refuse, raising=False)
+    before = os.umask(0)
+    try:
+        stack.encryption_key(tmp_path / "key")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
 def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +60,9 @@ def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(
             sys, "argv", ["stack", "--port", str(free_port()), "--service-port", port]
         )
-        with pytest.raises(RegistryUnavailable, match="make stack PORT=.* SERVICE_PORT="):
+        with pytest.raises(
+            RegistryUnavailable, match=f"{os.getpid()}, .*make stack PORT=.* SERVICE_PORT="
+        ):
             stack.main()
 
 
@@ -52,9 +76,7 @@ def test_with_a_server_of_one_s_own_it_says_so(
 
 def test_a_child_that_ends_is_told(project: Path) -> None:
     with (
-        stack.started(
-            "brief", [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ)
-        ) as it,
+        started("brief", [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ)) as it,
         pytest.raises(RegistryUnavailable, match="brief .* ended with 3"),
     ):
         stack.wait_for("http://127.0.0.1:1", it)

@@ -227,6 +227,7 @@ class TestRefusesToStart:
             ("sqlite:///{folder}/missing/mlflow.db", "does not exist"),
             ("{folder}", "is a folder"),
             ("http://127.0.0.1:1", "127.0.0.1:1"),
+            ("postgresql+psycopg://gate@127.0.0.1:1/x", "no answer from"),
         ],
     )
     def test_a_mistyped_registry(

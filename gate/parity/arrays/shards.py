@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError, StorageError, first_line
+from gate.storage.temporary import temporary_folder
 
 Array = NDArray[np.generic]
 
@@ -105,7 +105,7 @@ def _open_npz(path: Path) -> dict[str, Array]:
     try:
         with (
             zipfile.ZipFile(path) as archive,
-            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            temporary_folder() as folder,
         ):
             for number, member in enumerate(archive.infolist()):
                 name = _member_name(path, member, taken=arrays)

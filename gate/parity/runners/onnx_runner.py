@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from gate.parity.runners.runner import Batch, Proof
 from gate.parity.statistics.output import Array
 from gate.policy.policy import Policy
 from gate.records.runtime import RuntimeTraits
+from gate.storage.temporary import temporary_folder
 
 _BOOLEANS = {"true": "1", "false": "0"}
 
@@ -83,7 +83,7 @@ class OnnxRunner:
 
     def _profile(self, example: Batch) -> Placement:
         """Node placement from one run in a short-lived session with the same options."""
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with temporary_folder() as folder:
             options = runtime_options(self._traits)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "placement")

@@ -15,7 +15,8 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.registry.mlflow.process import redacted
+from gate.storage.redaction import redacted, without_passwords
+from gate.storage.sqlite_errors import WAIT, trouble
 
 _STORAGE = {
     errno.ENOSPC: "the disk is full",
@@ -28,7 +29,14 @@ _STORAGE = {
 _STORAGE_WORDS = ("disk is full", "no space left", "readonly database", "read-only file system")
 _DENIED_CODES = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 _UNAVAILABLE_CODES = ("TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED")
-_UNREACHED_WORDS = ("max retries exceeded", "connection refused", "timed out", "connection aborted")
+_UNREACHED_WORDS = (
+    "max retries exceeded", "connection refused", "timed out", "connection aborted",
+    # of the drivers of databases
+    "timeout expired", "failed to resolve", "could not translate host",
+    "server closed the connection", "is starting up", "is shutting down",
+    "too many clients", "too many connections",
+    "can't connect to", "terminating connection", "connection is lost",
+)  # fmt: skip
 
 START = (
     "Start it, or unset MLFLOW_TRACKING_URI to use the local database; "
@@ -48,6 +56,10 @@ def translated(uri: str, doing: str) -> Iterator[None]:
     except GateError:
         raise
     except Exception as error:
+        if trouble(error) == "locked":
+            raise RegistryUnavailable(
+                f"cannot {doing} at {redacted(uri)}: the database is locked. {WAIT}"
+            ) from error
         raise _translate(error, uri=redacted(uri), doing=doing) from error
 
 
@@ -62,7 +74,7 @@ def is_gone(error: Exception) -> bool:
 
 def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
     # MLflow repeats the address with user and password in its own message.
-    text = re.sub(r"(?<=://)[^/@\s]+@", "", " ".join(str(error).split()))
+    text = without_passwords(" ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"
     lowered = text.lower()
     for cause in _chain(error):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable, StorageError
+from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
+from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import START, denied, translated
-from gate.registry.mlflow.process import lent, quiet_process, redacted
+from gate.registry.mlflow.process import lent, quiet_process
+from gate.storage.redaction import redacted
 
 _TIMEOUT_S = 4
 
@@ -18,21 +16,22 @@ _TIMEOUT_S = 4
 def preflight(tracking_uri: str) -> None:
     """Raise within seconds if the registry can't be used.
 
-    Of a server: GET /health, then one read as this user. Of a database file: it is one, and its
-    folder can be written. Raises RegistryUnavailable, RegistryDenied, StorageError, or
-    RegistryError for a URI that can't hold a registry. Other databases are not looked at.
+    Of a server: GET /health, then one read as this user. Of a database server: a connection. Of a
+    database file: it is one, nobody keeps it locked, and its folder can be written. Raises
+    RegistryUnavailable, RegistryDenied, StorageError, or RegistryError for a URI that can't hold a
+    registry.
     """
     quiet_process()
     scheme = urlsplit(tracking_uri).scheme
     if scheme in ("http", "https"):
         _server(tracking_uri)
-    elif scheme.startswith("sqlite"):
-        _database(tracking_uri)
     elif scheme in ("", "file"):
         raise RegistryError(
             f"{tracking_uri} is a folder; MLflow keeps its registry in a database or behind a "
             "server. Set MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
         )
+    else:
+        usable(tracking_uri)
 
 
 def _server(uri: str) -> None:
@@ -61,26 +60,3 @@ def _server(uri: str) -> None:
         )
     with translated(uri, "read the registry"), lent(uri):
         MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models(max_results=1)
-
-
-def _database(uri: str) -> None:
-    name = unquote(urlsplit(uri).path).removeprefix("/")
-    if not name or name == ":memory:":
-        raise RegistryError(f"{uri} is forgotten when the process ends. Name a file instead.")
-    path = Path(name)
-    folder = path.parent
-    if not folder.is_dir():
-        raise RegistryUnavailable(f"{uri}: the folder {folder} does not exist. Make it first.")
-    if path.is_dir():
-        raise RegistryUnavailable(f"{uri}: {path} is a folder, not a database. Name a file.")
-    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
-        raise StorageError(f"{uri}: {path} or its folder can't be written. Fix permissions.")
-    if path.exists():
-        try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as opened:
-                opened.execute("PRAGMA schema_version").fetchone()
-        except sqlite3.DatabaseError as error:
-            raise RegistryUnavailable(
-                f"{uri}: {path} can't be read as a database: {error}. Restore it from a copy, or "
-                "move it aside to start anew."
-            ) from error

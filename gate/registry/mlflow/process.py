@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Of libpq, which would wait as long as the network does, for each address of the server.
+    "PGCONNECT_TIMEOUT": "5",
     # A gate in CI has no business talking to anybody but the registry.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -27,9 +28,6 @@ _LEVELS = {
     # Logs a traceback before it raises the same error, which we tell in our words.
     "mlflow.store.db.utils": logging.CRITICAL,
 }
-
-HIDDEN = "[hidden]"
-_PASSWORDS = re.compile(r"((?:password|passwd|pwd|token|secret)=)[^&\s]+", re.IGNORECASE)
 
 # Warnings of MLflow about its own code, on importing it: nothing that our user could mend.
 _NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
@@ -65,34 +63,3 @@ def lent(tracking_uri: str) -> Iterator[None]:
             os.environ.pop(_URI, None)
         else:
             os.environ[_URI] = before
-
-
-def redacted(uri: str) -> str:
-    """The URI without user and password, those among its parameters included."""
-    return without_parameters(without_credentials(uri, ""))
-
-
-def without_parameters(text: str) -> str:
-    """The text with `[hidden]` for the value of each `password=` and its like."""
-    return _PASSWORDS.sub(rf"\g<1>{HIDDEN}", text)
-
-
-def without_credentials(uri: str, instead: str) -> str:
-    """The URI with `instead` in the place of `user:password@`.
-
-    A password may hold `@` and `/`, which it should not: databases read it up to an `@` behind
-    the first `/` too. So where there is a password, it ends at the last `@`.
-    """
-    scheme, mark, rest = uri.partition("://")
-    end = _end_of_credentials(scheme, rest)
-    return f"{scheme}{mark}{instead}{rest[end:]}" if end else uri
-
-
-def _end_of_credentials(scheme: str, rest: str) -> int:
-    server = rest.partition("/")[0]
-    if ":" not in server.partition("@")[0]:  # no password, at most a user or a token
-        return server.rfind("@") + 1
-    is_port = scheme.endswith(("http", "https")) and server.rpartition(":")[2].isdigit()
-    if is_port and "@" not in server:  # what follows is a path
-        return 0
-    return rest.rfind("@") + 1

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.errors import ArtifactMissing, DigestMismatch, StorageError
+from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import is_gone, translated
 from gate.registry.mlflow.preflight import preflight
-from gate.registry.mlflow.process import lent, quiet_process, redacted
+from gate.registry.mlflow.process import lent, quiet_process
 from gate.registry.mlflow.upload import upload
 from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 from gate.storage.foreign import plain_yaml, read_foreign
+from gate.storage.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -148,6 +150,7 @@ class MlflowRegistry:
             if self._opened is None:
                 from mlflow import MlflowClient
 
+                usable(self._uri)  # MLflow tries for minutes, without a word
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
             yield self._opened
 

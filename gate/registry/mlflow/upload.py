@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gate.registry.port import Draft, Tag
 from gate.storage.digest import Digest
+from gate.storage.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -95,7 +95,7 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
     from mlflow import pyfunc
     from mlflow.models import Model
 
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+    with temporary_folder() as folder:
         model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
         data = draft.path.name
         pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
@@ -104,7 +104,7 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
         )
         model.save(str(Path(folder, "MLmodel")))
         Path(folder, "requirements.txt").write_text("\n".join(_requirements()) + "\n")
-        client.log_model_artifacts(model_id, folder)
+        client.log_model_artifacts(model_id, str(folder))
     for name in (draft.path.name, *draft.subject.external_data):
         inside = Path(name).parent.as_posix()
         source = str(draft.path.parent / name)

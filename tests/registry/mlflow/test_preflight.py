@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable, StorageError
+from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
 from gate.registry.mlflow import preflight as preflight_module
 from gate.registry.mlflow.registry import preflight
-from tests.registry.servers import ADMIN, make_run
+from tests.registry.servers import ADMIN
 
 
 @pytest.fixture(autouse=True)
@@ -99,37 +99,6 @@ def test_credentials_are_not_repeated() -> None:
     with pytest.raises(RegistryUnavailable) as caught:
         preflight("http://ann:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value)
-
-
-def test_a_database_that_is_one(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    preflight(uri)
-    assert not (tmp_path / "mlflow.db").exists()
-    make_run(uri, artifacts=tmp_path / "artifacts")
-    preflight(uri)
-    preflight("sqlite:///mlflow.db")
-
-
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, it is a text\n" * 100)
-    with pytest.raises(RegistryUnavailable, match="not a database"):
-        preflight(f"sqlite:///{tmp_path}/mlflow.db")
-
-
-def test_a_folder_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(RegistryUnavailable, match="does not exist"):
-        preflight(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
-
-
-def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
-    with pytest.raises(RegistryUnavailable, match="is a folder"):
-        preflight(f"sqlite:///{tmp_path}")
-
-
-def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(preflight_module.os, "access", lambda *_: False)
-    with pytest.raises(StorageError, match="can't be written"):
-        preflight(f"sqlite:///{tmp_path}/mlflow.db")
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "sqlite://", "sqlite:///:memory:"])

@@ -1,0 +1,70 @@
+"""`python -m pipelines.keeper COMMAND …` ends the command with whoever started it.
+
+stdin is a pipe that only the starter holds open: it is closed when the starter wants the end, and
+when it dies, even by SIGKILL. Then, and when the command ends by itself, all that it started is
+ended, too: SIGTERM, later SIGKILL. The exit code is the command's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+
+STOP_S = 10.0
+"""Between SIGTERM and SIGKILL."""
+
+
+def main(command: list[str]) -> int:
+    """Run the command until it ends, or until somebody wants it to."""
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: over.set())
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    for wait in (process.wait, lambda: os.read(0, 1)):
+        threading.Thread(target=_then, args=(wait, over), daemon=True).start()
+    over.wait()
+    _end_group(process)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _then(wait: Callable[[], object], over: threading.Event) -> None:
+    wait()
+    over.set()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + STOP_S
+    _signal(process.pid, signal.SIGTERM)
+    while time.monotonic() < deadline:
+        process.poll()
+        if not _lives(process.pid):
+            return
+        time.sleep(0.1)
+    _signal(process.pid, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _lives(group: int) -> bool:
+    """Whether any process of the group does; what is dead may stay listed where nobody reaps."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""`make stack` is killed in every way, with small processes in the place of its servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gate.errors import RegistryUnavailable
+from pipelines import children
+from tests.pipelines.conftest import REPOSITORY, clean_environment
+
+# A server that starts two workers, as MLflow's does; the second hears no SIGTERM.
+_SERVER = """
+import subprocess, sys, time
+from pathlib import Path
+deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if sys.argv[2] == "deaf" else ""
+for before in ("", deaf):
+    code = f"import signal, time; {before}print('up', flush=True); time.sleep(120)"
+    worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    worker.stdout.readline()
+Path(sys.argv[1]).touch()
+time.sleep(120)
+"""
+
+_STACK = """
+import os, sys, time
+from pathlib import Path
+from pipelines import stage
+from pipelines.children import alone, started
+def main():
+    import signal
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    with alone() as left:
+        print(f"left: {len(left)}", flush=True)
+        with started("server", [sys.executable, *sys.argv[1:]], dict(os.environ)):
+            while not Path("up").exists():
+                time.sleep(0.02)
+            print("up", flush=True)
+            time.sleep(120)
+stage.run(main)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+
+
+@contextmanager
+def stack(*, deaf: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A stack, with what it said first; nothing of it is left, whatever a test does."""
+    Path("up").unlink(missing_ok=True)
+    server = ["-c", _SERVER, "up", "deaf" if deaf else "hears"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _STACK, *server], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+        env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline().strip()
+            assert process.stdout.readline() == "up\n"
+            yield process, said
+        finally:
+            process.kill()
+            for one in marked():
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+
+def marked() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if children._is_ours(p) and not is_dead(p)]
+
+
+def is_dead(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_ZOMBIE)
+
+
+def until(found: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=str
+)
+def test_however_it_ends_nothing_is_left(number: int) -> None:
+    with stack() as (process, _):
+        assert len(marked()) == 4  # keeper, server, two workers
+        process.send_signal(number)
+        until(lambda: not marked())
+        process.wait(20)
+
+
+def test_what_hears_no_sigterm_is_killed() -> None:
+    code = "import sys; from pipelines import keeper; keeper.STOP_S = 0.3; "
+    code += "sys.exit(keeper.main(sys.argv[1:]))"
+    env = clean_environment() | {"PYTHONPATH": str(REPOSITORY), children._MARK: children._mark()}
+    server = [sys.executable, "-c", _SERVER, "up", "deaf"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *server], env=env, stdin=subprocess.PIPE
+    ) as process:
+        until(Path("up").exists)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert marked() == []
+
+
+def test_when_a_server_ends_its_workers_do() -> None:
+    server = [
+        sys.executable,
+        "-c",
+        _SERVER.removesuffix("time.sleep(120)\n") + "raise SystemExit(7)",
+        "up",
+        "hears",
+    ]
+    env = clean_environment() | {"PYTHONPATH": str(REPOSITORY)}
+    with children.started("server", server, env) as child:
+        assert child.process.wait(20) == 7
+        assert marked() == []
+        with pytest.raises(RegistryUnavailable, match="server .* ended with 7"):
+            child.check()
+
+
+def test_the_next_start_ends_what_is_left_where_the_keeper_was_killed_too() -> None:
+    with stack() as (process, said):
+        assert said == "left: 0"
+        for one in marked():
+            if "pipelines.keeper" in one.cmdline():
+                one.suspend()  # it would do its work between the two kills
+                process.kill()
+                process.wait(20)
+                one.kill()
+        until(lambda: len(marked()) == 3)
+        left = {one.pid for one in marked()}
+        bystander = subprocess.Popen(["sleep", "60"], env={children._MARK: "/another/project"})
+        try:
+            with stack() as (_, then):
+                assert then == "left: 3"
+                assert not left & {one.pid for one in marked()}
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            bystander.wait()
+
+
+def test_two_at_once_are_refused() -> None:
+    with (
+        stack() as (process, _),
+        pytest.raises(
+            RegistryUnavailable, match=rf"runs in this folder already .process {process.pid}\)"
+        ),
+        children.alone(),
+    ):
+        pass
+    with children.alone() as left:
+        assert left == []
+    with children.alone():
+        assert Path(".gate/stack.lock").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_keeper_gives_the_exit_code_on(code: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipelines.keeper", sys.executable, "-c", f"raise SystemExit({code})"],
+        env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.wait(20) == code

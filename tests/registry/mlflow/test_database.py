@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+from gate.errors import RegistryError, RegistryUnavailable, StorageError
+from gate.registry.mlflow import database
+from gate.registry.mlflow.database import usable
+from gate.registry.mlflow.errors import translated
+from gate.registry.mlflow.registry import MlflowRegistry
+from tests.registry.servers import make_run
+from tests.service.postgres import MISSING, postgres, program
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_database_that_is_one(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    usable(uri)
+    assert not (tmp_path / "mlflow.db").exists()
+    make_run(uri, artifacts=tmp_path / "artifacts")
+    usable(uri)
+    usable("sqlite:///mlflow.db")
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, it is a text\n" * 100)
+    with pytest.raises(RegistryUnavailable, match="not a database"):
+        usable(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable, match="does not exist"):
+        usable(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
+
+
+def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable, match="is a folder"):
+        usable(f"sqlite:///{tmp_path}")
+
+
+def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(database.os, "access", lambda *_: False)
+    with pytest.raises(StorageError, match="can't be written"):
+        usable(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+_HOLDS = """
+import sqlite3, sys
+held = sqlite3.connect(sys.argv[1], isolation_level=None)
+held.execute("PRAGMA locking_mode=NORMAL")
+held.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process holds the database."""
+    command = [sys.executable, "-c", _HOLDS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        yield
+        process.communicate()
+
+
+def plain_database(path: Path) -> Path:
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE t (x)")
+    made.close()
+    return path
+
+
+class TestLocked:
+    DANGEROUS = ("Restore", "move it", "aside", "emove", "elete", "anew")
+
+    def test_it_is_not_called_damaged(self, tmp_path: Path, monkeypatch, caplog) -> None:
+        monkeypatch.setattr(database, "_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(database, "_SILENCE_S", 0.1)
+        path = plain_database(tmp_path / "mlflow.db")
+        before = path.read_bytes()
+        with locked(path), pytest.raises(RegistryUnavailable) as caught:
+            usable(f"sqlite:///{path}")
+        said = str(caught.value)
+        assert "database is locked" in said
+        assert "nothing is damaged: leave the file" in said
+        assert not [word for word in self.DANGEROUS if word in said]
+        assert caplog.messages == [f"waiting for the lock of {path}"]
+        assert path.read_bytes() == before
+        usable(f"sqlite:///{path}")
+
+    def test_a_short_lock_is_waited_for(self, tmp_path: Path) -> None:
+        path = plain_database(tmp_path / "mlflow.db")
+        with locked(path):
+            pass
+        usable(f"sqlite:///{path}")
+
+    def test_in_the_midst_of_work_neither(self, tmp_path: Path) -> None:
+        """As MLflow does it, by SQLAlchemy."""
+        uri = f"sqlite:///{plain_database(tmp_path / 'mlflow.db')}"
+        engine = create_engine(f"{uri}?timeout=0.1")
+        with (
+            locked(tmp_path / "mlflow.db"),
+            pytest.raises(RegistryUnavailable, match="nothing is damaged") as caught,
+            translated(uri, "read the registry"),
+            engine.connect() as connection,
+        ):
+            connection.exec_driver_sql("SELECT * FROM t")
+        engine.dispose()
+        assert not [word for word in self.DANGEROUS if word in str(caught.value)]
+
+
+_DIES = """
+import os, sqlite3, sys
+begun = sqlite3.connect(sys.argv[1], isolation_level=None)
+begun.execute("PRAGMA cache_size=2")
+begun.execute("BEGIN")
+begun.executemany("INSERT INTO t VALUES (?)", [("x" * 4000,)] * 100)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_writer_left_is_undone(tmp_path: Path) -> None:
+    path = plain_database(tmp_path / "mlflow.db")
+    died = subprocess.run([sys.executable, "-c", _DIES, str(path)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert (tmp_path / "mlflow.db-journal").stat().st_size > 0
+    usable(f"sqlite:///{path}")
+    with sqlite3.connect(path) as opened:
+        assert opened.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    opened.close()
+
+
+class TestServers:
+    def test_one_that_answers(self) -> None:
+        if program("initdb") is None:
+            pytest.skip(MISSING)
+        with postgres() as url:
+            usable(url.replace("postgresql:", "postgresql+psycopg:"))
+            with pytest.raises(RegistryError, match="does not exist"):
+                usable(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
+
+    def test_nobody_listens(self) -> None:
+        begun = time.monotonic()
+        with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
+            usable("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
+        with pytest.raises(RegistryUnavailable):
+            MlflowRegistry("postgresql+psycopg://gate@127.0.0.1:9/x").has_model("digits")
+        assert time.monotonic() - begun < 10  # MLflow by itself: 100 s
+
+    def test_somebody_listens_and_never_answers(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the least that libpq takes
+        monkeypatch.setattr(database, "_SILENCE_S", 0.2)
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            place = f"127.0.0.1:{deaf.getsockname()[1]}/x"
+            with (
+                caplog.at_level(logging.WARNING),
+                pytest.raises(RegistryUnavailable, match="timeout expired") as caught,
+            ):
+                usable(f"postgresql+psycopg://gate:hunter2@{place}")
+        (said,) = caplog.messages
+        assert said == f"waiting for the database at postgresql+psycopg://{place}"
+        assert "hunter2" not in str(caught.value)
+
+    def test_a_driver_that_is_not_here(self) -> None:
+        with pytest.raises(RegistryError, match="needs the driver"):
+            usable("mssql+pymssql://h/x")
+
+    @pytest.mark.parametrize("uri", ["databricks", "databricks-uc://x", "uc:http://x"])
+    def test_what_is_no_database_is_left_alone(self, uri: str) -> None:
+        usable(uri)

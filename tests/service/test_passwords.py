@@ -1,0 +1,107 @@
+"""Passwords of the inbox and of the registry: where they may be given, and that nothing repeats
+them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gate import cli
+from gate.commands.options import address
+from gate.service import keyring
+from tests.service.deliveries import SECRET, until
+from tests.service.processes import process
+
+PASSWORD = "hunter2%2Fof%40the-test"
+
+
+def with_password(url: str) -> str:
+    return url.replace("://gate@", f"://gate:{PASSWORD}@")
+
+
+@pytest.mark.parametrize("kept", ["@{file}", "env:INBOX_OF_THE_TEST"])
+def test_an_address_is_kept_where_nobody_else_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: str, kept: str
+) -> None:
+    """A real service on a real PostgreSQL: its command line and its log."""
+    file = tmp_path / "address"
+    file.write_text(f"{with_password(postgres_server)}\n# of the test\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("INBOX_OF_THE_TEST", with_password(postgres_server))
+    with process(tmp_path, "--debug", url=kept.format(file=file)) as service:
+        answer = service.send(delivery=f"in-{kept[1:3].strip(chr(123))}")
+        assert (answer.status_code, answer.json()["outcome"]) == (202, "accepted"), answer.text
+        until(service.ended)
+        command = psutil.Process(service.popen.pid).cmdline()
+        assert service.end() == 0
+        assert not any(PASSWORD in argument for argument in command)
+        log = service.log.read_text()
+    assert "hunter2" not in log
+    assert "warning: the command line" not in log
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "address"
+    file.write_text("postgresql://gate:hunter2@db/gate")
+    file.chmod(0o644)
+    for option in ("--inbox", "--tracking-uri"):
+        arguments = ["serve", "--model", "digits", option, f"@{file}"]
+        assert cli.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "has mode 0644" in said
+        assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("given", ["@{file}", "env:NOT_SET_IN_THE_TEST"])
+def test_no_address_where_one_is_expected(tmp_path: Path, given: str, capsys) -> None:
+    file = tmp_path / "address"
+    file.touch(mode=0o600)
+    arguments = ["serve", "--model", "digits", "--inbox", given.format(file=file)]
+    assert cli.main(arguments) == 2
+    assert "holds no address" in capsys.readouterr().err
+
+
+def test_any_other_address_is_itself() -> None:
+    for given in ("sqlite:///a@b.db", "http://host/@x", "", None):
+        assert address(given) == given
+
+
+class TestInTheCommandLine:
+    """It works, with a warning; and neither an error, nor its traceback, nor JSON repeat it."""
+
+    WRONG = (
+        ("--inbox", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
+        ("--inbox", "postgresql://gate:hunter2xyz@[::1/x"),
+        ("--inbox", "mysql://gate:hunter2xyz@127.0.0.1/x"),
+        ("--inbox", "postgresql://g:hunter2xyz" + "x" * 100 + "@[::1/x" + "y" * 100),
+        ("--inbox", "postgresql://127.0.0.1:1/x?user=gate&password=hunter2xyz"),
+        ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:1"),
+        ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:hunter2xyz"),
+        ("--tracking-uri", "mysql://ann:hunter2xyz@127.0.0.1:1/x"),
+        ("--tracking-uri", "postgresql+psycopg://ann:hunter2xyz@127.0.0.1:1/x"),
+    )
+
+    @pytest.mark.parametrize(("option", "value"), WRONG)
+    def test_nothing_repeats_it(
+        self, tmp_path: Path, monkeypatch, capsys, option: str, value: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        (tmp_path / "mlflow.db").touch()
+        keyring.write(tmp_path / "secrets", [SECRET])
+        arguments = ["serve", "--model", "digits", "--secret-file", "secrets", "--port", "0"]
+        assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
+        said = capsys.readouterr()
+        assert "Traceback" in said.err
+        assert "hunter2x" not in said.err + said.out
+        assert json.loads(said.out)["error"]["message"]
+        assert said.err.startswith("warning: the command line holds a password")
+        assert "@FILE" in said.err.splitlines()[0]
+
+    def test_no_warning_without_one(self, capsys) -> None:
+        for argument in ("postgresql://gate@db/gate", "sqlite:////a:b@c/x.db", "http://h:1/p@th"):
+            cli.main(["history", "x", "--ledger", argument, "--json"])
+            assert "warning" not in capsys.readouterr().err

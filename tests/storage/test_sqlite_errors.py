@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gate.storage.sqlite_errors import trouble
+
+
+def error_of(path: Path) -> sqlite3.Error:
+    with (
+        closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as opened,
+        pytest.raises(sqlite3.Error) as caught,
+    ):
+        opened.execute("BEGIN IMMEDIATE")
+        opened.execute("SELECT * FROM t").fetchall()
+    return caught.value
+
+
+def filled(path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("CREATE TABLE t (x)")
+        made.executemany("INSERT INTO t VALUES (?)", [("x" * 1000,)] * 100)
+    return path
+
+
+def test_locked(tmp_path: Path) -> None:
+    path = filled(tmp_path / "a.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as held:
+        held.execute("BEGIN IMMEDIATE")
+        assert trouble(error_of(path)) == "locked"
+
+
+def test_malformed(tmp_path: Path) -> None:
+    text = tmp_path / "text.db"
+    text.write_bytes(b"no database" * 1000)
+    assert trouble(error_of(text)) == "malformed"
+    cut = filled(tmp_path / "cut.db")
+    data = cut.read_bytes()
+    cut.write_bytes(data[:5000] + b"\xff" * 10_000 + data[15_000:])
+    assert trouble(error_of(cut)) == "malformed"
+
+
+def test_anything_else(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(filled(tmp_path / "a.db"))) as opened:
+        for statement in ("nonsense", "SELECT * FROM database_is_locked", "INSERT INTO t VALUES"):
+            with pytest.raises(sqlite3.Error) as caught:
+                opened.execute(statement)
+            assert trouble(caught.value) is None
+    assert trouble(OSError("no space left")) is None
+
+
+def test_words_of_a_server_and_causes() -> None:
+    said = "500 Server Error: (sqlite3.OperationalError) database is locked [SQL: ...]"
+    assert trouble(RuntimeError(said)) == "locked"
+    assert trouble(RuntimeError("database disk image is malformed")) == "malformed"
+
+
+def test_what_it_was_raised_from(tmp_path: Path) -> None:
+    path = filled(tmp_path / "a.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as held:
+        held.execute("BEGIN IMMEDIATE")
+        outer = RuntimeError("it failed")
+        outer.__cause__ = error_of(path)
+    assert trouble(outer) == "locked"

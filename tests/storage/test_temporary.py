@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gate.errors import StorageError
+from gate.storage import temporary
+from gate.storage.temporary import temporary_folder
+
+_WORKS = """
+import sys
+from pathlib import Path
+from gate.storage.temporary import temporary_folder
+with temporary_folder() as folder:
+    Path(folder, "deep").mkdir()
+    Path(folder, "deep", "gigabytes").write_bytes(b"x" * 1000)
+    if len(sys.argv) > 1:
+        Path(folder, "link").symlink_to(sys.argv[1])
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this process, and those that it starts, make their folders."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@contextmanager
+def working(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKS, *arguments],
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def killed(*arguments: str) -> Path:
+    with working(*arguments) as (process, folder):
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+    return folder
+
+
+def test_it_is_empty_ours_alone_and_gone_afterwards(place: Path) -> None:
+    with temporary_folder() as folder:
+        assert folder.is_relative_to(place)
+        assert list(folder.iterdir()) == []
+        assert folder.stat().st_mode & 0o077 == 0
+        assert folder.parent.stat().st_mode & 0o077 == 0
+        (folder / "file").touch()
+        with temporary_folder() as other:
+            assert other != folder
+        assert (folder / "file").exists()
+    assert list(place.iterdir()) == []
+
+
+def test_the_next_one_removes_what_a_killed_process_left(place: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    left = killed(str(precious))
+    assert (left / "deep" / "gigabytes").is_file()
+    with temporary_folder():
+        assert not left.parent.exists()
+    assert list(place.iterdir()) == []
+    assert (precious / "file").exists()
+
+
+def test_what_is_in_use_stays(place: Path) -> None:
+    dead = killed()
+    with working() as (process, folder):
+        with temporary_folder():
+            assert (folder / "deep" / "gigabytes").is_file()
+            assert not dead.parent.exists()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert list(place.iterdir()) == []
+
+
+def test_a_process_that_is_killed_while_it_sweeps_leaves_the_rest_to_others(place: Path) -> None:
+    left = killed()
+    shutil.rmtree(left)  # its own folder goes before its lock
+    with temporary_folder():
+        assert not left.parent.exists()
+
+
+def test_threads_leave_each_other_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on NFS, where every lock of the process is ours.
+    monkeypatch.setattr(temporary.fcntl, "flock", lambda *_: None)
+    gone: list[Path] = []
+
+    def work() -> None:
+        for _ in range(20):
+            with temporary_folder() as folder:
+                (folder / "file").touch()
+                if not (folder / "file").exists():
+                    gone.append(folder)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gone == []
+
+
+def test_what_is_not_ours_stays(place: Path, tmp_path: Path) -> None:
+    elsewhere = killed().parent.rename(tmp_path / "elsewhere")
+    (place / "parity-gate-link").symlink_to(elsewhere)
+    (place / "parity-gate-file").touch()
+    (place / "parity-gate-no-lock").mkdir()
+    (place / "gate-of-somebody").mkdir()
+    names = {path.name for path in place.iterdir()}
+    if os.geteuid() == 0:
+        theirs = killed().parent
+        os.chown(theirs, 12345, 12345)
+        names.add(theirs.name)
+    with temporary_folder():
+        pass
+    assert {path.name for path in place.iterdir()} == names
+    assert (elsewhere / "lock").exists()
+
+
+def test_without_locks_it_works_and_is_never_swept(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary.fcntl, "flock", refuse)
+        with temporary_folder() as folder:
+            assert not (folder.parent / "lock").exists()
+            patch.undo()
+            temporary._OURS.clear()
+            temporary.sweep()
+            assert folder.is_dir()
+    assert list(place.iterdir()) == []
+
+
+def test_where_none_can_be_made_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/place")
+    with pytest.raises(StorageError, match="TMPDIR"), temporary_folder():
+        pass
