@@ -30,6 +30,7 @@ COMMANDS = (
     "quantize",
     "promote",
     "rollback",
+    "absolve",
     "history",
     "verify-release",
     "deploy",

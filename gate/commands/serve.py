@@ -34,6 +34,7 @@ class _Request(TypedDict):
     body_cap: int | None
     window_s: float | None
     interval_s: float | None
+    confirm_s: float | None
     log_format: LogFormat | None
     ledger: Path
     tracking_uri: str | None
@@ -87,6 +88,10 @@ def _environment(name: str) -> dict[str, Any]:
     help="After which all models are looked at without any event. Default: 60.",
 )  # fmt: skip
 @click.option(
+    "--confirm-after", "confirm_s", type=float, metavar="SECONDS", **_environment("CONFIRM_AFTER"),
+    help="After which a second download may confirm that bytes are others. Default: 60.",
+)  # fmt: skip
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
     help="Default: text.",
 )  # fmt: skip
@@ -121,7 +126,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.service.reconciler import reconciler
 
     models = store_app(Store(settings.store), cors_origins=settings.cors_origins)
-    serve(settings, reconciler(settings), mounts={"/models": models})
+    serve(settings, reconciler(settings, comes_again=True), mounts={"/models": models})
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
 

@@ -7,7 +7,7 @@ which was deployed last; a rollback is about two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gate.registry.ledger import Action, LedgerEntry
@@ -43,13 +43,14 @@ class History:
         return any(entry.action in _SERVING for entry in self._about(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
-        """The last word on a version; None where none was said."""
-        return _last(entry for entry in self._about(version) if entry.action in _STANDING)
+        """The last word on a version that stands; None where none was said."""
+        words = (entry for entry in self._effective if entry.action in _STANDING)
+        return _last(word for word in words if word.version == version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
-        """What was said of a version since it passed last: a registry that was made anew counts its
-        versions from one again."""
-        since = self._since(version, _PASSING)
+        """What was said of a version since it passed last, and stands: a registry that was made
+        anew counts its versions from one again, and a violation that was lifted is none."""
+        since = _since(self._effective, version, _PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
@@ -67,6 +68,16 @@ class History:
                 line = entry
         return line
 
+    def was_absolved(self, version: str) -> bool:
+        """Whether a violation of a version was lifted since the guard took `champion` from it."""
+        absolved = False
+        for entry in self.entries:
+            if entry.action == "reverted" and entry.previous_version == version:
+                absolved = False
+            elif entry.action == "absolved" and entry.version == version:
+                absolved = True
+        return absolved
+
     def without(self, line: LedgerEntry) -> History:
         """The same history, had this never been written."""
         return History(tuple(entry for entry in self.entries if entry is not line))
@@ -81,14 +92,14 @@ class History:
         """Whether the service, since the last promotion, took the version for what may serve, and
         deployed it."""
         vouched = self.vouching_for(version)
-        deployed = (e for e in self._since(version, _PROMOTED) if e.action == "deployed")
+        deployed = (e for e in _since(self.entries, version, _PROMOTED) if e.action == "deployed")
         return vouched is not None and any(_same(e, vouched) for e in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
         """The last word on deploying this very version since its promotion: that it was refused, or
         that it is what was deployed last; None where it is neither."""
         assert vouched.version is not None
-        since = self._since(vouched.version, _PROMOTED)
+        since = _since(self.entries, vouched.version, _PROMOTED)
         tried = [e for e in since if e.action in ("deployed", "not_deployed")]
         last, deployed = _last(tried), _last(e for e in tried if e.action == "deployed")
         return next((e for e in (last, deployed) if e is not None and _same(e, vouched)), None)
@@ -119,23 +130,60 @@ class History:
         return tuple(dict.fromkeys(version for version in versions if version is not None))
 
     @property
+    def sound(self) -> tuple[str, ...]:
+        """The versions whose bytes should be those that passed, the one that was last told of
+        first."""
+        versions = dict.fromkeys(e.version for e in reversed(self.entries) if e.version)
+        return tuple(
+            version
+            for version in versions
+            if self.vouching_for(version) and "violation" not in self.since_passed(version)
+        )
+
+    @property
+    def rightful(self) -> str | None:
+        """The version that would serve, had nobody pointed `champion` elsewhere by hand: a guard
+        that can't prove it lets another one serve meanwhile. None: none would."""
+        rightful: str | None = None
+        for entry in self.entries:
+            moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
+            if entry.action in _SERVING and not moved_by_hand:
+                rightful = entry.version
+        return rightful
+
+    @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
         """Lines of the versions that passed and wait for their review: it is the last word on
         them. The version that was handed in first comes first."""
-        words = {e.version: e for e in self.entries if e.version and e.action in _STANDING}
+        words = {e.version: e for e in self._effective if e.version and e.action in _STANDING}
         return tuple(word for word in words.values() if word.action == "passed")
 
-    def _since(self, version: str, actions: Collection[Action]) -> tuple[LedgerEntry, ...]:
-        """From the last line of these about the version on; all where there is none."""
-        places = [
-            place
-            for place, entry in enumerate(self.entries)
-            if entry.version == version and entry.action in actions
-        ]
-        return self.entries[places[-1] :] if places else self.entries
+    @property
+    def _effective(self) -> tuple[LedgerEntry, ...]:
+        """All lines but the violations that were lifted later."""
+        lifted: set[str | None] = set()
+        lines: list[LedgerEntry] = []
+        for entry in reversed(self.entries):
+            if entry.action == "absolved":
+                lifted.add(entry.version)
+            if entry.action != "violation" or entry.version not in lifted:
+                lines.append(entry)
+        return tuple(reversed(lines))
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self.entries if entry.version == version)
+
+
+def _since(
+    entries: Sequence[LedgerEntry], version: str, actions: Collection[Action]
+) -> Sequence[LedgerEntry]:
+    """From the last line of these about the version on; all where there is none."""
+    places = [
+        place
+        for place, entry in enumerate(entries)
+        if entry.version == version and entry.action in actions
+    ]
+    return entries[places[-1] :] if places else entries
 
 
 def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:

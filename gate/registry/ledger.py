@@ -34,11 +34,13 @@ Action = Literal[
     "deployed",
     "not_deployed",
     "violation",
+    "absolved",
     "conflict",
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
 from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven."""
+later, as soon as that could be proven; `absolved`: a violation was lifted, the bytes
+proven anew."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
-from gate.errors import DigestMismatch, PromotionConflict, ResourceGone, StorageError
+from gate.errors import (
+    ArtifactMissing,
+    DigestMismatch,
+    EvidenceError,
+    GateError,
+    MismatchUnconfirmed,
+    OnnxFileError,
+    PromotionConflict,
+    ResourceGone,
+    StorageError,
+)
 from gate.registry.addresses import plain, same
+from gate.registry.download import Download
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
+from gate.registry.mismatches import Mismatches
 from gate.registry.port import Alias, Registry
-from gate.registry.proof import ExpectedFiles, prove
+from gate.registry.proof import ExpectedFiles
 from gate.registry.release import Release
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
-from gate.storage.quota import MAX_BYTES, TooLarge, limited
 
+T = TypeVar("T")
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
     "run_id",
@@ -45,6 +58,8 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
+    mismatches: Mismatches = field(default_factory=Mismatches, compare=False)
+    """That were not confirmed yet."""
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.
@@ -97,21 +112,63 @@ class RegisteredModel:
     def prove(self, number: str, expected: ExpectedFiles) -> None:
         """Download a version and hash it, and what is to be beside it.
 
-        Raises DigestMismatch, after writing a violation down; the RegistryErrors, StorageError.
+        Raises DigestMismatch, after writing a violation down; MismatchUnconfirmed, the
+        RegistryErrors, StorageError.
         """
         with temporary_folder() as folder:
-            self.download(number, expected, into=folder)
+            self.read(number, expected, _nothing, into=folder)
 
-    def download(self, number: str, expected: ExpectedFiles, *, into: Path) -> Path:
-        """The proven file of a version with all that is beside it, in a folder; as `prove`."""
-        what = f"version {number} of {self.name} in the registry"
-        try:
-            path = self._fetched(number, into, what=what)
-            prove(path, expected, what=what)
-        except DigestMismatch as error:
-            self.write("violation", str(error), version=number, about=expected.sha256)
-            raise
-        return path
+    def read(
+        self, number: str, expected: ExpectedFiles, use: Callable[[Path], T], *, into: Path
+    ) -> T:
+        """What `use` makes of the proven file of a version, with all that is beside it, below a
+        folder. Of its errors DigestMismatch, EvidenceError and OnnxFileError are mismatches, too.
+
+        Raises a mismatch where a second, fresh download says the same; one of bytes is written down
+        as a violation before. MismatchUnconfirmed where nothing says so yet; the RegistryErrors,
+        StorageError.
+        """
+        key = (self.registry.identity, self.name, number, expected)
+        for first in (True, False):
+            download = Download.into(into, self.registry, of=(self.name, number, expected))
+            try:
+                used = use(download.proven())
+            except (DigestMismatch, EvidenceError, OnnxFileError) as error:
+                if self.mismatches.confirms(key, download.digest):
+                    self._check_store(download, error)
+                    if not download.is_proven:
+                        self.write("violation", str(error), version=number, about=expected.sha256)
+                    raise
+                if not (first and self.mismatches.waits()):
+                    raise _doubt(download, error, self.mismatches.duration(key)) from error
+            else:
+                self.mismatches.forget(key)
+                return used
+            shutil.rmtree(download.folder)
+        raise AssertionError("the second download ends it")
+
+    def _check_store(self, download: Download, mismatch: GateError) -> None:
+        """Look whether the store gives what it should of another version. Raises
+        MismatchUnconfirmed where it does not: then it is no witness against this one; the
+        RegistryErrors, StorageError."""
+        history = self.history()
+        for other in history.sound:
+            vouched = history.vouching_for(other)
+            if other == download.number or vouched is None:
+                continue
+            with temporary_folder() as folder:
+                of = (self.name, other, ExpectedFiles.needed(vouched))
+                try:
+                    Download.into(folder, self.registry, of=of).proven()
+                except (ArtifactMissing, ResourceGone):
+                    continue
+                except DigestMismatch as error:
+                    raise MismatchUnconfirmed(
+                        f"{download.what} came otherwise than it should twice, and so does version "
+                        f"{other}: the artifact store counts as unavailable, and nothing is "
+                        f"condemned. {mismatch} Look at the store."
+                    ) from error
+            return
 
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
@@ -135,13 +192,6 @@ class RegisteredModel:
         self.write("conflict", reason, version=version)
         raise PromotionConflict(reason)
 
-    def _fetched(self, number: str, folder: Path, *, what: str) -> Path:
-        try:
-            with limited(folder, MAX_BYTES):
-                return self.registry.download(self.name, number, folder)
-        except TooLarge as error:
-            raise DigestMismatch(f"{what}: {error}. It was exchanged: promote it anew.") from error
-
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
@@ -155,6 +205,23 @@ def temporary_folder() -> Iterator[Path]:
         ) from error
     with made as folder:
         yield Path(folder)
+
+
+def _doubt(download: Download, mismatch: GateError, duration: str) -> MismatchUnconfirmed:
+    answer = download.answer
+    why = (
+        "nothing says yet that somebody changed it"
+        if answer is None
+        else f"{answer}, as a store in trouble answers"
+    )
+    return MismatchUnconfirmed(
+        f"{download.what} did not come as it should: {why}. Nothing is condemned. {mismatch} "
+        f"Repeat in a while.{duration}"
+    )
+
+
+def _nothing(_path: Path) -> None:
+    """The proof is all."""
 
 
 def _digests(

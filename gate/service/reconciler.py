@@ -16,6 +16,7 @@ from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
 from gate.registry.ledger import Ledger
+from gate.registry.mismatches import Mismatches
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
 from gate.registry.registered_model import RegisteredModel
@@ -32,11 +33,21 @@ _RECHECK_S = 600.0
 class Reconciler:
     """Implements `gate.service.port.Reconcile`."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, policy: Policy, *, store: Store) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        policy: Policy,
+        *,
+        store: Store,
+        mismatches: Mismatches | None = None,
+    ) -> None:
+        """`mismatches`: None: a mismatch is confirmed, or not, within one look."""
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
         self._store = store
+        self._mismatches = mismatches
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -45,7 +56,13 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        registered = RegisteredModel(self._registry, self._ledger, model, cause=cause)
+        registered = RegisteredModel(
+            self._registry,
+            self._ledger,
+            model,
+            cause=cause,
+            mismatches=self._mismatches or Mismatches(),
+        )
         if registered.history().passed_any and not self._registry.has_model(model):
             raise ResourceGone(
                 f"{self._registry.identity} has no registered model {model} any more, and the "
@@ -81,11 +98,13 @@ def _step(kind: Kind, step: Callable[[], Iterable[Taken | Failed]]) -> Iterator[
         yield Failed(kind, error)
 
 
-def reconciler(settings: Settings) -> Reconciler:
-    """The reconciler of a service. Raises PolicyError."""
+def reconciler(settings: Settings, *, comes_again: bool = False) -> Reconciler:
+    """The reconciler of a command; of a service if it `comes_again`: that waits for nothing under
+    the lock, and remembers. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
     ledger = Ledger(settings.ledger)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
-    return Reconciler(registry, ledger, policy, store=Store(settings.store))
+    mismatches = Mismatches(settings.confirm_s, wait=None) if comes_again else None
+    return Reconciler(registry, ledger, policy, store=Store(settings.store), mismatches=mismatches)
