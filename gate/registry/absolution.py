@@ -57,10 +57,10 @@ def _vouched(model: RegisteredModel, history: History, version: str) -> LedgerEn
     """The line that says which bytes passed, of a version that a violation keeps out of service."""
     if "violation" not in history.since_passed(version):
         standing = history.standing(version)
-        said = "says nothing" if standing is None else f"says last: {standing.action}"
+        last = "says nothing" if standing is None else f"says last: {standing.action}"
         raise RegistryError(
             f"version {version} of {model.name} has no violation to lift: of it the ledger "
-            f"{model.ledger.path} {said}. A rollback is undone by deleting its tag and promoting "
+            f"{model.ledger.path} {last}. A rollback is undone by deleting its tag and promoting "
             "anew, a reviewer's rejection by nothing."
         )
     vouched = history.vouching_for(version)

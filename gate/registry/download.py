@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gate.errors import DigestMismatch, StorageError
 from gate.registry.answers import answer_in
-from gate.registry.mismatches import digest_of_folder
+from gate.registry.doubts import digest_of_folder
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles, prove
 from gate.storage.digest import Digest

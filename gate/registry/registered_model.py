@@ -22,10 +22,10 @@ from gate.errors import (
     StorageError,
 )
 from gate.registry.addresses import plain, same
+from gate.registry.doubts import Doubts
 from gate.registry.download import Download
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
-from gate.registry.mismatches import Mismatches
 from gate.registry.port import Alias, Registry
 from gate.registry.proof import ExpectedFiles
 from gate.registry.release import Release
@@ -58,7 +58,7 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
-    mismatches: Mismatches = field(default_factory=Mismatches, compare=False)
+    doubts: Doubts = field(default_factory=Doubts, compare=False)
     """That were not confirmed yet."""
 
     def history(self) -> History:
@@ -128,34 +128,38 @@ class RegisteredModel:
         as a violation before. MismatchUnconfirmed where nothing says so yet; the RegistryErrors,
         StorageError.
         """
-        key = (self.registry.identity, self.name, number, expected)
+        key = (self.name, number, expected)
         for first in (True, False):
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
                 used = use(download.proven())
             except (DigestMismatch, EvidenceError, OnnxFileError) as error:
-                if self.mismatches.confirms(key, download.digest):
+                if self.doubts.confirms(key, download.digest):
                     self._check_store(download, error)
+                    self.doubts.forget(key)  # the next time two downloads are needed again
                     if not download.is_proven:
                         self.write("violation", str(error), version=number, about=expected.sha256)
                     raise
-                if not (first and self.mismatches.waits()):
-                    raise _doubt(download, error, self.mismatches.duration(key)) from error
+                if not (first and self.doubts.waits()):
+                    raise _doubt(download, error, self.doubts.duration(key)) from error
             else:
-                self.mismatches.forget(key)
+                self.doubts.forget(key)
                 return used
             shutil.rmtree(download.folder)
         raise AssertionError("the second download ends it")
 
     def _check_store(self, download: Download, mismatch: GateError) -> None:
-        """Look whether the store gives what it should of another version. Raises
-        MismatchUnconfirmed where it does not: then it is no witness against this one; the
-        RegistryErrors, StorageError."""
-        history = self.history()
-        for other in history.sound:
+        """Look whether the store gives what it should of another version, and of all that are in
+        doubt. Raises MismatchUnconfirmed where it does not: then it is no witness against this one;
+        the RegistryErrors, StorageError."""
+        history, doubtful = self.history(), self.doubts.about(self.name)
+        is_witness = False
+        for other in sorted(history.sound, key=lambda version: version not in doubtful):
             vouched = history.vouching_for(other)
             if other == download.number or vouched is None:
                 continue
+            if is_witness and other not in doubtful:
+                return
             with temporary_folder() as folder:
                 of = (self.name, other, ExpectedFiles.needed(vouched))
                 try:
@@ -168,7 +172,7 @@ class RegisteredModel:
                         f"{other}: the artifact store counts as unavailable, and nothing is "
                         f"condemned. {mismatch} Look at the store."
                     ) from error
-            return
+            is_witness = True
 
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.

@@ -15,8 +15,8 @@ from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
+from gate.registry.doubts import Doubts
 from gate.registry.ledger import Ledger
-from gate.registry.mismatches import Mismatches
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
 from gate.registry.registered_model import RegisteredModel
@@ -40,14 +40,14 @@ class Reconciler:
         policy: Policy,
         *,
         store: Store,
-        mismatches: Mismatches | None = None,
+        doubts: Doubts | None = None,
     ) -> None:
-        """`mismatches`: None: a mismatch is confirmed, or not, within one look."""
+        """`doubts`: None: a mismatch is confirmed, or not, within one look."""
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
         self._store = store
-        self._mismatches = mismatches
+        self._doubts = doubts
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -61,7 +61,7 @@ class Reconciler:
             self._ledger,
             model,
             cause=cause,
-            mismatches=self._mismatches or Mismatches(),
+            doubts=self._doubts or Doubts(),
         )
         if registered.history().passed_any and not self._registry.has_model(model):
             raise ResourceGone(
@@ -106,5 +106,5 @@ def reconciler(settings: Settings, *, comes_again: bool = False) -> Reconciler:
     ledger = Ledger(settings.ledger)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
-    mismatches = Mismatches(settings.confirm_s, wait=None) if comes_again else None
-    return Reconciler(registry, ledger, policy, store=Store(settings.store), mismatches=mismatches)
+    doubts = Doubts(settings.confirm_s, wait=None) if comes_again else None
+    return Reconciler(registry, ledger, policy, store=Store(settings.store), doubts=doubts)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gate.deploy.manifest import check_name
 from gate.errors import ServiceError, StorageError
-from gate.registry.mismatches import SERVICE_PAUSE_S
+from gate.registry.doubts import SERVICE_PAUSE_S
 from gate.registry.mlflow.process import redacted
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.service.event import EXAMPLE_MODEL

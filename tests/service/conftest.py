@@ -29,7 +29,7 @@ def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits within one look does not wait long."""
-    monkeypatch.setattr("gate.registry.mismatches.PAUSE_S", 0.0)
+    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Mismatches: downloads that were not what they should be, until a second one says the same.
+"""Doubts: downloads that were not what they should be, until a second one says the same.
 
 One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
 pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
@@ -20,6 +20,8 @@ PAUSE_S = 5.0
 """How long a command waits before it downloads once more."""
 SERVICE_PAUSE_S = 60.0
 """After which a look of the service may confirm what an earlier one found."""
+Key = tuple[str, str, Hashable]
+"""Model, version, and what was expected of it."""
 _PAUSES = 3
 """For how many mismatches one command waits: others wait for its lock, and not for ever."""
 _LONG_S = 600.0
@@ -27,7 +29,7 @@ _LONG_S = 600.0
 
 
 @dataclass(frozen=True)
-class _Mismatch:
+class _Doubt:
     since: float
     """When the first of an unbroken row of mismatches came."""
     digest: Digest | None
@@ -36,7 +38,7 @@ class _Mismatch:
     """When this came first."""
 
 
-class Mismatches:
+class Doubts:
     """Mismatches that nothing confirmed yet, by what was downloaded. A process forgets them with
     its end, and its next one looks twice again."""
 
@@ -52,18 +54,18 @@ class Mismatches:
         self._wait = wait
         self._clock = clock
         self._waits_left = _PAUSES
-        self._first: dict[Hashable, _Mismatch] = {}
+        self._first: dict[Key, _Doubt] = {}
 
-    def confirms(self, key: Hashable, digest: Digest | None) -> bool:
+    def confirms(self, key: Key, digest: Digest | None) -> bool:
         """Keep a mismatch; True if it is that of an earlier download, at least a pause ago."""
         now, before = self._clock(), self._first.get(key)
         if before is None or digest is None or before.digest != digest:
             since = now if before is None else before.since
-            self._first[key] = _Mismatch(since, digest, now)
+            self._first[key] = _Doubt(since, digest, now)
             return False
         return now - before.at >= self._pause_s
 
-    def forget(self, key: Hashable) -> None:
+    def forget(self, key: Key) -> None:
         """What came was right."""
         self._first.pop(key, None)
 
@@ -75,7 +77,11 @@ class Mismatches:
         self._wait(self._pause_s)
         return True
 
-    def duration(self, key: Hashable) -> str:
+    def about(self, model: str) -> frozenset[str]:
+        """The versions of a model that are in doubt."""
+        return frozenset(version for name, version, _ in self._first if name == model)
+
+    def duration(self, key: Key) -> str:
         """For how long this has been so, where that is long; else nothing."""
         seconds = self._clock() - self._first[key].since
         if seconds < _LONG_S:
