@@ -33,6 +33,7 @@ COMMANDS = (
     "quantize",
     "promote",
     "rollback",
+    "absolve",
     "history",
     "verify-release",
     "deploy",

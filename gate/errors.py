@@ -24,6 +24,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     └── RegistryError          the registry can't be used
         ├── RegistryUnavailable   no server answers
         ├── ArtifactMissing       a version's file is not there (now)
+        ├── MismatchUnconfirmed   a version's files came otherwise than they should, so far once
         ├── ResourceGone          the registry answers that it has no such model or version
         ├── RegistryDenied        the server refuses this user
         └── PromotionConflict     another promotion holds or moved the alias
@@ -114,6 +115,11 @@ class RegistryError(GateError):
 
 class ArtifactMissing(RegistryError):
     """A version's file is not there: it was removed, or its store is away for a while."""
+
+
+class MismatchUnconfirmed(RegistryError):
+    """What came of a version is not what it should be, and nothing says yet that this is somebody's
+    doing and no weather: nothing is condemned, and nothing moves."""
 
 
 class ResourceGone(RegistryError):

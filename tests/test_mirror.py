@@ -12,6 +12,7 @@ AS_CALLED = "a command is tested together with those that it is used with"
 AS_DATA = "a record is plain data: who fills it in and who reads it have the tests"
 ALIKE = "all implementations of one port pass the same tests"
 ELSEWHERE = {
+    "commands/absolve": ("registry/test_absolution.py", AS_CALLED),
     "commands/check": ("test_cli.py", AS_CALLED),
     "commands/deployed": ("commands/test_deploy.py", AS_CALLED),
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @LEDGER
 @machine_options
 def command(model: str | None, limit: int | None, ledger: Path) -> Outcome:
-    """Print the ledger: promotions, refusals, rollbacks, violations. Newest last.
+    """Print the ledger: promotions, refusals, rollbacks, violations and their lifting. Newest last.
 
     The chain of hashes is verified on reading: a changed or removed line is an error.
 

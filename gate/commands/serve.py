@@ -48,6 +48,7 @@ class _Request(TypedDict):
     inbox_rows: int | None
     window_s: float | None
     interval_s: float | None
+    confirm_s: float | None
     time_limit_s: float | None
     memory_limit: int | None
     log_format: LogFormat | None
@@ -125,6 +126,10 @@ def _environment(name: str) -> dict[str, Any]:
     help="After which all models are looked at without any event. Default: 60.",
 )  # fmt: skip
 @click.option(
+    "--confirm-after", "confirm_s", type=float, metavar="SECONDS", **_environment("CONFIRM_AFTER"),
+    help="After which a second download may confirm that bytes are others. Default: 60.",
+)  # fmt: skip
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
     help="Default: text.",
 )  # fmt: skip
@@ -163,7 +168,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.deploy.store import Store
     from gate.service.reconciler import reconciler
 
-    reconcile = reconciler(settings)
+    reconcile = reconciler(settings, comes_again=True)
     models = store_app(
         Store(settings.store),
         cors_origins=settings.cors_origins,

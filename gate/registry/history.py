@@ -41,22 +41,32 @@ class _Index:
     tried: LedgerEntry | None = None
     """The last deployment, or refusal of one."""
     deployed: LedgerEntry | None = None
+    rightful: str | None = None
+    """The version that would serve, had nobody pointed `champion` elsewhere by hand."""
 
     def followed_by(self, entries: Iterable[LedgerEntry]) -> _Index:
         about, standing = dict(self.about), dict(self.standing)
-        tried, deployed = self.tried, self.deployed
+        tried, deployed, rightful = self.tried, self.deployed, self.rightful
         added: dict[str, list[LedgerEntry]] = {}
         for entry in entries:
             for version in {entry.version, entry.previous_version} - {None}:
                 added.setdefault(str(version), []).append(entry)
             if entry.version and entry.action in _STANDING:
                 standing[entry.version] = entry
+            if entry.version and entry.action == "absolved":
+                lines = [*about.get(entry.version, ()), *added[entry.version]]
+                words = [e for e in _effective(lines, entry.version) if e.action in _STANDING]
+                word = _last(e for e in words if e.version == entry.version)
+                standing |= {entry.version: word} if word else {}
             if entry.action in ("deployed", "not_deployed"):
                 tried = entry
             if entry.action == "deployed":
                 deployed = entry
+            moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
+            if entry.action in _SERVING and not moved_by_hand:
+                rightful = entry.version
         about |= {version: (*about.get(version, ()), *new) for version, new in added.items()}
-        return _Index(about, standing, tried, deployed)
+        return _Index(about, standing, tried, deployed, rightful)
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,13 @@ class History:
         return any(entry.action in _SERVING for entry in self._about(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
-        """The last word on a version; None where none was said."""
+        """The last word on a version that stands; None where none was said."""
         return self._index.standing.get(version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
-        """What was said of a version since it passed last: a registry that was made anew counts its
-        versions from one again."""
-        since = self._since(version, _PASSING)
+        """What was said of a version since it passed last, and stands: a registry that was made
+        anew counts its versions from one again, and a violation that was lifted is none."""
+        since = _since(_effective(self._naming(version), version), version, _PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
@@ -106,6 +116,16 @@ class History:
                 line = entry
         return line
 
+    def was_absolved(self, version: str) -> bool:
+        """Whether a violation of a version was lifted since the guard took `champion` from it."""
+        absolved = False
+        for entry in self._naming(version):
+            if entry.action == "reverted" and entry.previous_version == version:
+                absolved = False
+            elif entry.action == "absolved" and entry.version == version:
+                absolved = True
+        return absolved
+
     def without(self, line: LedgerEntry) -> History:
         """The same history, had this never been written."""
         return History(tuple(entry for entry in self.entries if entry is not line))
@@ -120,14 +140,17 @@ class History:
         """Whether the service, since the last promotion, took the version for what may serve, and
         deployed it."""
         vouched = self.vouching_for(version)
-        deployed = (e for e in self._since(version, _PROMOTED) if e.action == "deployed")
+        deployed = (
+            e for e in _since(self._naming(version), version, _PROMOTED) if e.action == "deployed"
+        )
         return vouched is not None and any(_same(e, vouched) for e in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
         """The last word on deploying this very version since its promotion: that it was refused, or
         that it is what was deployed last; None where it is neither."""
         assert vouched.version is not None
-        since = {id(entry) for entry in self._since(vouched.version, _PROMOTED)}
+        naming = self._naming(vouched.version)
+        since = {id(entry) for entry in _since(naming, vouched.version, _PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
@@ -157,6 +180,23 @@ class History:
         return tuple(dict.fromkeys(version for version in versions if version is not None))
 
     @property
+    def sound(self) -> tuple[str, ...]:
+        """The versions whose bytes should be those that passed, the one that was last told of
+        first."""
+        versions = dict.fromkeys(e.version for e in reversed(self.entries) if e.version)
+        return tuple(
+            version
+            for version in versions
+            if self.vouching_for(version) and "violation" not in self.since_passed(version)
+        )
+
+    @property
+    def rightful(self) -> str | None:
+        """The version that would serve, had nobody pointed `champion` elsewhere by hand: a guard
+        that can't prove it lets another one serve meanwhile. None: none would."""
+        return self._index.rightful
+
+    @property
     def last_move(self) -> LedgerEntry | None:
         """The line of the last change of what serves; None before the first."""
         moves = (e for e in reversed(self.entries) if e.action in _MOVING)
@@ -174,17 +214,6 @@ class History:
         """Lines of the versions that passed and wait for their review: it is the last word on
         them. The version that was handed in first comes first."""
         return tuple(word for word in self._index.standing.values() if word.action == "passed")
-
-    def _since(self, version: str, actions: Collection[Action]) -> tuple[LedgerEntry, ...]:
-        """Lines that name the version, from the last of these about it on; all where there is
-        none."""
-        naming = self._naming(version)
-        places = [
-            place
-            for place, entry in enumerate(naming)
-            if entry.version == version and entry.action in actions
-        ]
-        return naming[places[-1] :] if places else naming
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self._naming(version) if entry.version == version)
@@ -223,6 +252,27 @@ class Histories:
         if entries:
             self._made[model, registries] = (len(entries), entries[-1], history)
         return history
+
+
+def _since(
+    lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
+) -> Sequence[LedgerEntry]:
+    """From the last line of these about the version on; all where there is none."""
+    places = [
+        place
+        for place, entry in enumerate(lines)
+        if entry.version == version and entry.action in actions
+    ]
+    return lines[places[-1] :] if places else lines
+
+
+def _effective(lines: Sequence[LedgerEntry], version: str) -> Sequence[LedgerEntry]:
+    """All but the violations of the version that were lifted later."""
+    lifted = [n for n, e in enumerate(lines) if (e.action, e.version) == ("absolved", version)]
+    if not lifted:
+        return lines
+    before = [e for e in lines[: lifted[-1]] if (e.action, e.version) != ("violation", version)]
+    return [*before, *lines[lifted[-1] :]]
 
 
 def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:

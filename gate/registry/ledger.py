@@ -40,13 +40,15 @@ Action = Literal[
     "deployed",
     "not_deployed",
     "violation",
+    "absolved",
     "conflict",
     "ledger_accepted",
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
 from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven; `ledger_accepted`: a person said that a shorter or another
-past of the ledger itself is meant, which is about no model."""
+later, as soon as that could be proven; `absolved`: a violation was lifted, the bytes proven anew;
+`ledger_accepted`: a person said that a shorter or another past of the ledger itself is meant, which
+is about no model."""
 
 _APPEND_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

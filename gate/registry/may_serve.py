@@ -84,18 +84,22 @@ def examine(
     """The whole examination. `terms`: those of the promotion that it has to stand; None: only that
     it still is what was promoted.
 
-    Other bytes are written down as a violation, once. Raises the RegistryErrors and StorageError
-    where nothing can be said now.
+    Other bytes are written down as a violation, once, when a second download says the same. Raises
+    the RegistryErrors, of them MismatchUnconfirmed, and StorageError where nothing can be said now.
     """
     examined = veto(model, version, history=history, terms=terms)
     vouched, problem = examined.vouched, examined.problem
     if problem is not None or vouched is None:
         return examined
+
+    def judged(path: Path) -> str | None:
+        if terms is None:
+            return None
+        return judge(path, model, vouched=vouched, terms=terms)
+
     try:
         with temporary_folder() as folder:
-            path = model.download(version, ExpectedFiles.needed(vouched), into=folder)
-            if terms is not None:
-                problem = judge(path, model, vouched=vouched, terms=terms)
+            problem = model.read(version, ExpectedFiles.needed(vouched), judged, into=folder)
     except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
@@ -120,7 +124,7 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if passed_by != policy.digest():
         release = _decided_anew(release, policy)
-    release.verify(policy, limits=model.limits)
+    release.verify(policy, limits=model.reading.limits)
     if release.refusal is not None and passed_by != policy.digest():
         return (
             f"it was judged by another policy ({passed_by.short}) than the one in force "

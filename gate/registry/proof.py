@@ -54,7 +54,7 @@ def prove(path: Path, expected: ExpectedFiles, *, what: str) -> None:
     Raises DigestMismatch, whatever goes wrong in reading what came; StorageError.
     """
     with mismatch_of(what):
-        names = _external_data(path, expected.evidence)
+        names = external_data_of(path, expected.evidence)
         expected.sha256.verify(digest_of_model(path, external_data=names), what=what)
         if expected.golden is not None:
             _prove_golden(path.parent / GOLDEN, expected.golden, what=what)
@@ -82,7 +82,7 @@ def _hex(digest: Digest | None) -> str | None:
     return None if digest is None else digest.hex
 
 
-def _external_data(path: Path, evidence: Digest | None) -> tuple[str, ...]:
+def external_data_of(path: Path, evidence: Digest | None) -> tuple[str, ...]:
     """Names of the data files, as the very evidence tells that was recorded; none where it is not
     there any more: then the file alone has to be the expected one."""
     if evidence is None:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
-from gate.bounded.limits import ChildLimits
-from gate.errors import DigestMismatch, PromotionConflict, ResourceGone
+from gate.errors import (
+    ArtifactMissing,
+    DigestMismatch,
+    EvidenceError,
+    GateError,
+    MismatchUnconfirmed,
+    OnnxFileError,
+    PromotionConflict,
+    ResourceGone,
+)
 from gate.registry.addresses import same
-from gate.registry.history import Histories, History
+from gate.registry.download import Download
+from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
 from gate.registry.port import Alias, Registry
-from gate.registry.proof import ExpectedFiles, prove
+from gate.registry.proof import ExpectedFiles
+from gate.registry.reading import Reading
 from gate.registry.release import Release
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
-from gate.storage.quota import MAX_BYTES, TooLarge, limited
 from gate.storage.temporary import temporary_folder
 
+T = TypeVar("T")
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
     "run_id",
@@ -45,10 +56,7 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
-    histories: Histories = field(default_factory=Histories, compare=False, repr=False)
-    """Of whoever looks again and again."""
-    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
-    """Within which a child process reads and runs the files of its versions."""
+    reading: Reading = field(default_factory=Reading, compare=False, repr=False)
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.
@@ -56,7 +64,7 @@ class RegisteredModel:
         Raises EvidenceError where its chain is broken, StorageError.
         """
         names, entries = self.identities(), self.ledger.entries()
-        return self.histories.of(entries, self.name, registries=names)
+        return self.reading.histories.of(entries, self.name, registries=names)
 
     def identities(self) -> frozenset[str]:
         """All addresses of this registry. Raises EvidenceError, StorageError."""
@@ -95,21 +103,67 @@ class RegisteredModel:
     def prove(self, number: str, expected: ExpectedFiles) -> None:
         """Download a version and hash it, and what is to be beside it.
 
-        Raises DigestMismatch, after writing a violation down; the RegistryErrors, StorageError.
+        Raises DigestMismatch, after writing a violation down; MismatchUnconfirmed, the
+        RegistryErrors, StorageError.
         """
         with temporary_folder() as folder:
-            self.download(number, expected, into=folder)
+            self.read(number, expected, _nothing, into=folder)
 
-    def download(self, number: str, expected: ExpectedFiles, *, into: Path) -> Path:
-        """The proven file of a version with all that is beside it, in a folder; as `prove`."""
-        what = f"version {number} of {self.name} in the registry"
-        try:
-            path = self._fetched(number, into, what=what)
-            prove(path, expected, what=what)
-        except DigestMismatch as error:
-            self.write("violation", str(error), version=number, about=expected.sha256)
-            raise
-        return path
+    def read(
+        self, number: str, expected: ExpectedFiles, use: Callable[[Path], T], *, into: Path
+    ) -> T:
+        """What `use` makes of the proven file of a version, with all that is beside it, below a
+        folder. Of its errors DigestMismatch, EvidenceError and OnnxFileError are mismatches, too.
+
+        Raises a mismatch where a second, fresh download says the same; one of bytes is written down
+        as a violation before. MismatchUnconfirmed where nothing says so yet; the RegistryErrors,
+        StorageError.
+        """
+        key = (self.name, number, expected)
+        for first in (True, False):
+            download = Download.into(into, self.registry, of=(self.name, number, expected))
+            try:
+                used = use(download.proven())
+            except (DigestMismatch, EvidenceError, OnnxFileError) as error:
+                if self.reading.doubts.confirms(key, download.digest):
+                    self._check_store(download, error)
+                    self.reading.doubts.forget(key)  # the next time two downloads are needed again
+                    if not download.is_proven:
+                        self.write("violation", str(error), version=number, about=expected.sha256)
+                    raise
+                if not (first and self.reading.doubts.waits()):
+                    raise _doubt(download, error, self.reading.doubts.duration(key)) from error
+            else:
+                self.reading.doubts.forget(key)
+                return used
+            shutil.rmtree(download.folder)
+        raise AssertionError("the second download ends it")
+
+    def _check_store(self, download: Download, mismatch: GateError) -> None:
+        """Look whether the store gives what it should of another version, and of all that are in
+        doubt. Raises MismatchUnconfirmed where it does not: then it is no witness against this one;
+        the RegistryErrors, StorageError."""
+        history, doubtful = self.history(), self.reading.doubts.about(self.name)
+        is_witness = False
+        for other in sorted(history.sound, key=lambda version: version not in doubtful):
+            vouched = history.vouching_for(other)
+            if other == download.number or vouched is None:
+                continue
+            if is_witness and other not in doubtful:
+                return
+            with temporary_folder() as folder:
+                of = (self.name, other, ExpectedFiles.needed(vouched))
+                try:
+                    Download.into(folder, self.registry, of=of).proven()
+                except (ArtifactMissing, ResourceGone):
+                    continue
+                except DigestMismatch as error:
+                    raise MismatchUnconfirmed(
+                        f"{download.what} came otherwise than it should twice, and so does version "
+                        f"{other}: the artifact store counts as unavailable, and nothing is "
+                        f"condemned. {mismatch} Look at the store."
+                    ) from error
+            is_witness = True
 
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
@@ -133,12 +187,22 @@ class RegisteredModel:
         self.write("conflict", reason, version=version)
         raise PromotionConflict(reason)
 
-    def _fetched(self, number: str, folder: Path, *, what: str) -> Path:
-        try:
-            with limited(folder, MAX_BYTES):
-                return self.registry.download(self.name, number, folder)
-        except TooLarge as error:
-            raise DigestMismatch(f"{what}: {error}. It was exchanged: promote it anew.") from error
+
+def _doubt(download: Download, mismatch: GateError, duration: str) -> MismatchUnconfirmed:
+    answer = download.answer
+    why = (
+        "nothing says yet that somebody changed it"
+        if answer is None
+        else f"{answer}, as a store in trouble answers"
+    )
+    return MismatchUnconfirmed(
+        f"{download.what} did not come as it should: {why}. Nothing is condemned. {mismatch} "
+        f"Repeat in a while.{duration}"
+    )
+
+
+def _nothing(_path: Path) -> None:
+    """The proof is all."""
 
 
 def _digests(

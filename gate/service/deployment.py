@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,19 @@ from gate.deploy.deploy import deploy, serves
 from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch, EvidenceError
+from gate.errors import EvidenceError
 from gate.policy.policy import Policy
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, judge, veto
 from gate.registry.port import CHAMPION
-from gate.registry.proof import ExpectedFiles, prove
+from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
 from gate.service.port import Taken
 from gate.storage.digest import Digest
+from gate.storage.quota import MAX_BYTES
 
 
 def deploy_champion(
@@ -48,8 +48,6 @@ def deploy_champion(
     done = deploy(store, model.name, slots)
     if done.outcome != "refused":
         return [_tell(model, vouched, action="deployed", reason=done.reason)]
-    with contextlib.suppress(DigestMismatch):  # which is written down as a violation
-        model.prove(champion, ExpectedFiles.of(vouched))
     if refused and last is not None and last.reason == done.reason:
         return []
     return [_tell(model, vouched, action="not_deployed", reason=done.reason)]
@@ -79,20 +77,21 @@ class _Download:
     def exact(self, folder: Path) -> Path:
         """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError;
         EvidenceError where the terms do not allow it."""
-        model, vouched = self._model, self._vouched
+        vouched = self._vouched
         assert vouched.version is not None
-        path = model.registry.download(model.name, vouched.version, folder)
-        what = f"version {vouched.version} of {model.name}"
-        prove(path, ExpectedFiles.of(vouched), what=what)
-        if self._terms is not None:
-            self._judge(path, self._terms)
+        path, problem = self._model.read(
+            vouched.version, ExpectedFiles.of(vouched), self._judged, into=folder
+        )
+        if problem is not None:
+            raise EvidenceError(f"version {vouched.version} is not deployed: {problem}")
         self._path = path
         return path
 
-    def _judge(self, path: Path, terms: Terms) -> None:
-        problem = judge(path, self._model, vouched=self._vouched, terms=terms)
-        if problem is not None:
-            raise EvidenceError(f"version {self._vouched.version} is not deployed: {problem}")
+    def _judged(self, path: Path) -> tuple[Path, str | None]:
+        """With what the terms have against it."""
+        if self._terms is None:
+            return path, None
+        return path, judge(path, self._model, vouched=self._vouched, terms=self._terms)
 
     def twin(self, folder: Path) -> Path:
         """Move what is beside the exact file into `folder`, which is on the same file system.
@@ -117,11 +116,18 @@ def _slots(
     if vouched.twin is not None:
         golden = vouched.twin.golden_sha256
         slots[QUANTIZED] = _source(vouched.twin.sha256, download.twin, golden=golden)
-    return {slot: replace(source, limits=model.limits) for slot, source in slots.items()}
+    return {slot: replace(source, limits=model.reading.limits) for slot, source in slots.items()}
 
 
 def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | None) -> SlotSource:
-    return SlotSource(sha256, fetch, golden_sha256=golden, golden_required=golden is not None)
+    # Each download has its own limit; one that passed it is a mismatch like others.
+    return SlotSource(
+        sha256,
+        fetch,
+        golden_sha256=golden,
+        golden_required=golden is not None,
+        max_bytes=2 * MAX_BYTES,
+    )
 
 
 def _tell(model: RegisteredModel, vouched: LedgerEntry, *, action: Action, reason: str) -> Taken:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from gate.errors import (
     ArtifactMissing,
     GateError,
+    MismatchUnconfirmed,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
+    StorageError,
 )
 from gate.policy.policy import Policy
 from gate.registry.champion import move
@@ -32,7 +34,8 @@ def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[T
     yet must pass by this policy, with evidence that was young enough when it was promoted. Where
     somebody else put it, the version must be as good as one that is promoted now. Where no other
     can be proven, nothing serves until one can be: an unreachable store condemns nothing, and
-    excuses nothing.
+    excuses nothing. Where another one serves meanwhile, the one that served rightly comes back as
+    soon as it can be proven.
 
     Raises RegistryError where the ledger knows nothing of the model, the other RegistryErrors,
     EvidenceError and StorageError where nothing can be said now.
@@ -55,18 +58,20 @@ def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[T
         examined = veto(model, champion, history=history, terms=terms)
     if examined.problem is not None:
         return [_revert(model, examined, policy=policy, history=history)]
-    return [_accept(model, examined, history)] if moved else []
+    if moved:
+        return [_accept(model, examined, history)]
+    return _give_back(model, history)
 
 
 def _examined(
     model: RegisteredModel, champion: str, *, terms: Terms | None, history: History
 ) -> Examined:
-    """A file that is away for a while condemns nothing that serves rightly; but what somebody
-    pointed at has to be there."""
+    """A file that is away for a while, or came wrong once, condemns nothing that serves rightly;
+    but what somebody pointed at has to be there."""
     moved = champion != history.serving
     try:
         return examine(model, champion, history=history, terms=terms)
-    except ArtifactMissing as error:
+    except (ArtifactMissing, MismatchUnconfirmed) as error:
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
@@ -112,7 +117,9 @@ def _bring_back(model: RegisteredModel, policy: Policy, history: History) -> lis
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
         return []
-    target, trouble = _fallback(model, history, policy=policy, but=change.previous_version)
+    left = change.previous_version
+    but = None if left is not None and history.was_absolved(left) else left
+    target, trouble = _fallback(model, history, policy=policy, but=but)
     if trouble is not None:
         raise trouble
     if target is None:
@@ -120,6 +127,24 @@ def _bring_back(model: RegisteredModel, policy: Policy, history: History) -> lis
     reason = f"'{CHAMPION}' had been taken away, and is version {target.version} now: it was proven"
     move(model, model.entry("reverted", reason, version=target.version, about=target))
     return [Taken("guard", "restored", target.version, reason)]
+
+
+def _give_back(model: RegisteredModel, history: History) -> list[Taken]:
+    """Where another version serves because somebody had pointed `champion` elsewhere, and the
+    rightful one, which was deployed, could not be proven then: that one, once it is."""
+    number, serving = history.rightful, history.serving
+    vouched = None if number is None else history.vouching_for(number)
+    if number is None or vouched is None or number == serving or not history.was_deployed(number):
+        return []  # what was not deployed may have failed by a policy
+    try:
+        if examine(model, number, history=history, terms=None).problem is not None:
+            return []
+    except (RegistryError, StorageError):  # what serves meanwhile is proven
+        return []
+    reason = f"version {number} can be proven again, and '{CHAMPION}' went back from {serving}"
+    entry = model.entry("reverted", reason, version=number, previous=serving, about=vouched)
+    move(model, entry)
+    return [Taken("guard", "restored", number, reason)]
 
 
 def _fallback(

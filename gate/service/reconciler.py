@@ -16,10 +16,11 @@ from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
-from gate.registry.history import Histories
+from gate.registry.doubts import Doubts
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Registry
+from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
@@ -42,14 +43,15 @@ class Reconciler:
         policy: Policy,
         *,
         store: Store,
-        limits: ChildLimits | None = None,
+        reading: Reading | None = None,
     ) -> None:
+        """`reading`: of a service, in all looks; None: each look is on its own, and confirms what
+        came wrong, or does not, by itself."""
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
         self._store = store
-        self._histories = Histories()
-        self._limits = limits or ChildLimits.of_service()
+        self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 
@@ -58,13 +60,9 @@ class Reconciler:
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
+        reading = self._reading or Reading()
         registered = RegisteredModel(
-            self._registry,
-            self._ledger,
-            model,
-            cause=cause,
-            histories=self._histories,
-            limits=self._limits,
+            self._registry, self._ledger, model, cause=cause, reading=reading
         )
         history = registered.history()
         self._ledger.verify()  # also where it did not change: others may have seen more of it
@@ -107,12 +105,15 @@ def _step(kind: Kind, step: Callable[[], Iterable[Taken | Failed]]) -> Iterator[
         yield Failed(kind, error)
 
 
-def reconciler(settings: Settings) -> Reconciler:
-    """The reconciler of a service. Raises PolicyError."""
+def reconciler(settings: Settings, *, comes_again: bool = False) -> Reconciler:
+    """The reconciler of a command; of a service if it `comes_again`: that waits for nothing under
+    the lock, and remembers. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
     ledger = witnessed(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
     limits = ChildLimits.of_service(settings.time_limit_s, settings.memory_limit)
-    return Reconciler(registry, ledger, policy, store=Store(settings.store), limits=limits)
+    doubts = Doubts(settings.confirm_s, wait=None) if comes_again else Doubts()
+    reading = Reading(limits, doubts)
+    return Reconciler(registry, ledger, policy, store=Store(settings.store), reading=reading)

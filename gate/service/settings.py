@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gate.deploy.manifest import check_name
 from gate.errors import ServiceError, StorageError
+from gate.registry.doubts import SERVICE_PAUSE_S
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.service.event import EXAMPLE_MODEL
 from gate.service.keyring import SECRETS_VARIABLE, Keyring
@@ -70,6 +71,8 @@ class Settings(BaseModel):
     """How far a delivery's timestamp may lie from our clock."""
     interval_s: float = Field(default=60.0, gt=0)
     """After which all models are looked at without any event."""
+    confirm_s: float = Field(default=SERVICE_PAUSE_S, ge=0)
+    """After which a download that was not what it should be is confirmed by a second one."""
     keep_s: float = 7 * _DAY_S
     """How long the ids of deliveries are remembered."""
     inbox_rows: int = Field(default=100_000, ge=0)

@@ -126,7 +126,8 @@ class Stack:
             "--tracking-uri", self.server.uri, "--secret-file", str(self.folder / "secrets"),
             "--policy", str(self.folder / "policy.yaml"), "--interval", str(interval),
             "--ledger", str(self.folder / "ledger.jsonl"), "--store", str(self.folder / "store"),
-            "--inbox", f"sqlite:///{self.folder}/inbox.db", "--log-format", "json", *options,
+            "--inbox", f"sqlite:///{self.folder}/inbox.db", "--log-format", "json",
+            "--confirm-after", "0.5", *options,
         ]  # fmt: skip
         log = self.folder / "service.log"
         with log.open("ab") as stream:

@@ -22,6 +22,11 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.registry.champion.PATIENCE_S", 0.5)
 
 
+@pytest.fixture(autouse=True)
+def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "gate" / "ledger.jsonl")

@@ -37,7 +37,7 @@ def test_what_each_action_says_of_its_version(action):
     assert one.was_served("1") is (action in SERVING)
     assert one.serving == ("1" if action in SERVING else None)
     assert one.served == (("1",) if action in SERVING else ())
-    silent = ("reverted", "deployed", "not_deployed", "conflict", "ledger_accepted")
+    silent = ("reverted", "deployed", "not_deployed", "absolved", "conflict", "ledger_accepted")
     assert (one.standing("1") is not None) is (action not in silent)
     assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
     assert one.since_passed("1") == (action,)
@@ -71,6 +71,10 @@ def test_what_serves_and_what_served(lines, serving, served):
         (["passed 1", "promoted 1", "unchanged 1"], []),
         (["promoted 1", "promoted 2", "passed 1"], ["1"]),
         (["passed 1", "violation 1"], []),
+        (["passed 1", "violation 1", "absolved 1"], ["1"]),
+        (["passed 1", "violation 1", "absolved 2"], []),
+        (["passed 1", "violation 1", "absolved 1", "violation 1"], []),
+        (["passed 1", "violation 1", "refused 1", "absolved 1"], []),
         (["passed 1", "reverted 1", "conflict 1", "not_deployed 1"], ["1"]),
     ],
 )
@@ -84,6 +88,10 @@ def test_what_waits_for_review(lines, waiting):
         ([], ()),
         (["violation 1"], ("violation",)),
         (["violation 1", "passed 1"], ("passed",)),
+        (["promoted 1", "violation 1", "absolved 1"], ("promoted", "absolved")),
+        (["promoted 1", "violation 1", "absolved 2"], ("promoted", "violation")),
+        (["promoted 1", "absolved 1", "violation 1"], ("promoted", "absolved", "violation")),
+        (["promoted 1", "rejected 1", "absolved 1"], ("promoted", "rejected", "absolved")),
         (["promoted 1", "violation 1", "rejected 2"], ("promoted", "violation")),
         (["violation 1", "promoted 1", "deployed 1"], ("promoted", "deployed")),
         (["promoted 1", "violation 1", "unchanged 1"], ("promoted", "violation", "unchanged")),

@@ -26,6 +26,12 @@ def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]
 
 
+@pytest.fixture(autouse=True)
+def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits within one look does not wait long."""
+    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     if program("initdb") is None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 
 from gate.errors import (
     ArtifactMissing,
+    MismatchUnconfirmed,
     RegistryDenied,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
     StorageError,
 )
+from gate.registry.absolution import absolve
 from gate.registry.addresses import declare
 from gate.registry.ledger import Ledger
 from gate.registry.port import Tag
@@ -500,22 +503,97 @@ def test_after_a_revert_a_rollback_has_somewhere_to_go(place):
     assert rollback(place.registry, NAME, ledger=place.ledger, reason="worse").version == "1"
 
 
-@pytest.mark.parametrize("spoil", [b"{}", b""])
-def test_bytes_that_are_no_model_at_all(place, spoil):
-    place.stored("2").data = spoil
-    assert look(place, thoroughly=True) == [("reverted", "1")]
-    assert ("violation", "2") in place.lines()
+PAGES = [b"{}", b"", b"<html>busy</html>", b"Bad Gateway"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_bytes_that_are_no_model_at_all_are_an_answer_of_the_store(place, page):
+    place.stored("2").data = page
+    before = place.lines()
+    for _ in range(3):
+        with pytest.raises(MismatchUnconfirmed, match="as a store in trouble answers"):
+            look(place, thoroughly=True)
+    assert (place.champion, place.lines()) == ("2", before)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_somebody_pointed_at_has_to_be_proven(place, page):
+    place.point("1")
+    place.stored("1").data = page
+    assert look(place) == [("reverted", "2")]
+    assert "violation" not in dict(place.lines())
+
+
+def test_a_version_that_nothing_vouches_for_is_refused_without_a_download(place):
+    place.point(place.hand_made(7))
+    watched = Watched(place.registry)
+    numbers = []
+    download = place.registry.download
+    place.registry.download = lambda name, number, folder: (
+        numbers.append(number) or download(name, number, folder)
+    )
+    model = replace(place.model(), registry=watched)
+    assert [t.version for t in guard(model, AUTOMATIC, thoroughly=True)] == ["2"]
+    assert numbers == ["2"]
 
 
 def test_the_last_good_one_is_proven_before_it_serves_again(place):
     place.promote(3)
-    place.stored("2").data += b"\0"
     place.point(place.hand_made(7))
     place.stored("3").data += b"\0"
+    assert look(place) == [("reverted", "2")]
+    assert [line for line in place.lines() if line[0] == "violation"] == [("violation", "3")]
+
+
+def test_where_several_mismatch_none_is_condemned_and_the_alias_is_taken_back(place):
+    place.promote(3)
+    place.stored("2").data += b"\0"
+    place.stored("3").data += b"\0"
+    place.point(place.hand_made(7))
     assert look(place) == [("reverted", "1")]
-    assert [line for line in place.lines() if line[0] == "violation"] == [
-        ("violation", "3"), ("violation", "2"),
-    ]  # fmt: skip
+    for _ in range(3):
+        assert look(place) == []
+    assert "violation" not in dict(place.lines())
+    assert place.champion == "1"
+
+
+@pytest.mark.parametrize("deployed", [True, False])
+def test_what_served_rightly_comes_back_when_it_can_be_proven(place, deployed):
+    """A store gave a page while somebody had pointed elsewhere; another one served meanwhile."""
+    if deployed:
+        place.deployed("2")
+    good, place.stored("2").data = place.stored("2").data, b"<html>busy</html>"
+    place.point(place.hand_made(7))
+    assert look(place) == [("reverted", "1")]
+    assert look(place) == []
+    place.stored("2").data = good
+    assert look(place) == ([("restored", "2")] if deployed else [])
+    assert look(place, thoroughly=True) == []
+    assert place.champion == ("2" if deployed else "1")
+
+
+def test_what_the_guard_took_the_alias_from_does_not_come_back_in_another_s_place(place):
+    place.deployed("2")
+    good = place.stored("2").data
+    place.stored("2").data += b"\0"
+    assert look(place, thoroughly=True) == [("reverted", "1")]
+    place.stored("2").data = good
+    absolve(place.registry, NAME, "2", ledger=place.ledger, reason="a bad disk")
+    assert look(place, thoroughly=True) == []
+    place.point("2")
+    assert look(place) == [("accepted", "2")]
+
+
+def test_what_was_absolved_comes_back_where_nothing_serves(place):
+    place.tag("1", "rejected")
+    good = place.stored("2").data
+    place.stored("2").data += b"\0"
+    assert look(place, thoroughly=True) == [("reverted", None)]
+    place.stored("2").data = good
+    assert look(place) == []
+    absolve(place.registry, NAME, "2", ledger=place.ledger, reason="a bad disk")
+    assert look(place) == [("restored", "2")]
+    assert look(place, thoroughly=True) == []
 
 
 def test_bytes_that_change_under_the_champion(place):

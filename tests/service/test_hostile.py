@@ -14,6 +14,7 @@ from gate.deploy.store import Store
 from gate.registry.may_serve import Terms, examine
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
+from gate.registry.reading import Reading
 from gate.service.port import Taken
 from gate.service.reconciler import Reconciler
 from tests.bounded.peak import bounded_growth
@@ -39,7 +40,7 @@ class Service:
         """A service that was just started, so that it looks at the bytes, too."""
         place = self.place
         reconcile = Reconciler(
-            place.registry, place.ledger, AUTOMATIC, store=self.store, limits=limits
+            place.registry, place.ledger, AUTOMATIC, store=self.store, reading=Reading(limits)
         )
         done = reconcile(NAME, cause="timer")
         assert all(isinstance(one, Taken) for one in done), done
@@ -78,7 +79,7 @@ def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, 
 def test_what_can_not_be_read_within_the_limits_is_a_problem_of_that_version(service, tmp_path):
     service.promote(hostile.empty_notes(tmp_path / "model.onnx"))
     with bounded_growth(PARENT_BYTES):
-        model = replace(service.place.model(), limits=QUICK)
+        model = replace(service.place.model(), reading=Reading(QUICK))
         found = examine(model, "2", history=model.history(), terms=Terms.now(AUTOMATIC))
         assert "reading model.onnx took more than the 200 MB of memory" in str(found.problem)
         assert service.look(QUICK) == [("guard", "reverted")]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from gate.errors import ResourceGone
+from gate.registry.absolution import absolve
+from gate.registry.doubts import Doubts
 from gate.registry.mlflow.process import lent
 from gate.registry.port import CHAMPION
-from tests.service.places import Model, fill
+from gate.registry.reading import Reading
+from gate.service.reconciler import Reconciler
+from tests.registry.releases import onnx_file
+from tests.service.places import REVIEWED, Model, fill
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +87,162 @@ def test_a_fallback_that_was_deleted_keeps_no_version_in_service(model: Register
     assert model.champion is None
     assert model.lines[-1] == ("reverted", None)
     assert model.look() == 0
+
+
+HTML = b"<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"
+
+
+class Watched(Registered):
+    """Looked at by one service, which remembers, with a clock of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.now = 0.0
+        reading = Reading(doubts=Doubts(60.0, wait=None, clock=lambda: self.now))
+        self.reconcile = Reconciler(
+            self.registry, self.place.ledger, REVIEWED, store=self.store, reading=reading
+        )
+
+    def look(self, *, after: float = 0.0) -> int:
+        """Gives the number of things that were done, or failed."""
+        self.now += after
+        return len(self.reconcile(self.name, cause="timer"))
+
+    def look_thoroughly(self, *, after: float = 0.0) -> int:
+        """As after ten minutes without an event."""
+        self.reconcile._proven.clear()
+        return self.look(after=after)
+
+    def files(self, number: str) -> list[Path]:
+        """Where the bytes of a version lie: the only word on that is what it was made of."""
+        wanted = Path(self.place.folder / f"{number}.onnx").read_bytes()
+        return [path for path in self.artifacts.rglob("model.onnx") if path.read_bytes() == wanted]
+
+    def overwrite(self, number: str, data: bytes) -> Callable[[], None]:
+        """What an editor, or the weather, does to a version; gives what mends it."""
+        kept = {path: path.read_bytes() for path in self.files(number)}
+        assert kept
+        for path in kept:
+            path.write_bytes(data)
+        return lambda: [path.write_bytes(whole) for path, whole in kept.items()] and None
+
+    def evil(self, seed: int) -> bytes:
+        return onnx_file(self.place.folder / "evil.onnx", seed=seed).read_bytes()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    """Versions 1 to 3 served and were deployed; 3 does."""
+    made = Watched(tmp_path)
+    assert [made.serve(seed) for seed in (1, 2, 3)] == ["1", "2", "3"]
+    assert made.look() == 0
+    return made
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def test_a_minute_of_pages_in_the_place_of_all_files_does_nothing(watched: Watched) -> None:
+    before = watched.state()
+    originals = {path: path.read_bytes() for path in watched.artifacts.rglob("model.onnx")}
+    for page in (lambda _: HTML, lambda _: b"", lambda _: b"{}", cut):
+        for path, whole in originals.items():
+            path.write_bytes(page(whole))
+        for after in (0, 4, 61):
+            assert watched.look_thoroughly(after=after) == 1  # the guard's look failed
+            assert watched.state() == before
+        for path, whole in originals.items():
+            path.write_bytes(whole)
+        assert watched.look() == 0
+        assert watched.state() == before
+
+
+def test_one_flipped_bit_once_does_nothing(watched: Watched) -> None:
+    before = watched.state()
+    for number in ("3", "1"):
+        whole = Path(watched.place.folder / f"{number}.onnx").read_bytes()
+        mend = watched.overwrite(number, whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        assert watched.look_thoroughly() == (1 if number == "3" else 0)
+        mend()
+        for after in (61, 600):
+            assert watched.look_thoroughly(after=after) == 0
+            assert watched.state() == before
+
+
+def test_other_wrong_bytes_each_time_are_weather(watched: Watched) -> None:
+    before = watched.state()
+    for seed in range(7, 11):
+        mend = watched.overwrite("3", watched.evil(seed))
+        assert watched.look_thoroughly(after=61) == 1
+        mend()
+    assert watched.state() == before
+
+
+def test_the_same_wrong_bytes_after_the_pause_are_a_violation(watched: Watched) -> None:
+    mend = watched.overwrite("3", watched.evil(7))
+    for after in (0, 30, 29):
+        assert watched.look_thoroughly(after=after) == 1
+        assert watched.champion == "3"
+        assert ("violation", "3") not in watched.lines
+    assert watched.look(after=2) == 2  # as before: the alias goes back, and that is deployed
+    assert watched.champion == "2"
+    assert watched.lines[-3:] == [("violation", "3"), ("reverted", "2"), ("deployed", "2")]
+    mend()
+    absolve(watched.registry, watched.name, "3", ledger=watched.place.ledger, reason="a bad disk")
+    assert watched.look() == 0
+    watched.registry.set_alias(watched.name, CHAMPION, "3")
+    watched.look()
+    assert (watched.champion, watched.lines[-1]) == ("3", ("deployed", "3"))
+    watched.overwrite("3", watched.evil(7))  # the same once more is no second download
+    watched.look_thoroughly(after=61)
+    assert watched.champion == "3"
+
+
+def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watched) -> None:
+    for number, seed in (("2", 7), ("3", 8)):
+        watched.overwrite(number, watched.evil(seed))
+    for after in (0, 61, 61):
+        assert watched.look_thoroughly(after=after) == 1
+    assert watched.champion == "3"
+    deployed = watched.state()["live"]
+    watched.registry.set_alias(watched.name, CHAMPION, "2")
+    watched.look()
+    assert watched.champion == "1"
+    watched.look(after=61)
+    assert watched.champion == "1"
+    assert not [line for line in watched.lines if line[0] == "violation"]
+    assert deployed == watched.place.release(3).evidence.subject.sha256
+
+
+def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
+    bad = watched.hand_in(4)
+    mends = [watched.overwrite(number, HTML) for number in ("1", "2", "3")]
+    watched.registry.set_alias(watched.name, CHAMPION, bad)
+    watched.look()
+    assert watched.champion is None
+    mends[0]()
+    watched.look()
+    assert watched.champion == "1"
+    for mend in mends:
+        mend()
+    for _ in range(2):
+        watched.look()
+    assert watched.champion == "3"
+    assert watched.state()["live"] == watched.place.release(3).evidence.subject.sha256
+    assert not [line for line in watched.lines if line[0] == "violation"]
+
+
+def test_a_page_while_a_version_is_approved_or_deployed_only_delays_it(watched: Watched) -> None:
+    number = watched.hand_in(4)
+    mend = watched.overwrite(number, HTML)
+    watched.approve(number)
+    for after in (0, 61):
+        watched.look(after=after)
+        assert watched.lines[-1] == ("passed", number)
+    mend()
+    watched.look()
+    assert watched.lines[-2:] == [("promoted", number), ("deployed", number)]
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""`gate absolve`: a violation is lifted, once the version's bytes are proven anew."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gate.commands.options import LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.registry.absolution import Absolution
+
+
+@click.command("absolve", short_help="Lift a violation whose bytes are proven anew.")
+@click.argument("model")
+@click.argument("version")
+@click.option("--reason", required=True, help="What went wrong then; kept in the ledger.")
+@LEDGER
+@TRACKING_URI
+@machine_options
+def command(
+    model: str, version: str, reason: str, ledger: Path, tracking_uri: str | None
+) -> Outcome:
+    """Lift the violation of VERSION of the registered MODEL.
+
+    Its file and all that is beside it are downloaded and must be what the ledger says that passed.
+    The version may serve again by the ordinary rules; no alias moves here. A rollback and a
+    reviewer's rejection stay. Exit code 0: lifted; 1: its bytes still are others; 2: they could not
+    be had, or there is nothing to lift.
+
+    \\b
+    Examples:
+      gate absolve digits 7 --reason "the proxy gave the bytes of another bucket"
+      gate absolve digits 7 --reason "bad disk, restored from the backup" --json
+    """
+    return _absolve(model, version, reason, ledger=ledger, address=tracking_uri)
+
+
+def _absolve(
+    model: str, version: str, reason: str, *, ledger: Path, address: str | None
+) -> Outcome:
+    from gate.registry.absolution import absolve
+    from gate.registry.ledger import Ledger
+    from gate.registry.mlflow.registry import MlflowRegistry, preflight
+
+    if not reason.strip():
+        raise click.BadParameter("say what went wrong then.", param_hint="--reason")
+    uri = tracking_uri(address)
+    preflight(uri)
+    done = absolve(MlflowRegistry(uri), model, version, ledger=Ledger(ledger), reason=reason)
+    refused = done.problem is not None
+    plain = {"model": model, "outcome": "refused" if refused else "absolved", **asdict(done)}
+    status = Status.REJECTED if refused else Status.DONE
+    return Outcome(status, plain, lambda console: _show(model, done, console))
+
+
+def _show(model: str, done: Absolution, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.wording import printable
+
+    if done.problem is not None:
+        line = f"refused, the violation of version {done.version} stands: {done.problem}"
+        console.print(Text(printable(line), style="bold red"))
+        return
+    console.print(Text(printable(f"absolved: version {done.version} of {model}"), style="green"))
+    console.print(
+        "No alias was moved. Where the guard had taken 'champion' away and nothing serves, the "
+        "service brings it back. Else point 'champion' at the version, or repeat gate promote."
+    )

@@ -1,0 +1,185 @@
+"""Answers of a store that are no file of a version: an error page, nothing, the start of a file.
+
+A proxy or a server in trouble gives them with status 200. Whoever overwrites a file can make it
+look so, too; all that he wins is that his bytes are called unproven, which serves nobody.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from gate.errors import DigestMismatch, EvidenceError
+from gate.golden.folder import GOLDEN_JSON
+from gate.preprocess.beside import spec_beside
+from gate.records.names import DECISION, EVIDENCE
+from gate.registry.port import GOLDEN
+from gate.registry.proof import ExpectedFiles, external_data_of
+from gate.registry.records import RECORDS
+from gate.registry.twin import QUANTIZED
+from gate.storage.foreign import read_foreign, strict_json
+
+_HEAD = 1024
+"""Bytes that are looked at to tell a text."""
+_MOST = 4096
+"""Files that are looked at, and fields of a protobuf: whatever has more is no page."""
+_PAGE = 1 << 16
+"""Bytes of a page in JSON that tells of an error, at most."""
+_FIELDS = frozenset({*range(1, 9), 14, 20, 25, 26})
+"""Numbers of the outermost fields of an ONNX file."""
+_SIZES = {1: 8, 5: 4}
+"""Bytes of a protobuf's field, by its wire type."""
+_VARINT, _LENGTH = 0, 2
+_MORE, _LOW = 0x80, 0x7F
+
+
+def answer_in(folder: Path, expected: ExpectedFiles) -> str | None:
+    """Which file of a download is an answer of the store instead, and why; or None.
+
+    Raises StorageError where this machine can't read.
+    """
+    for model in islice(folder.rglob("MLmodel"), _MOST):
+        problem = _no_text_of_ours(model)
+        if problem is not None:
+            return f"MLmodel {problem}"
+    for path in islice(folder.rglob("*.onnx"), _MOST):
+        files = expected
+        if path.parent.name == QUANTIZED and expected.twin is not None:
+            files = ExpectedFiles(
+                sha256=expected.twin.sha256, evidence=expected.twin.evidence_sha256
+            )
+        for name, problem in _around(path, files):
+            return f"{name} {problem}"
+    return None
+
+
+def _around(path: Path, expected: ExpectedFiles) -> Iterator[tuple[str, str]]:
+    """Answers in the place of an ONNX file, and of what lies beside it."""
+    golden = path.parent / GOLDEN
+    data = [path.parent / name for name in external_data_of(path, expected.evidence)]
+    arrays = [file for file in islice(golden.rglob("*"), _MOST) if file.name != GOLDEN_JSON]
+    records = [path.parent / RECORDS / name for name in (EVIDENCE, DECISION)]
+    kinds = (
+        (_no_model, [path]),
+        (_no_data, data),
+        (_no_array, arrays),
+        (_no_record, [*records, golden / GOLDEN_JSON, spec_beside(path)]),
+    )
+    for problem_of, files in kinds:
+        for file in files:
+            problem = problem_of(file)
+            if problem is not None:
+                yield file.name, problem
+
+
+def _no_text_of_ours(path: Path) -> str | None:
+    head = _head(path)
+    if head is None:
+        return None
+    if not head:
+        return "is empty"
+    return "is a page" if _is_page(head) else None
+
+
+def _no_model(path: Path) -> str | None:
+    head = _head(path)
+    if head and _is_page(head):
+        return "is a page"
+    return _no_data(path) or ("is cut off" if head and _is_cut_off(path) else None)
+
+
+def _no_data(path: Path) -> str | None:
+    """Weights may begin with any byte."""
+    head = _head(path)
+    if head is None:
+        return None
+    if not head:
+        return "is empty"
+    return "is a text" if _is_text(head) else None
+
+
+def _no_array(path: Path) -> str | None:
+    """Samples may be a text."""
+    head = _head(path)
+    if head is None:
+        return None
+    return "is a page" if _is_page(head) and _is_text(head) else None
+
+
+def _no_record(path: Path) -> str | None:
+    """A record is JSON, too, and says which version of its schema it is of. What is no JSON at all
+    may be a record that somebody edited."""
+    head = _head(path)
+    if head is None:
+        return None
+    if not head:
+        return "is empty"
+    if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<":
+        return "is a page"
+    try:
+        value = strict_json(read_foreign(path, limit=_PAGE), what=path.name)
+    except (DigestMismatch, EvidenceError):
+        return None
+    other = isinstance(value, dict) and value and "schema_version" not in value
+    return "tells of something else" if other else None
+
+
+def _head(path: Path) -> bytes | None:
+    """The first bytes of a plain file; None where there is none."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as stream:
+        return stream.read(_HEAD)
+
+
+def _is_page(head: bytes) -> bool:
+    """HTML, XML or JSON, in whatever encoding; no protobuf begins so."""
+    return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"<", b"{")
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # the last letter may be cut
+    except UnicodeDecodeError:
+        return False
+    return all(char.isprintable() or char.isspace() for char in text)
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a protobuf ends within one of its outermost fields. Nothing inside them is read."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        for _ in range(_MOST):
+            if stream.tell() == size:
+                return False
+            tag = _varint(stream)
+            if tag is None or tag >> 3 not in _FIELDS:
+                return tag is None
+            kind = tag & 7
+            if kind == _VARINT:
+                if _varint(stream) is None:
+                    return True
+                continue
+            length = _varint(stream) if kind == _LENGTH else _SIZES.get(kind, -1)
+            if length is None or stream.tell() + length > size:
+                return True
+            if length < 0:
+                return False
+            stream.seek(length, 1)
+    return False
+
+
+def _varint(stream: BinaryIO) -> int | None:
+    """The number that comes next; None where the file ends within it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = stream.read(1)
+        if not byte:
+            return None
+        value |= (byte[0] & _LOW) << shift
+        if not byte[0] & _MORE:
+            break
+    return value

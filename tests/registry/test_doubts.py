@@ -1,0 +1,80 @@
+"""When a second download says the same as a first one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.registry.doubts import Doubts, digest_of_folder
+from gate.storage.digest import Digest
+
+ONE, OTHER = Digest.of_bytes(b"one"), Digest.of_bytes(b"other")
+RIGHT = "right"
+FIRST = ("digits", "1", None)
+
+
+@pytest.mark.parametrize(
+    ("downloads", "confirmed"),
+    [
+        ([(0, ONE)], False),
+        ([(0, ONE), (60, ONE)], True),
+        ([(0, ONE), (59, ONE)], False),
+        ([(0, ONE), (59, ONE), (61, ONE)], True),
+        ([(0, ONE), (60, OTHER)], False),
+        ([(0, ONE), (60, OTHER), (120, ONE)], False),
+        ([(0, ONE), (30, OTHER), (61, ONE), (121, ONE)], True),
+        ([(0, ONE), (60, RIGHT), (120, ONE)], False),
+        ([(0, None), (60, None), (9999, None)], False),
+        ([(0, ONE), (60, None), (120, ONE)], False),
+    ],
+)
+def test_only_the_same_again_after_the_pause_confirms(downloads, confirmed):
+    clock = [0.0]
+    doubts = Doubts(60, clock=lambda: clock[0])
+    said = []
+    for at, came in downloads:
+        clock[0] = at
+        if came == RIGHT:
+            doubts.forget(FIRST)
+        else:
+            said.append(doubts.confirms(FIRST, came))
+    assert said[-1] is confirmed
+    assert not any(said[:-1])
+    assert doubts.about("digits") == {"1"}
+    assert doubts.about("letters") == set()
+    assert doubts.confirms(("digits", "2", None), ONE) is False
+
+
+def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
+    slept: list[float] = []
+    command = Doubts(5, wait=slept.append)
+    assert [command.waits() for _ in range(5)] == [True, True, True, False, False]
+    assert slept == [5, 5, 5]
+    assert Doubts(5, wait=None).waits() is False
+
+
+def test_what_lasts_is_told():
+    clock = [0.0]
+    doubts = Doubts(clock=lambda: clock[0])
+    for at, expected in ((0, ""), (599, ""), (720, "12 minutes")):
+        clock[0] = at
+        doubts.confirms(FIRST, None)
+        assert expected in doubts.duration(FIRST)
+        assert bool(doubts.duration(FIRST)) is bool(expected)
+
+
+def test_the_digest_of_all_that_came(tmp_path: Path):
+    def folder(name: str, **files: bytes) -> Digest:
+        for place, data in files.items():
+            path = tmp_path / name / place / "file"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(data)
+        return digest_of_folder(tmp_path / name)
+
+    first = folder("1", a=b"x", b=b"y")
+    assert folder("2", b=b"y", a=b"x") == first
+    others = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
+    (tmp_path / "1" / "link").symlink_to("/dev/zero")
+    others.append(digest_of_folder(tmp_path / "1"))
+    assert len({first, *others}) == 5
