@@ -129,12 +129,12 @@ class Keepers:
 
     def longest(self) -> int:
         """Lines of the longest head that was kept; 0: none was. Raises as `Keeper`."""
-        heads = [head for _, head in self._asked()]
+        heads = [head for _, head in self._answers()]
         return max((head.lines for head in heads if head is not None), default=0)
 
     def compare(self, chain: Chain[Linked]) -> None:
         """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`."""
-        for keeper, kept in self._asked():
+        for keeper, kept in self._answers():
             if kept is not None and chain.digest(kept.lines) != kept.sha256:
                 raise PastChanged(_other_past(chain, keeper, kept))
 
@@ -155,7 +155,7 @@ class Keepers:
                 troubles.append(error)
         self._weather(troubles)
 
-    def _asked(self) -> list[tuple[Keeper, Head | None]]:
+    def _answers(self) -> list[tuple[Keeper, Head | None]]:
         answers, troubles = [], []
         for keeper in self._all:
             try:
