@@ -22,8 +22,8 @@ from pathlib import Path
 from gate.deploy.store import Store
 from gate.registry.head import HeadFile
 from gate.registry.ledger import Ledger, LedgerEntry
+from gate.service.keeper import HEAD_FILE
 from gate.service.reconciler import Reconciler
-from gate.service.witness import HEAD_FILE
 from gate.storage.digest import Digest, canonical_json
 from tests.registry.releases import NAME
 from tests.service.places import AUTOMATIC, Place
@@ -79,7 +79,7 @@ class Bench:
 
     def _made(self) -> Reconciler:
         seen_by = [HeadFile(self.store.root / HEAD_FILE, place="the store")]
-        ledger = Ledger(self.place.ledger.path, witnesses=seen_by)
+        ledger = Ledger(self.place.ledger.path, keepers=seen_by)
         return Reconciler(self.place.registry, ledger, AUTOMATIC, store=self.store)
 
 

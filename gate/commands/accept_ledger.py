@@ -42,11 +42,11 @@ def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
           --inbox postgresql://gate@db.internal/gate --ledger /var/lib/gate/ledger.jsonl
     """
     from gate.registry.acceptance import accept
-    from gate.service.witness import witnesses
+    from gate.service.keeper import keepers
 
-    places = witnesses(store, inbox_url)
+    places = keepers(store, inbox_url)
     lost = accept(ledger, places, reason=reason)
-    names = [witness.place for witness in places]
+    names = [keeper.place for keeper in places]
     return Outcome(
         Status.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": names},

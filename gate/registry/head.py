@@ -1,7 +1,7 @@
 """The head of a ledger, kept elsewhere: a chain can't see that its end was cut off or edited.
 
-A witness keeps the longest head that it was shown, in another place than the ledger. Law: what a
-witness was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
+A keeper keeps the longest head that it was shown, in another place than the ledger. Law: what a
+keeper was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
 until a person says that it is meant (`gate accept-ledger`). The first head is taken on trust.
 """
 
@@ -48,7 +48,7 @@ class Head(Record):
         return None if digest is None else cls(lines=chain.lines, sha256=digest, at=at)
 
 
-class Witness(Protocol):
+class Keeper(Protocol):
     """A place elsewhere that keeps the head of one ledger. Its methods raise StorageError or
     InboxUnavailable where it can't be asked now, EvidenceError where what it kept is damaged."""
 
@@ -71,7 +71,7 @@ class Witness(Protocol):
 
 
 class HeadFile:
-    """A witness in a file."""
+    """A keeper in a file."""
 
     def __init__(self, path: Path, *, place: str) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class HeadFile:
         return self._place
 
     def head(self) -> Head | None:
-        """As `Witness`."""
+        """As `Keeper`."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         what = f"the head of the ledger in {self.path}"
@@ -96,11 +96,11 @@ class HeadFile:
             ) from error
 
     def keep(self, head: Head) -> None:
-        """As `Witness`."""
+        """As `Keeper`."""
         self._write(head, only_longer=True)
 
     def replace(self, head: Head | None) -> None:
-        """As `Witness`."""
+        """As `Keeper`."""
         self._write(head, only_longer=False)
 
     def _write(self, head: Head | None, *, only_longer: bool) -> None:
@@ -121,25 +121,25 @@ class HeadFile:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
 
-class Witnesses:
-    """All witnesses of one ledger. One that can't be asked now is weather, while another can be."""
+class Keepers:
+    """All keepers of one ledger. One that can't be asked now is weather, while another can be."""
 
-    def __init__(self, witnesses: Sequence[Witness]) -> None:
-        self._all = tuple(witnesses)
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
+        self._all = tuple(keepers)
 
     def longest(self) -> int:
-        """Lines of the longest head that was kept; 0: none was. Raises as `Witness`."""
-        heads = [head for _, head in self._asked()]
+        """Lines of the longest head that was kept; 0: none was. Raises as `Keeper`."""
+        heads = [head for _, head in self._answers()]
         return max((head.lines for head in heads if head is not None), default=0)
 
     def compare(self, chain: Chain[Linked]) -> None:
-        """Raise PastChanged where the chain does not hold what was kept; else as `Witness`."""
-        for witness, kept in self._asked():
+        """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`."""
+        for keeper, kept in self._answers():
             if kept is not None and chain.digest(kept.lines) != kept.sha256:
-                raise PastChanged(_other_past(chain, witness, kept))
+                raise PastChanged(_other_past(chain, keeper, kept))
 
     def keep(self, chain: Chain[Linked], *, at: str) -> None:
-        """Have all keep the chain's head, after its lines are on disk. Raises as `Witness`."""
+        """Have all keep the chain's head, after its lines are on disk. Raises as `Keeper`."""
         head = Head.of(chain, at=at)
         if head is None or not self._all:
             return
@@ -148,18 +148,18 @@ class Witnesses:
         except OSError as error:
             raise StorageError(f"cannot sync {chain.path}: {error.strerror}.") from error
         troubles = []
-        for witness in self._all:
+        for keeper in self._all:
             try:
-                witness.keep(head)
+                keeper.keep(head)
             except (StorageError, ServiceError) as error:
                 troubles.append(error)
         self._weather(troubles)
 
-    def _asked(self) -> list[tuple[Witness, Head | None]]:
+    def _answers(self) -> list[tuple[Keeper, Head | None]]:
         answers, troubles = [], []
-        for witness in self._all:
+        for keeper in self._all:
             try:
-                answers.append((witness, witness.head()))
+                answers.append((keeper, keeper.head()))
             except (StorageError, ServiceError) as error:
                 troubles.append(error)
         self._weather(troubles)
@@ -172,8 +172,8 @@ class Witnesses:
             _log.warning("a place that keeps the ledger's head can't be asked now: %s", error)
 
 
-def _other_past(chain: Chain[Linked], witness: Witness, kept: Head) -> str:
-    ledger, was = chain.path, f"on {kept.at} {witness.place} saw it with {kept.lines} lines"
+def _other_past(chain: Chain[Linked], keeper: Keeper, kept: Head) -> str:
+    ledger, was = chain.path, f"on {kept.at} {keeper.place} saw it with {kept.lines} lines"
     if chain.lines == 0:
         return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
     if chain.lines < kept.lines:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from gate.errors import EvidenceError, GateError, StorageError, first_line
 from gate.registry.chain import Chain
-from gate.registry.head import Head, Witness, Witnesses
+from gate.registry.head import Head, Keeper, Keepers
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
@@ -110,24 +110,24 @@ class LedgerEntry(Record):
 class Ledger:
     """The ledger in one file. Several processes may append; readers see whole lines only.
 
-    `witnesses`: places elsewhere that keep where it ended; a shorter or another past is refused.
+    `keepers`: places elsewhere that keep where it ended; a shorter or another past is refused.
     """
 
-    def __init__(self, path: Path, *, witnesses: Sequence[Witness] = ()) -> None:
+    def __init__(self, path: Path, *, keepers: Sequence[Keeper] = ()) -> None:
         self.path = path
-        self._witnesses = Witnesses(witnesses)
+        self._keepers = Keepers(keepers)
         self._kept: tuple[int, Digest | None] | None = None
-        """Where it ended when the witnesses were shown last; None: they were not yet."""
+        """Where it ended when the keepers were shown last; None: they were not yet."""
         self._entries: tuple[LedgerEntry, ...] | None = None
         """None: whoever only verifies needs no memory for them."""
         self._chain = self._unread()
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, oldest first; a torn last line is left out (see `is_torn`). The witnesses
+        """All entries, oldest first; a torn last line is left out (see `is_torn`). The keepers
         keep where it ends before this returns.
 
         Raises EvidenceError where a line is not an entry or the chain is broken; PastChanged where
-        a witness saw another past; StorageError and InboxUnavailable where none can be asked.
+        a keeper saw another past; StorageError and InboxUnavailable where none can be asked.
         """
         if self._entries is None:
             self._entries, self._chain = (), self._unread()
@@ -135,12 +135,12 @@ class Ledger:
         end = self._chain.lines, self._chain.digest(self._chain.lines)
         if end != self._kept:
             self._compare()
-            self._witnesses.keep(self._chain, at=now())
+            self._keepers.keep(self._chain, at=now())
             self._kept = self._chain.lines, self._chain.digest(self._chain.lines)
         return self._entries
 
     def verify(self) -> None:
-        """Compare what is there now with what every witness saw, and keep nothing. Raises as
+        """Compare what is there now with what every keeper saw, and keep nothing. Raises as
         `entries`."""
         self._read()
         self._compare()
@@ -185,7 +185,7 @@ class Ledger:
         try:
             self.entries()
         except GateError as error:  # the line is there; whoever reads next tries again
-            _log.warning("the ledger's new line was not seen by its witnesses: %s", error)
+            _log.warning("the ledger's new line was not seen by its keepers: %s", error)
         return chained
 
     def _unread(self) -> Chain[LedgerEntry]:
@@ -197,9 +197,9 @@ class Ledger:
             self._entries = tuple(entries) if anew else (*self._entries, *entries)
 
     def _compare(self) -> None:
-        if self._witnesses.longest() > self._chain.lines:
+        if self._keepers.longest() > self._chain.lines:
             self._read()  # another process may have added lines and shown them since
-        self._witnesses.compare(self._chain)
+        self._keepers.compare(self._chain)
 
     def _parse(self, line: bytes, number: int) -> LedgerEntry:
         try:

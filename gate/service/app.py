@@ -22,13 +22,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from gate.service.inbox import Inbox
+from gate.service.keeper import kept_ledger
 from gate.service.keyring import Keyring
 from gate.service.metrics import Metrics
 from gate.service.places import Places
 from gate.service.readiness import Need, inbox_trouble, ledger_trouble
 from gate.service.receiver import Receiver
 from gate.service.settings import Settings
-from gate.service.witness import witnessed
 from gate.service.worker import Worker
 
 WEBHOOK_PATH = "/webhooks/mlflow"
@@ -95,7 +95,7 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 
 
 def _readiness(parts: Parts) -> Callable[[Request], object]:
-    ledger = witnessed(parts.settings)
+    ledger = kept_ledger(parts.settings)
     inbox_works = Need(lambda: inbox_trouble(parts.inbox))
     ledger_is_whole = Need(lambda: ledger_trouble(ledger))
 

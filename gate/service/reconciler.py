@@ -24,10 +24,10 @@ from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
+from gate.service.keeper import kept_ledger
 from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings
-from gate.service.witness import witnessed
 
 _RECHECK_S = 600.0
 """After which the bytes behind `champion` are downloaded and hashed anew, without any event."""
@@ -110,7 +110,7 @@ def reconciler(settings: Settings, *, comes_again: bool = False) -> Reconciler:
     the lock, and remembers. Raises PolicyError."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
-    ledger = witnessed(settings)
+    ledger = kept_ledger(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
     limits = ChildLimits.of_service(settings.time_limit_s, settings.memory_limit)

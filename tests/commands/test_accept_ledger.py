@@ -11,7 +11,7 @@ from gate import cli
 from gate.errors import PastChanged
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.service.inbox import Inbox
-from gate.service.witness import witnesses
+from gate.service.keeper import keepers
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of a service with the default places in this folder; its newest line was lost."""
     monkeypatch.chdir(tmp_path)
     Inbox("sqlite:///.gate/inbox.db").close()
-    seen_by = witnesses(Path(".gate/store"), "sqlite:///.gate/inbox.db")
-    made = Ledger(Path(".gate/ledger.jsonl"), witnesses=seen_by)
+    seen_by = keepers(Path(".gate/store"), "sqlite:///.gate/inbox.db")
+    made = Ledger(Path(".gate/ledger.jsonl"), keepers=seen_by)
     for reason in ("one", "two"):
         made.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
     made.path.write_bytes(made.path.read_bytes().splitlines(keepends=True)[0])

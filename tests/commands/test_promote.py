@@ -176,7 +176,7 @@ def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, c
 def _spoil_the_journal_of(model: str, place: Path) -> None:
     registry = plain(f"sqlite:///{place}/mlflow.db")
     journal = Journal(Ledger(place / ".gate" / "ledger.jsonl"), model=model, registry=registry)
-    journal.path.write_text("{")
+    journal.path.mkdir()  # one that is only damaged is set aside
 
 
 def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
@@ -204,6 +204,6 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     (failed,) = printed["models"]["broken"]
     assert (failed["kind"], failed["outcome"]) == ("look", "failed")
     assert cli.main(["reconcile", "broken", *command[1:]]) == 2
-    assert "broken: look: failed: EvidenceError" in capsys.readouterr().out
+    assert "broken: look: failed: StorageError" in capsys.readouterr().out
     assert cli.main([*command]) == 0
     assert "small: all is as it should be" in capsys.readouterr().out

@@ -14,13 +14,13 @@ from tests.registry.test_head import CHANGED, Away, torn_last_line
 
 
 @pytest.fixture
-def witnesses(tmp_path: Path) -> list[HeadFile]:
+def keepers(tmp_path: Path) -> list[HeadFile]:
     return [HeadFile(tmp_path / name / "head.json", place=f"the {name}") for name in ("a", "b")]
 
 
 @pytest.fixture
-def witnessed(ledger: Ledger, witnesses: list[HeadFile]) -> Ledger:
-    made = Ledger(ledger.path, witnesses=witnesses)
+def kept_ledger(ledger: Ledger, keepers: list[HeadFile]) -> Ledger:
+    made = Ledger(ledger.path, keepers=keepers)
     for reason in ("one", "two", "three"):
         line = LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
         made.append(line)
@@ -28,53 +28,53 @@ def witnessed(ledger: Ledger, witnesses: list[HeadFile]) -> Ledger:
 
 
 @pytest.mark.parametrize("spoil", CHANGED)
-def test_what_is_accepted_leaves_a_line_and_goes_on(witnessed: Ledger, witnesses, spoil) -> None:
-    spoil(witnessed.path)
-    lost = accept(witnessed.path, witnesses, reason="the disk died")
+def test_what_is_accepted_leaves_a_line_and_goes_on(kept_ledger: Ledger, keepers, spoil) -> None:
+    spoil(kept_ledger.path)
+    lost = accept(kept_ledger.path, keepers, reason="the disk died")
     assert ["the a saw 3 lines" in lost[0], "the b saw 3 lines" in lost[1]] == [True, True]
-    line = witnessed.entries()[-1]
+    line = kept_ledger.entries()[-1]
     assert (line.action, line.actor) == ("ledger_accepted", actor())
     assert "the disk died" in line.reason
     assert lost[0] in line.reason
-    assert len(Ledger(witnessed.path, witnesses=witnesses).entries()) == len(witnessed.entries())
-    assert accept(witnessed.path, witnesses, reason="again") == ()
-    assert spoil is not torn_last_line or list(witnessed.path.parent.glob("*.torn-*"))
+    assert len(Ledger(kept_ledger.path, keepers=keepers).entries()) == len(kept_ledger.entries())
+    assert accept(kept_ledger.path, keepers, reason="again") == ()
+    assert spoil is not torn_last_line or list(kept_ledger.path.parent.glob("*.torn-*"))
 
 
-def test_where_all_agree_nothing_is_written(witnessed: Ledger, witnesses) -> None:
-    before = witnessed.path.read_bytes()
-    assert accept(witnessed.path, witnesses, reason="to be sure") == ()
-    assert witnessed.path.read_bytes() == before
+def test_where_all_agree_nothing_is_written(kept_ledger: Ledger, keepers) -> None:
+    before = kept_ledger.path.read_bytes()
+    assert accept(kept_ledger.path, keepers, reason="to be sure") == ()
+    assert kept_ledger.path.read_bytes() == before
 
 
-def test_a_damaged_head_is_accepted_too(witnessed: Ledger, witnesses) -> None:
-    witnesses[0].path.write_text("{")
-    (lost,) = accept(witnessed.path, witnesses, reason="a bad disk")
+def test_a_damaged_head_is_accepted_too(kept_ledger: Ledger, keepers) -> None:
+    keepers[0].path.write_text("{")
+    (lost,) = accept(kept_ledger.path, keepers, reason="a bad disk")
     assert "is damaged" in lost
-    assert len(witnessed.entries()) == 4
+    assert len(kept_ledger.entries()) == 4
 
 
-def test_a_broken_chain_is_not_accepted(witnessed: Ledger, witnesses) -> None:
-    data = witnessed.path.read_bytes()
-    witnessed.path.write_bytes(data.replace(b'"one"', b'"eno"'))
+def test_a_broken_chain_is_not_accepted(kept_ledger: Ledger, keepers) -> None:
+    data = kept_ledger.path.read_bytes()
+    kept_ledger.path.write_bytes(data.replace(b'"one"', b'"eno"'))
     with pytest.raises(EvidenceError, match="the chain is broken"):
-        accept(witnessed.path, witnesses, reason="never mind")
-    witnessed.path.write_bytes(data)
-    assert len(witnessed.entries()) == 3
+        accept(kept_ledger.path, keepers, reason="never mind")
+    kept_ledger.path.write_bytes(data)
+    assert len(kept_ledger.entries()) == 3
 
 
-def test_a_witness_that_is_away_is_not_passed_over(witnessed: Ledger, witnesses) -> None:
-    before = witnessed.path.read_bytes()
-    away = [*witnesses, Away(witnesses[0].path, place="the inbox")]
+def test_a_keeper_that_is_away_is_not_passed_over(kept_ledger: Ledger, keepers) -> None:
+    before = kept_ledger.path.read_bytes()
+    away = [*keepers, Away(keepers[0].path, place="the inbox")]
     with pytest.raises(InboxUnavailable):
-        accept(witnessed.path, away, reason="never mind")
-    assert witnessed.path.read_bytes() == before
+        accept(kept_ledger.path, away, reason="never mind")
+    assert kept_ledger.path.read_bytes() == before
 
 
-def test_what_is_lost_after_an_acceptance_is_seen_again(witnessed: Ledger, witnesses) -> None:
-    data = witnessed.path.read_bytes()
-    witnessed.path.write_bytes(b"".join(data.splitlines(keepends=True)[:2]))
-    accept(witnessed.path, witnesses, reason="the disk died")
-    witnessed.path.write_bytes(data)
+def test_what_is_lost_after_an_acceptance_is_seen_again(kept_ledger: Ledger, keepers) -> None:
+    data = kept_ledger.path.read_bytes()
+    kept_ledger.path.write_bytes(b"".join(data.splitlines(keepends=True)[:2]))
+    accept(kept_ledger.path, keepers, reason="the disk died")
+    kept_ledger.path.write_bytes(data)
     with pytest.raises(PastChanged):
-        witnessed.verify()
+        kept_ledger.verify()

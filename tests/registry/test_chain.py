@@ -164,3 +164,15 @@ def test_it_says_what_one_says_that_reads_all_of_it(tmp_path_factory, steps) -> 
         assert reader.reasons == fresh.reasons
         assert reader.chain.digest(reader.chain.lines) == fresh.chain.digest(fresh.chain.lines)
         assert (reader.chain.size, reader.chain.tail) == (fresh.chain.size, fresh.chain.tail)
+
+
+def test_a_ledger_that_grows_at_every_look_is_hashed_again_all_the_same(
+    reader: Reader, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ledger.path.read_bytes()
+    added = entry("four").model_copy(update={"parent": Digest.of_bytes(data.splitlines()[-1])})
+    edited = data.replace(b'"one"', b'"eno"') + added.to_json().encode() + b"\n"
+    ledger.path.write_bytes(edited)
+    monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
+    with pytest.raises(EvidenceError, match=":2: the chain is broken"):
+        reader.read()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import EvidenceError, InboxUnavailable, PastChanged, StorageError
-from gate.registry.head import Head, HeadFile, Witnesses
+from gate.registry.head import Head, HeadFile, Keepers
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.storage.digest import Digest
 from tests.registry.simulator import Crash
@@ -32,9 +32,9 @@ def file(tmp_path: Path) -> HeadFile:
 
 
 @pytest.fixture
-def witnessed(ledger: Ledger, file: HeadFile) -> Ledger:
+def kept_ledger(ledger: Ledger, file: HeadFile) -> Ledger:
     """Three lines that the store saw."""
-    made = Ledger(ledger.path, witnesses=[file])
+    made = Ledger(ledger.path, keepers=[file])
     for reason in ("one", "two", "three"):
         made.append(entry(reason))
     kept = file.head()
@@ -92,11 +92,11 @@ CHANGED = {
 
 @pytest.mark.parametrize("anew", [True, False], ids=["at start", "while it runs"])
 @pytest.mark.parametrize("spoil", CHANGED)
-def test_another_past_is_refused(witnessed: Ledger, file: HeadFile, spoil, anew: bool) -> None:
-    good = witnessed.path.read_bytes()
-    spoil(witnessed.path)
-    spoiled = witnessed.path.read_bytes() if witnessed.path.exists() else None
-    ledger = Ledger(witnessed.path, witnesses=[file]) if anew else witnessed
+def test_another_past_is_refused(kept_ledger: Ledger, file: HeadFile, spoil, anew: bool) -> None:
+    good = kept_ledger.path.read_bytes()
+    spoil(kept_ledger.path)
+    spoiled = kept_ledger.path.read_bytes() if kept_ledger.path.exists() else None
+    ledger = Ledger(kept_ledger.path, keepers=[file]) if anew else kept_ledger
     uses: list[Callable[[], object]] = [
         ledger.entries, ledger.verify, ledger.entries,
     ]  # fmt: skip
@@ -107,27 +107,27 @@ def test_another_past_is_refused(witnessed: Ledger, file: HeadFile, spoil, anew:
             use()
         assert "the store saw it with 3 lines" in str(caught.value)
         assert "gate accept-ledger" in str(caught.value)
-    now = witnessed.path.read_bytes() if witnessed.path.exists() else None
+    now = kept_ledger.path.read_bytes() if kept_ledger.path.exists() else None
     assert now == spoiled
-    witnessed.path.write_bytes(good)
+    kept_ledger.path.write_bytes(good)
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
 def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
-    witnessed: Ledger, ledger: Ledger, file: HeadFile
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile
 ) -> None:
     ledger.append(entry("four"))
-    assert len(witnessed.entries()) == 4
+    assert len(kept_ledger.entries()) == 4
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
-    witnessed.path.rename(moved := witnessed.path.with_name("moved"))
-    assert len(Ledger(moved, witnesses=[file]).entries()) == 4
+    kept_ledger.path.rename(moved := kept_ledger.path.with_name("moved"))
+    assert len(Ledger(moved, keepers=[file]).entries()) == 4
 
 
 def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> None:
     ledger.append(entry("one"))
-    made = Ledger(ledger.path, witnesses=[file])
+    made = Ledger(ledger.path, keepers=[file])
     made.verify()
     assert file.head() is None  # only looked at
     made.entries()
@@ -135,10 +135,10 @@ def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> Non
 
 
 def test_who_read_a_line_less_a_moment_ago_reads_again(
-    witnessed: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another replica adds a line, and shows it, between our reading and our asking."""
-    other = Ledger(ledger.path, witnesses=[file])
+    other = Ledger(ledger.path, keepers=[file])
     answer = file.head
 
     def overtaken() -> Head | None:
@@ -147,7 +147,7 @@ def test_who_read_a_line_less_a_moment_ago_reads_again(
         return answer()
 
     monkeypatch.setattr(file, "head", overtaken)
-    ours = Ledger(ledger.path, witnesses=[file])
+    ours = Ledger(ledger.path, keepers=[file])
     assert len(ours.entries()) == 4
 
 
@@ -163,25 +163,25 @@ def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"lines": 3}', "[]"])
 def test_a_damaged_head_is_refused_until_somebody_says_so(
-    witnessed: Ledger, file: HeadFile, text: str
+    kept_ledger: Ledger, file: HeadFile, text: str
 ) -> None:
     file.path.write_text(text)
-    for ledger in (witnessed, Ledger(witnessed.path, witnesses=[file])):
+    for ledger in (kept_ledger, Ledger(kept_ledger.path, keepers=[file])):
         with pytest.raises(EvidenceError, match=r"is damaged.*gate accept-ledger"):
             ledger.verify()
     file.replace(head(3))
     assert file.head() == head(3)
 
 
-def test_a_link_is_no_head(witnessed: Ledger, file: HeadFile, tmp_path: Path) -> None:
+def test_a_link_is_no_head(kept_ledger: Ledger, file: HeadFile, tmp_path: Path) -> None:
     file.path.rename(tmp_path / "elsewhere")
     file.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EvidenceError, match="is damaged"):
-        witnessed.verify()
+        kept_ledger.verify()
 
 
 class Away(HeadFile):
-    """A witness that can't be asked."""
+    """A keeper that can't be asked."""
 
     def head(self) -> Head | None:
         raise InboxUnavailable("the database is away")
@@ -190,32 +190,32 @@ class Away(HeadFile):
         raise InboxUnavailable("the database is away")
 
 
-def test_one_witness_is_enough_while_another_is_away(
-    witnessed: Ledger, file: HeadFile, caplog: pytest.LogCaptureFixture
+def test_one_keeper_is_enough_while_another_is_away(
+    kept_ledger: Ledger, file: HeadFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = Ledger(witnessed.path, witnesses=[Away(file.path, place="the inbox"), file])
+    both = Ledger(kept_ledger.path, keepers=[Away(file.path, place="the inbox"), file])
     both.append(entry("four"))
     assert len(both.entries()) == 4
     assert "the database is away" in caplog.text
-    older_copy(witnessed.path)
+    older_copy(kept_ledger.path)
     with pytest.raises(PastChanged):
         both.entries()
 
 
-def test_without_any_witness_nothing_is_read(witnessed: Ledger, file: HeadFile) -> None:
+def test_without_any_keeper_nothing_is_read(kept_ledger: Ledger, file: HeadFile) -> None:
     with pytest.raises(InboxUnavailable):
-        Ledger(witnessed.path, witnesses=[Away(file.path, place="the inbox")]).entries()
+        Ledger(kept_ledger.path, keepers=[Away(file.path, place="the inbox")]).entries()
 
 
 def test_a_head_that_can_not_be_kept_stops_what_would_be_done_by_it(
-    witnessed: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.append(entry("four"))
     with monkeypatch.context() as full:
         full.setattr("gate.registry.head.write_text", _no_room)
         with pytest.raises(StorageError):
-            witnessed.entries()
-    assert len(witnessed.entries()) == 4
+            kept_ledger.entries()
+    assert len(kept_ledger.entries()) == 4
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
@@ -225,25 +225,25 @@ def _no_room(*_: object) -> None:
     raise StorageError("no room")
 
 
-def test_a_line_that_no_witness_saw_is_written_once(
-    witnessed: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+def test_a_line_that_no_keeper_saw_is_written_once(
+    kept_ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line is on disk: that must not look as if it were not."""
     with monkeypatch.context() as full:
         full.setattr("gate.registry.head.write_text", _no_room)
-        witnessed.append(entry("four"))
-    assert [e.reason for e in witnessed.entries()][3:] == ["four"]
+        kept_ledger.append(entry("four"))
+    assert [e.reason for e in kept_ledger.entries()][3:] == ["four"]
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
 
 
-def test_no_witness_keeps_a_past_that_another_contradicts(
+def test_no_keeper_keeps_a_past_that_another_contradicts(
     ledger: Ledger, file: HeadFile, tmp_path: Path
 ) -> None:
     """It would have to be told again when the right ledger is back."""
     late = HeadFile(tmp_path / "inbox" / "head.json", place="the inbox")
-    made = Ledger(ledger.path, witnesses=[late, file])
+    made = Ledger(ledger.path, keepers=[late, file])
     for reason in ("one", "two", "three"):
         made.append(entry(reason))
     good = ledger.path.read_bytes()
@@ -256,11 +256,11 @@ def test_no_witness_keeps_a_past_that_another_contradicts(
     assert len(made.entries()) == 3
 
 
-def test_without_witnesses_nothing_is_kept(ledger: Ledger) -> None:
+def test_without_keepers_nothing_is_kept(ledger: Ledger) -> None:
     ledger.append(entry("one"))
     chain = ledger._chain
-    Witnesses([]).compare(chain)
-    Witnesses([]).keep(chain, at="now")
+    Keepers([]).compare(chain)
+    Keepers([]).keep(chain, at="now")
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -268,7 +268,7 @@ def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
     ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """And one that was crashed before it was kept is kept by whoever reads next."""
-    made = Ledger(ledger.path, witnesses=[file])
+    made = Ledger(ledger.path, keepers=[file])
     made.append(entry("one"))
     real, crashed = getattr(os, step), 0
     for at in range(20):
@@ -282,9 +282,9 @@ def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
         with monkeypatch.context() as dying:
             dying.setattr(os, step, crash)
             with contextlib.suppress(Crash):
-                Ledger(ledger.path, witnesses=[file]).append(entry(str(at)))
+                Ledger(ledger.path, keepers=[file]).append(entry(str(at)))
         crashed += next(calls) > at
-        lines = Ledger(ledger.path, witnesses=[file]).entries()
+        lines = Ledger(ledger.path, keepers=[file]).entries()
         kept = file.head()
         assert kept is not None
         assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.path, len(lines)))

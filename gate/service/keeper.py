@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from gate.errors import EvidenceError, InboxUnavailable
-from gate.registry.head import Head, HeadFile, Witness
+from gate.registry.head import Head, HeadFile, Keeper
 from gate.registry.ledger import Ledger
 from gate.service.database import READS, insert_new, open_database, wait_for_turn
 from gate.service.settings import Settings
@@ -32,19 +32,19 @@ _HEADS = sa.Table(
 )
 
 
-def witnessed(settings: Settings) -> Ledger:
-    """The ledger of a service, with its witnesses."""
-    return Ledger(settings.ledger, witnesses=witnesses(settings.store, settings.inbox_url))
+def kept_ledger(settings: Settings) -> Ledger:
+    """The ledger of a service, with its keepers."""
+    return Ledger(settings.ledger, keepers=keepers(settings.store, settings.inbox_url))
 
 
-def witnesses(store: Path, inbox_url: str) -> tuple[Witness, ...]:
-    """The witnesses of the ledger that belongs to this store and this inbox."""
+def keepers(store: Path, inbox_url: str) -> tuple[Keeper, ...]:
+    """The keepers of the ledger that belongs to this store and this inbox."""
     in_store = HeadFile(store / HEAD_FILE, place=f"the store {store}")
-    return (in_store, InboxWitness(inbox_url))
+    return (in_store, InboxKeeper(inbox_url))
 
 
-class InboxWitness:
-    """A witness in the database of the inbox. Where that is a file that is not there, nothing is
+class InboxKeeper:
+    """A keeper in the database of the inbox. Where that is a file that is not there, nothing is
     kept: only the service makes it."""
 
     def __init__(self, url: str) -> None:
@@ -54,7 +54,7 @@ class InboxWitness:
         self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
     def head(self) -> Head | None:
-        """As `Witness`."""
+        """As `Keeper`."""
         if not self._there:
             return None
         with self._opened() as engine, engine.connect() as connection:
@@ -71,7 +71,7 @@ class InboxWitness:
             ) from error
 
     def keep(self, head: Head) -> None:
-        """As `Witness`."""
+        """As `Keeper`."""
         if not self._there:
             return
         row = {"lines": head.lines, "head": head.to_json()}
@@ -81,7 +81,7 @@ class InboxWitness:
             connection.execute(longer.values(**row))
 
     def replace(self, head: Head | None) -> None:
-        """As `Witness`."""
+        """As `Keeper`."""
         if not self._there:
             return
         with self._writing() as connection:

@@ -21,10 +21,10 @@ from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
 from gate.service import readiness
 from gate.service.inbox import Inbox
+from gate.service.keeper import HEAD_FILE, InboxKeeper, keepers
 from gate.service.port import Failed, Taken
 from gate.service.reconciler import reconciler
 from gate.service.settings import Settings
-from gate.service.witness import HEAD_FILE, InboxWitness, witnesses
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import make_run
@@ -36,47 +36,47 @@ from tests.service.places import AUTOMATIC
 class TestInbox:
     def test_only_a_longer_head_is_kept_whoever_comes_last(self, database: str) -> None:
         Inbox(database).close()
-        replicas = [InboxWitness(database) for _ in range(4)]
+        replicas = [InboxKeeper(database) for _ in range(4)]
         assert replicas[0].head() is None
         with ThreadPoolExecutor(4) as pool:
             lines = [5, 31, 7, 30, 2, 31, 1, 12]
             list(pool.map(lambda n: replicas[n % 4].keep(head(n)), lines))
         assert [replica.head() for replica in replicas] == [head(31)] * 4
         replicas[1].replace(head(4))
-        assert InboxWitness(database).head() == head(4)
+        assert InboxKeeper(database).head() == head(4)
         replicas[1].replace(None)
         assert replicas[0].head() is None
 
     def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         """`gate reconcile` knows nothing of the service's inbox."""
         path = tmp_path / "inbox.db"
-        witness = InboxWitness(f"sqlite:///{path}")
-        witness.keep(head(3))
-        witness.replace(head(3))
-        assert witness.head() is None
+        keeper = InboxKeeper(f"sqlite:///{path}")
+        keeper.keep(head(3))
+        keeper.replace(head(3))
+        assert keeper.head() is None
         assert not path.exists()
 
     def test_a_damaged_head(self, database: str) -> None:
         Inbox(database).close()
-        witness = InboxWitness(database)
-        witness.keep(head(3))
-        with witness._writing() as connection:
+        keeper = InboxKeeper(database)
+        keeper.keep(head(3))
+        with keeper._writing() as connection:
             connection.exec_driver_sql("UPDATE gate_ledger_head SET head = '{'")
         with pytest.raises(EvidenceError, match=r"is damaged.*gate accept-ledger"):
-            witness.head()
-        witness.replace(head(3))
-        assert witness.head() == head(3)
+            keeper.head()
+        keeper.replace(head(3))
+        assert keeper.head() == head(3)
 
     def test_a_database_that_is_away(self) -> None:
         url = "postgresql://gate:hidden@127.0.0.1:1/gate"
-        witness = InboxWitness(url)
-        for use in (witness.head, lambda: witness.keep(head(3))):
+        keeper = InboxKeeper(url)
+        for use in (keeper.head, lambda: keeper.keep(head(3))):
             with pytest.raises(InboxUnavailable) as caught:
                 use()
-            assert "hidden" not in f"{caught.value} {witness.place}"
+            assert "hidden" not in f"{caught.value} {keeper.place}"
 
     def test_a_password_is_not_shown(self) -> None:
-        assert "hidden" not in InboxWitness("postgresql://gate:hidden@db/gate").place
+        assert "hidden" not in InboxKeeper("postgresql://gate:hidden@db/gate").place
 
 
 class Place:
@@ -156,12 +156,12 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def place(_place: Place) -> Iterator[Place]:
     """For tests in which nothing is done: it is as it was for the next one."""
     settings, good = _place.settings, _place.settings.ledger.read_bytes()
-    kept = [witness.head() for witness in witnesses(settings.store, settings.inbox_url)]
+    kept = [keeper.head() for keeper in keepers(settings.store, settings.inbox_url)]
     yield _place
     _place.settings = settings
     settings.ledger.write_bytes(good)
-    for witness, was in zip(witnesses(settings.store, settings.inbox_url), kept, strict=True):
-        witness.replace(was)
+    for keeper, was in zip(keepers(settings.store, settings.inbox_url), kept, strict=True):
+        keeper.replace(was)
 
 
 def older(path: Path) -> None:
@@ -241,7 +241,7 @@ def test_one_place_is_enough(place: Place, left: str) -> None:
     """The other was lost: its head is taken on trust, and the one that is left has its word."""
     with place.served() as ready:
         until(lambda: ready()["ready"])
-    in_store, in_inbox = witnesses(place.settings.store, place.settings.inbox_url)
+    in_store, in_inbox = keepers(place.settings.store, place.settings.inbox_url)
     until(lambda: in_inbox.head() is not None)
     lost = in_inbox if left == "store" else in_store
     lost.replace(None)
@@ -266,7 +266,7 @@ def test_two_replicas_with_stores_of_their_own_share_a_ledger_and_an_inbox(
     Inbox(database).close()
     path = tmp_path / "ledger.jsonl"
     replicas = [
-        Ledger(path, witnesses=witnesses(tmp_path / store, database)) for store in ("one", "two")
+        Ledger(path, keepers=keepers(tmp_path / store, database)) for store in ("one", "two")
     ]
     entry = {"action": "conflict", "registry": "here", "model": NAME}
 
@@ -279,7 +279,7 @@ def test_two_replicas_with_stores_of_their_own_share_a_ledger_and_an_inbox(
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, range(2)))
     assert [len(ledger.entries()) for ledger in replicas] == [8, 8]
-    kept = InboxWitness(database).head()
+    kept = InboxKeeper(database).head()
     assert isinstance(kept, Head)
     assert kept.lines == 8
     assert (tmp_path / "one" / HEAD_FILE).exists()
