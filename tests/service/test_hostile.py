@@ -15,7 +15,8 @@ from gate.registry.may_serve import Terms, examine
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
 from gate.service.port import Taken
-from gate.service.reconciler import Reconciler
+from gate.service.reconciler import Reconciler, reconciler
+from gate.service.settings import Settings
 from tests.bounded.peak import bounded_growth
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
@@ -61,6 +62,14 @@ class Service:
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
+
+
+def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    settings = Settings.of(**given, time_limit_s=5.0, memory_limit=10**9)
+    assert reconciler(settings)._limits == ChildLimits(5.0, 10**9)
+    assert reconciler(Settings.of(**given))._limits == ChildLimits.of_service()
 
 
 def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, tmp_path):
