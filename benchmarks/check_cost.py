@@ -5,6 +5,11 @@
 CPU time, user and system, and time on the wall of the whole command with all processes that it
 starts, on a resnet18 of torchvision, alternating between the two checkouts, so that both see the
 same machine. The ratios of the medians are printed.
+
+    python -m benchmarks.check_cost --watching
+
+What the process costs that only watches, as a share of its child's CPU time, within each run: that
+holds on a busy machine too.
 """
 
 from __future__ import annotations
@@ -51,13 +56,19 @@ def build():
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser("python -m benchmarks.check_cost")
-    parser.add_argument("--against", type=Path, required=True, metavar="CHECKOUT")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--against", type=Path, metavar="CHECKOUT")
+    what.add_argument("--watching", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         _prepare(Path(folder), asked.samples, asked.size)
+        if asked.watching:
+            shares = [_watching_share(Path(folder)) for _ in range(asked.rounds)]
+            print(json.dumps({"shares": shares, "median": statistics.median(shares)}))
+            return 0
         seconds: dict[str, list[Seconds]] = {"here": [], "against": []}
         for _ in range(asked.rounds):
             for name, checkout in (("against", asked.against), ("here", HERE)):
@@ -101,6 +112,19 @@ def _prepare(folder: Path, samples: int, size: int) -> None:
             output_names=["logits"],
             dynamic_axes={"input": {0: "batch"}, "logits": {0: "batch"}},
         )
+
+
+def _watching_share(folder: Path) -> float:
+    program = (
+        "import resource; from gate import cli; cli.main(['check', 'model.onnx', '--reference',"
+        " 'factory:build', '--inputs', 'images.npy'], child=True); print(*(u.ru_utime + u.ru_stime"
+        " for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(folder)])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.PIPE)
+    own, child = map(float, done.stdout.split()[-2:])
+    return round(own / child, 4)
 
 
 def _seconds(checkout: Path, folder: Path) -> Seconds:

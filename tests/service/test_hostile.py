@@ -16,7 +16,8 @@ from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
 from gate.registry.reading import Reading
 from gate.service.port import Taken
-from gate.service.reconciler import Reconciler
+from gate.service.reconciler import Reconciler, reconciler
+from gate.service.settings import Settings
 from tests.bounded.peak import bounded_growth
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
@@ -62,6 +63,14 @@ class Service:
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
+
+
+def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    settings = Settings.of(**given, time_limit_s=5.0, memory_limit=10**9)
+    assert reconciler(settings)._limits == ChildLimits(5.0, 10**9)
+    assert reconciler(Settings.of(**given))._limits == ChildLimits.of_service()
 
 
 def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, tmp_path):
