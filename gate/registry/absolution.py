@@ -12,7 +12,8 @@ from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
-from gate.registry.registered_model import RegisteredModel, temporary_folder
+from gate.registry.registered_model import RegisteredModel
+from gate.storage.temporary import temporary_folder
 
 
 @dataclass(frozen=True)

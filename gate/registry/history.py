@@ -140,10 +140,9 @@ class History:
         """Whether the service, since the last promotion, took the version for what may serve, and
         deployed it."""
         vouched = self.vouching_for(version)
-        deployed = (
-            e for e in _since(self._naming(version), version, _PROMOTED) if e.action == "deployed"
-        )
-        return vouched is not None and any(_same(e, vouched) for e in deployed)
+        since = _since(self._naming(version), version, _PROMOTED)
+        deployed = (entry for entry in since if entry.action == "deployed")
+        return vouched is not None and any(_same(entry, vouched) for entry in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
         """The last word on deploying this very version since its promotion: that it was refused, or

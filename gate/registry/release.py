@@ -127,7 +127,8 @@ class Release(Judged):
         golden = [part.golden.golden for part in parts if part.golden is not None]
         subjects = [part.evidence.subject for part in parts]
         return Extent(
-            size_bytes=sum(each.size_bytes for each in (*subjects, *golden)),
+            size_bytes=sum(each.size_bytes for each in subjects)
+            + sum(each.size_bytes for each in golden),
             files=sum(1 + len(each.external_data) for each in subjects)
             + sum(len(files_of(each)) for each in golden),
         )
