@@ -12,7 +12,7 @@ from gate.registry.doubts import digest_of_folder
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles, prove
 from gate.storage.digest import Digest
-from gate.storage.quota import MAX_BYTES, TooLarge, limited
+from gate.storage.quota import TooLarge, limited
 
 _TOO_LARGE = Digest.of_bytes(b"more than is allowed")
 """For what was cut off here, by us, wherever that was."""
@@ -54,8 +54,10 @@ class Download:
         """The file, with all that is to be beside it. Raises DigestMismatch, whatever is wrong with
         what came; the RegistryErrors, StorageError."""
         try:
-            with limited(self.folder, MAX_BYTES):
-                path = self.registry.download(self.name, self.number, self.folder)
+            with limited(self.folder, self.expected.extent.most_bytes):
+                path = self.registry.download(
+                    self.name, self.number, self.folder, extent=self.expected.extent
+                )
         except TooLarge as error:
             self._too_large = True
             raise DigestMismatch(

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from gate.records.evidence import Subject
 from gate.storage.digest import Digest
+from gate.storage.quota import MAX_EXTENT, Extent
 
 Alias = Literal["candidate", "champion", "previous"]
 
@@ -105,9 +106,12 @@ class Registry(Protocol):
         """Read one version."""
         ...
 
-    def download(self, name: str, number: str, folder: Path) -> Path:
+    def download(
+        self, name: str, number: str, folder: Path, *, extent: Extent = MAX_EXTENT
+    ) -> Path:
         """Download a version's artifact into `folder`; gives the path of its ONNX file.
 
+        `extent`: how much it was; DigestMismatch where it is far more, before any of it comes.
         What the draft had `beside` it is beside it again.
         """
         ...

@@ -225,6 +225,7 @@ class _Attempt:
             twin=self.release.twin_digests,
             preprocessing=self.release.preprocess_sha256,
             evidence=self.release.decision.evidence_sha256,
+            extent=self.release.extent,
         )
 
 

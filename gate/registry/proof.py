@@ -15,6 +15,7 @@ from gate.registry.records import evidence_beside
 from gate.registry.twin import QUANTIZED, TwinDigests, twin_file
 from gate.storage.digest import Digest
 from gate.storage.foreign import mismatch_of
+from gate.storage.quota import MAX_EXTENT, Extent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class ExpectedFiles:
     """Digest of the preprocessing spec."""
     evidence: Digest | None = None
     """Of the evidence, which names the file's external data; nothing else of it is needed."""
+    extent: Extent = MAX_EXTENT
+    """How much all of it is."""
 
     @classmethod
     def of(cls, line: LedgerEntry) -> ExpectedFiles:
@@ -45,6 +48,7 @@ class ExpectedFiles:
             twin=line.twin,
             preprocessing=line.preprocess_sha256,
             evidence=line.evidence_sha256,
+            extent=line.extent or MAX_EXTENT,
         )
 
 

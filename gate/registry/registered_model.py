@@ -28,12 +28,13 @@ from gate.registry.reading import Reading
 from gate.registry.release import Release
 from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
+from gate.storage.quota import Extent
 from gate.storage.temporary import temporary_folder
 
 T = TypeVar("T")
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
-    "run_id",
+    "extent", "run_id",
 )  # fmt: skip
 """Fields that one line takes over from another about the same version."""
 
@@ -207,7 +208,7 @@ def _nothing(_path: Path) -> None:
 
 def _digests(
     about: Release | LedgerEntry | Digest | None,
-) -> dict[str, Digest | TwinDigests | str | None]:
+) -> dict[str, Digest | TwinDigests | Extent | str | None]:
     if about is None:
         return {}
     if isinstance(about, Digest):
@@ -221,5 +222,6 @@ def _digests(
         "golden_sha256": about.golden_sha256,
         "preprocess_sha256": about.preprocess_sha256,
         "twin": about.twin_digests,
+        "extent": about.extent,
         "run_id": about.run_id,
     }

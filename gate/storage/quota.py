@@ -27,9 +27,14 @@ class Extent(Record):
     size_bytes: NonNegativeInt
     files: NonNegativeInt
 
+    @property
+    def most_bytes(self) -> int:
+        """That may come of it now."""
+        return self.size_bytes + _MORE_BYTES
+
     def check(self, size_bytes: int, files: int) -> None:
         """Raise TooLarge where there is far more now than this."""
-        if size_bytes > self.size_bytes + _MORE_BYTES:
+        if size_bytes > self.most_bytes:
             raise TooLarge(f"there are {size_bytes} bytes or more, expected {self.size_bytes}")
         if files > self.files + _MORE_FILES:
             raise TooLarge(f"there are {files} files and folders or more, expected {self.files}")

@@ -61,7 +61,7 @@ class Simulator:
         stored = self.versions[int(number) - 1]
         return Version(number, stored.run_id, dict(stored.tags), stored.description)
 
-    def download(self, name: str, number: str, folder: Path) -> Path:
+    def download(self, name: str, number: str, folder: Path, **_: object) -> Path:
         path = folder / "model.onnx"
         stored = self.versions[int(number) - 1]
         path.write_bytes(stored.data)

@@ -222,7 +222,7 @@ def test_a_step_that_failed_is_looked_at_thoroughly_again(service, monkeypatch):
     service.restart()
     place = service.place
     with monkeypatch.context() as away:
-        away.setattr(place.registry, "download", lambda *_: 1 / 0)
+        away.setattr(place.registry, "download", lambda *_, **_options: 1 / 0)
         assert service.look() == [("guard", "ZeroDivisionError", None)]
     place.stored("1").data += b"\0"
     assert service.look() == [("guard", "reverted", None)]
@@ -330,7 +330,7 @@ def _attack(place: Place, step: str, number: str) -> None:
 def _weather(place: Place, *, bad: bool) -> None:
     """While it is bad no file can be had."""
 
-    def away(*_: object) -> Path:
+    def away(*_: object, **_options: object) -> Path:
         raise ArtifactMissing("its store is away")
 
     place.registry.__dict__.pop("download", None)

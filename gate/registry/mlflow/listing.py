@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gate.storage.quota import Extent
 
-if TYPE_CHECKING:
-    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
+def check_extent(source: str, allowed: Extent) -> None:
+    """List all that a download of `source` would bring. Raises TooLarge as soon as it is too much,
+    however deep or endless it is, and whatever MLflow's listing raises."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-def check_extent(repository: ArtifactRepository, allowed: Extent) -> None:
-    """List all that a download would bring. Raises TooLarge as soon as it is too much, however deep
-    or endless it is, and whatever listing raises."""
+    repository = get_artifact_repository(source)
     size, files = 0, 0
     folders: list[str | None] = [None]
     while folders:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from gate.errors import ArtifactMissing, DigestMismatch, StorageError
 from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import is_gone, translated
+from gate.registry.mlflow.listing import check_extent
 from gate.registry.mlflow.preflight import preflight
 from gate.registry.mlflow.process import lent, quiet_process
 from gate.registry.mlflow.upload import upload
 from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 from gate.storage.foreign import plain_yaml, read_foreign
+from gate.storage.quota import MAX_EXTENT, Extent, TooLarge
 from gate.storage.redaction import redacted
 
 if TYPE_CHECKING:
@@ -97,8 +99,11 @@ class MlflowRegistry:
         with self._using(f"read version {number} of '{name}'") as client:
             return _version(client.get_model_version(name, number))
 
-    def download(self, name: str, number: str, folder: Path) -> Path:
-        """Download a version's artifact; gives the path of its ONNX file."""
+    def download(
+        self, name: str, number: str, folder: Path, *, extent: Extent = MAX_EXTENT
+    ) -> Path:
+        """Download a version's artifact, unless it is far more than `extent`; gives the path of its
+        ONNX file."""
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
@@ -107,11 +112,14 @@ class MlflowRegistry:
         with self._using(f"download version {number} of '{name}'") as client:
             try:
                 source = client.get_model_version_download_uri(name, number)
+                check_extent(source, extent)
                 model = download_artifacts(artifact_uri=source, dst_path=str(folder))
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
                 raise ArtifactMissing(f"{gone}: {error}. {remedy}") from error
+            except TooLarge as error:
+                raise DigestMismatch(f"{gone}: {error}. It was exchanged: {remedy}") from error
             if not Path(model, "MLmodel").is_file():
                 raise ArtifactMissing(f"{gone}: it has no MLmodel. {remedy}")
             path = _onnx_file(Path(model))
