@@ -12,6 +12,7 @@ from gate.decision.decision import decide
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
+    MismatchUnconfirmed,
     PromotionConflict,
     RegistryError,
     RegistryUnavailable,
@@ -346,6 +347,48 @@ def test_an_upload_that_comes_back_changed_is_not_promoted(
     assert run(registry, second, ledger).version == "3"
     assert actions(ledger) == ["promoted", "violation", "promoted"]
     assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
+
+
+def page_for(registry: Simulator, *numbers: str, times: int) -> None:
+    """The store gives a page in the place of these files, so many times."""
+    download, left = registry.download, [times]
+
+    def weather(name: str, number: str, folder: Path) -> Path:
+        path = download(name, number, folder)
+        if number in numbers and left[0] > 0:
+            left[0] -= 1
+            path.write_bytes(b"<html>busy</html>")
+        return path
+
+    registry.__dict__["download"] = weather
+
+
+def test_a_page_when_the_upload_is_read_back_only_delays_the_promotion(
+    ledger: Ledger, first: Release, second: Release, third: Release
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    page_for(registry, "2", times=1)
+    assert run(registry, second, ledger).version == "2"  # the second download was good
+    page_for(registry, "3", times=2)
+    before = actions(ledger)
+    with pytest.raises(MismatchUnconfirmed):
+        run(registry, third, ledger)
+    assert (actions(ledger), registry.aliases[CHAMPION]) == (before, "2")
+    assert run(registry, third, ledger).version == "3"
+    assert "violation" not in actions(ledger)
+
+
+def test_a_page_in_the_place_of_the_champion_makes_no_other_version(
+    ledger: Ledger, first: Release
+) -> None:
+    registry = Simulator()
+    run(registry, first, ledger)
+    page_for(registry, "1", times=2)
+    with pytest.raises(MismatchUnconfirmed):
+        run(registry, first, ledger)
+    assert run(registry, first, ledger).outcome == "unchanged"
+    assert len(registry.versions) == 1
 
 
 def test_an_overwritten_version_is_never_promoted(

@@ -36,7 +36,7 @@ def main() -> None:
 
     reconcile.doubt = lambda model: _write(path, f"doubt {model}")  # type: ignore[attr-defined]
     fake = types.ModuleType("gate.service.reconciler")
-    fake.reconciler = lambda settings: reconcile  # type: ignore[attr-defined]
+    fake.reconciler = lambda settings, comes_again: reconcile  # type: ignore[attr-defined]
     sys.modules[fake.__name__] = fake
     no_look = types.ModuleType("gate.registry.mlflow.preflight")
     no_look.preflight = lambda uri: None  # type: ignore[attr-defined]

@@ -173,13 +173,15 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
         ("GATE_INBOX_ROWS", "1000", "inbox_rows", 1000),
         ("GATE_WINDOW", "100", "window_s", 100.0),
         ("GATE_INTERVAL", "7", "interval_s", 7.0),
+        ("GATE_CONFIRM_AFTER", "9", "confirm_s", 9.0),
         ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
     ],
 )
 def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
     seen: list[Settings] = []
     monkeypatch.setattr(preflight, "preflight", lambda _uri: None)
-    monkeypatch.setattr(reconciler, "reconciler", lambda _settings: SimpleNamespace(doubt=None))
+    made = SimpleNamespace(doubt=None)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings, comes_again: made)
     monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
     keyring.write(tmp_path / "secrets", [SECRET])
