@@ -8,6 +8,7 @@ import pytest
 
 from gate.registry.ledger import Ledger
 from gate.registry.release import Release
+from tests.bounded.here import read_here
 from tests.registry.releases import onnx_file, release
 from tests.registry.servers import serving
 
@@ -25,6 +26,11 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
 
 
 @pytest.fixture

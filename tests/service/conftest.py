@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounded.here import read_here
 from tests.service.deliveries import Service, running, settings
 from tests.service.postgres import MISSING, postgres, program
 
@@ -30,6 +31,11 @@ def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits within one look does not wait long."""
     monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
 
 
 @pytest.fixture(scope="session")

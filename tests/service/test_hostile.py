@@ -60,6 +60,11 @@ class Service:
         return live is not None and live.slots[EXACT].sha256 == first
 
 
+@pytest.fixture(autouse=True)
+def _files_are_read_here() -> None:
+    """Here they are read in children, as they are."""
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
