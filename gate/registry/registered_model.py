@@ -46,8 +46,9 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
-    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
-    """Within which a child process reads and runs the files of its versions."""
+    limits: ChildLimits | None = field(default_factory=ChildLimits.of_service)
+    """Within which a child process reads and runs the files of its versions; None: they are our
+    own, and are read and run in this process."""
 
     def history(self) -> History:
         """What the ledger says of this model in this registry now.

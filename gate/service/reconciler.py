@@ -31,7 +31,11 @@ _RECHECK_S = 600.0
 
 
 class Reconciler:
-    """Implements `gate.service.port.Reconcile`."""
+    """Implements `gate.service.port.Reconcile`.
+
+    `limits`: within which a child process reads and runs files; None: they are our own, and are
+    read and run in this process.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Reconciler:
         self._ledger = ledger
         self._policy = policy
         self._store = store
-        self._limits = limits or ChildLimits.of_service()
+        self._limits = limits
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
 

@@ -118,9 +118,9 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
     def exchange(call: str, _: int) -> None:
         if watched.calls.count("download") == 2 and call == "download":
             service.place.stored("2").data += b"\0"
-            monkeypatch.setattr("gate.deploy.staging.read_subject", parse)
+            monkeypatch.setattr("gate.deploy.staging.subject_within", parse)
 
-    def parse(_: Path) -> None:
+    def parse(*_: object) -> None:
         pytest.fail("bytes were parsed that nobody had proven")
 
     watched.before = exchange
