@@ -147,9 +147,11 @@ class _Child:
         """Until it ended, or answered and had a moment to end. Raises LimitExceeded,
         KeyboardInterrupt."""
         try:
+            had_ended = False
             for came in self._reading():
-                if self._process.poll() is not None and not came:
+                if had_ended and not came:  # in a look that began after its end
                     return
+                had_ended = self._process.poll() is not None
                 self._watch.look(what)
             self._finish()
         except KeyboardInterrupt:

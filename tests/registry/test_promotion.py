@@ -353,8 +353,8 @@ def page_for(registry: Simulator, *numbers: str, times: int) -> None:
     """The store gives a page in the place of these files, so many times."""
     download, left = registry.download, [times]
 
-    def weather(name: str, number: str, folder: Path) -> Path:
-        path = download(name, number, folder)
+    def weather(name: str, number: str, folder: Path, **options: object) -> Path:
+        path = download(name, number, folder, **options)
         if number in numbers and left[0] > 0:
             left[0] -= 1
             path.write_bytes(b"<html>busy</html>")

@@ -351,10 +351,10 @@ def away(registry, *numbers, error=ArtifactMissing("its store is away")):  # noq
     """The files of these versions can't be had now."""
     download = registry.download
 
-    def missing(name, number, folder):
+    def missing(name, number, folder, **options):
         if number in numbers:
             raise error
-        return download(name, number, folder)
+        return download(name, number, folder, **options)
 
     registry.download = missing
 
@@ -529,7 +529,7 @@ def test_a_version_that_nothing_vouches_for_is_refused_without_a_download(place)
     watched = Watched(place.registry)
     numbers = []
     download = place.registry.download
-    place.registry.download = lambda name, number, folder: (
+    place.registry.download = lambda name, number, folder, **_: (
         numbers.append(number) or download(name, number, folder)
     )
     model = replace(place.model(), registry=watched)

@@ -74,8 +74,10 @@ def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
     settings = Settings.of(**given, time_limit_s=5.0, memory_limit=10**9)
-    assert reconciler(settings)._limits == ChildLimits(5.0, 10**9)
-    assert reconciler(Settings.of(**given))._limits == ChildLimits.of_service()
+    made = [reconciler(of)._reading for of in (settings, Settings.of(**given))]
+    assert [reading and reading.limits for reading in made] == [
+        ChildLimits(5.0, 10**9), ChildLimits.of_service(),
+    ]  # fmt: skip
 
 
 def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, tmp_path):
