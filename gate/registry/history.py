@@ -7,66 +7,24 @@ which was deployed last; a rollback is about two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from gate.registry.addresses import plain
+from gate.registry.index import (
+    MOVING,
+    PASSING,
+    PROMOTED,
+    SERVING,
+    VOUCHING,
+    Index,
+    effective,
+    last_of,
+    lines_since,
+)
 from gate.registry.ledger import Action, LedgerEntry
 from gate.storage.digest import Digest
-
-_SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
-"""Which version serves from then on."""
-_MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
-"""That another version serves from then on."""
-_VOUCHING: tuple[Action, ...] = ("passed", *_SERVING)
-"""That the gate passed a version."""
-_PASSING: tuple[Action, ...] = ("passed", "promoted")
-"""That it was examined then: what was said of its number before is over."""
-_PROMOTED: tuple[Action, ...] = ("promoted",)
-_STANDING: tuple[Action, ...] = (
-    "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation",
-)  # fmt: skip
-"""What became of a version that was handed in."""
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Where the answers are, so that no question goes through all lines."""
-
-    about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
-    """By version: the lines that name it, as `version` or `previous_version`."""
-    standing: dict[str, LedgerEntry] = field(default_factory=dict)
-    """By version: the last word on it; in the order in which they were handed in."""
-    tried: LedgerEntry | None = None
-    """The last deployment, or refusal of one."""
-    deployed: LedgerEntry | None = None
-    rightful: str | None = None
-    """The version that would serve, had nobody pointed `champion` elsewhere by hand."""
-
-    def followed_by(self, entries: Iterable[LedgerEntry]) -> _Index:
-        about, standing = dict(self.about), dict(self.standing)
-        tried, deployed, rightful = self.tried, self.deployed, self.rightful
-        added: dict[str, list[LedgerEntry]] = {}
-        for entry in entries:
-            for version in {entry.version, entry.previous_version} - {None}:
-                added.setdefault(str(version), []).append(entry)
-            if entry.version and entry.action in _STANDING:
-                standing[entry.version] = entry
-            if entry.version and entry.action == "absolved":
-                lines = [*about.get(entry.version, ()), *added[entry.version]]
-                words = [e for e in _effective(lines, entry.version) if e.action in _STANDING]
-                word = _last(e for e in words if e.version == entry.version)
-                standing |= {entry.version: word} if word else {}
-            if entry.action in ("deployed", "not_deployed"):
-                tried = entry
-            if entry.action == "deployed":
-                deployed = entry
-            moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
-            if entry.action in _SERVING and not moved_by_hand:
-                rightful = entry.version
-        about |= {version: (*about.get(version, ()), *new) for version, new in added.items()}
-        return _Index(about, standing, tried, deployed, rightful)
 
 
 @dataclass(frozen=True)
@@ -83,13 +41,13 @@ class History:
 
     def vouching_for(self, version: str) -> LedgerEntry | None:
         """The last line that says that the gate passed a version, with digests; None: none does."""
-        return _last(
-            entry for entry in self._about(version) if entry.action in _VOUCHING and entry.sha256
+        return last_of(
+            entry for entry in self._about(version) if entry.action in VOUCHING and entry.sha256
         )
 
     def was_served(self, version: str) -> bool:
         """Whether a version ever was what `champion` rightly pointed at."""
-        return any(entry.action in _SERVING for entry in self._about(version))
+        return any(entry.action in SERVING for entry in self._about(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
         """The last word on a version that stands; None where none was said."""
@@ -98,19 +56,19 @@ class History:
     def since_passed(self, version: str) -> tuple[Action, ...]:
         """What was said of a version since it passed last, and stands: a registry that was made
         anew counts its versions from one again, and a violation that was lifted is none."""
-        since = _since(_effective(self._naming(version), version), version, _PASSING)
+        since = lines_since(effective(self._naming(version), version), version, PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
         """The line of its last promotion; None: it never was."""
-        return _last(entry for entry in self._about(version) if entry.action == "promoted")
+        return last_of(entry for entry in self._about(version) if entry.action == "promoted")
 
     def rollback_of(self, version: str) -> LedgerEntry | None:
         """The line of the rollback that took a version out of service; None: there is none, or the
         version passed anew, or was gone back to, since."""
         line = None
         for entry in self._naming(version):
-            if entry.version == version and entry.action in (*_PASSING, "rolled_back"):
+            if entry.version == version and entry.action in (*PASSING, "rolled_back"):
                 line = None
             elif entry.previous_version == version and entry.action == "rolled_back":
                 line = entry
@@ -140,7 +98,7 @@ class History:
         """Whether the service, since the last promotion, took the version for what may serve, and
         deployed it."""
         vouched = self.vouching_for(version)
-        since = _since(self._naming(version), version, _PROMOTED)
+        since = lines_since(self._naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
         return vouched is not None and any(_same(entry, vouched) for entry in deployed)
 
@@ -149,7 +107,7 @@ class History:
         that it is what was deployed last; None where it is neither."""
         assert vouched.version is not None
         naming = self._naming(vouched.version)
-        since = {id(entry) for entry in _since(naming, vouched.version, _PROMOTED)}
+        since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
@@ -160,12 +118,12 @@ class History:
     @property
     def passed_any(self) -> bool:
         """Whether the gate ever passed anything of the model."""
-        return any(entry.action in _VOUCHING for entry in self.entries)
+        return any(entry.action in VOUCHING for entry in self.entries)
 
     @property
     def change(self) -> LedgerEntry | None:
         """The line that says what serves; None before the first promotion."""
-        return next((e for e in reversed(self.entries) if e.action in _SERVING), None)
+        return next((e for e in reversed(self.entries) if e.action in SERVING), None)
 
     @property
     def serving(self) -> str | None:
@@ -175,7 +133,7 @@ class History:
     @property
     def served(self) -> tuple[str, ...]:
         """All versions that ever served, each once, the last one first."""
-        versions = (e.version for e in reversed(self.entries) if e.action in _SERVING)
+        versions = (e.version for e in reversed(self.entries) if e.action in SERVING)
         return tuple(dict.fromkeys(version for version in versions if version is not None))
 
     @property
@@ -198,12 +156,12 @@ class History:
     @property
     def last_move(self) -> LedgerEntry | None:
         """The line of the last change of what serves; None before the first."""
-        moves = (e for e in reversed(self.entries) if e.action in _MOVING)
+        moves = (e for e in reversed(self.entries) if e.action in MOVING)
         return next(moves, None)
 
     def served_before(self, version: str, other: str) -> bool:
         """Whether a version served at some time before another served last."""
-        versions = [entry.version for entry in self.entries if entry.action in _SERVING]
+        versions = [entry.version for entry in self.entries if entry.action in SERVING]
         if other not in versions:
             return False
         return version in versions[: len(versions) - 1 - versions[::-1].index(other)]
@@ -221,8 +179,8 @@ class History:
         return self._index.about.get(version, ())
 
     @cached_property
-    def _index(self) -> _Index:
-        return _Index().followed_by(self.entries)
+    def _index(self) -> Index:
+        return Index().followed_by(self.entries)
 
 
 class Histories:
@@ -253,30 +211,5 @@ class Histories:
         return history
 
 
-def _since(
-    lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
-) -> Sequence[LedgerEntry]:
-    """From the last line of these about the version on; all where there is none."""
-    places = [
-        place
-        for place, entry in enumerate(lines)
-        if entry.version == version and entry.action in actions
-    ]
-    return lines[places[-1] :] if places else lines
-
-
-def _effective(lines: Sequence[LedgerEntry], version: str) -> Sequence[LedgerEntry]:
-    """All but the violations of the version that were lifted later."""
-    lifted = [n for n, e in enumerate(lines) if (e.action, e.version) == ("absolved", version)]
-    if not lifted:
-        return lines
-    before = [e for e in lines[: lifted[-1]] if (e.action, e.version) != ("violation", version)]
-    return [*before, *lines[lifted[-1] :]]
-
-
 def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:
     return (entry.version, entry.sha256) == (vouched.version, vouched.sha256)
-
-
-def _last(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
-    return next(reversed(list(entries)), None)

@@ -1,4 +1,7 @@
-"""How the versions of a model are read: within which limits, and what is remembered of it."""
+"""How the versions of a model are read: within which limits, and what is remembered of it.
+
+In one place, because a service keeps it over all looks, and a command for itself.
+"""
 
 from __future__ import annotations
 
