@@ -95,8 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             self.proxy.cleared.wait(_SLOW_S)
         if fault == "flipped" and data and self.command == "GET":
-            middle = len(data) // 2
-            data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            place = 7 * self.proxy.requests % len(data)  # noise is never twice the same
+            data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         passed = {k: v for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP}
         self._answer(answer.status, passed, data, cut=fault == "truncated")
 

@@ -14,9 +14,12 @@ import pytest
 
 from gate.deploy.manifest import EXACT
 from gate.errors import GateError
+from gate.registry.doubts import Doubts
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import rollback
+from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
+from tests.bounded.here import read_here
 from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
 from tests.registry.servers import Server
 from tests.service.places import Beginning, Model
@@ -31,6 +34,7 @@ def sky(server: Server) -> Iterator[Proxy]:
         impatient.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         impatient.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
         impatient.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        impatient.setattr("gate.registry.doubts.PAUSE_S", 0.0)
         with proxy(server.uri) as made:
             yield made
 
@@ -50,9 +54,12 @@ def begun(
 
 
 @pytest.fixture
-def model(begun: tuple[Model, Beginning]) -> Model:
+def model(begun: tuple[Model, Beginning], monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Before a service that was just started, and that is sure of a mismatch at the next look."""
+    read_here(monkeypatch)
     made, beginning = begun
     beginning.again()
+    made.reading = Reading(doubts=Doubts(0.0, wait=None))
     return made
 
 

@@ -17,6 +17,7 @@ from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
+from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.service.reconciler import Reconciler
@@ -98,6 +99,8 @@ class Model:
         self.place.folder.mkdir()
         self.registry = MlflowRegistry(uri)
         self.store = Store(folder / name / "store")
+        self.reading: Reading | None = None
+        """Of a service that remembers from look to look; None: each look is on its own."""
         self.run_id = make_run(
             uri, artifacts=None if uri.startswith("http") else folder / "artifacts"
         )
@@ -113,7 +116,9 @@ class Model:
 
     def look(self) -> int:
         """What the service does after an event; gives the number of things that were done."""
-        reconcile = Reconciler(self.registry, self.place.ledger, REVIEWED, store=self.store)
+        reconcile = Reconciler(
+            self.registry, self.place.ledger, REVIEWED, store=self.store, reading=self.reading
+        )
         return len(reconcile(self.name, cause="delivery 1"))
 
     def state(self) -> dict[str, Any]:
