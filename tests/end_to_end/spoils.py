@@ -215,3 +215,4 @@ SPOILS: dict[str, Spoil] = {
     "nested manifest": _manifest,
     "link out of the store": _live_link,
 }  # fmt: skip
+DAMAGED_STORE = ("nested manifest", "link out of the store")

@@ -24,7 +24,7 @@ from gate.registry.mlflow.process import lent
 from gate.registry.promotion import promote
 from gate.registry.release import Release
 from tests import builders
-from tests.end_to_end.spoils import SPOILS, Victim
+from tests.end_to_end.spoils import DAMAGED_STORE, SPOILS, Victim
 from tests.end_to_end.stack import Stack, mlflow_server, stack, until
 from tests.golden_vectors import vectors
 from tests.registry.releases import evidence, onnx_file, release
@@ -159,7 +159,9 @@ def settled(victim: Victim, forged: str) -> bool:
 def test_what_nobody_passed_does_not_serve(aftermath: Aftermath, title: str) -> None:
     victim = aftermath.victims[title]
     assert settled(victim, aftermath.forged[title])
-    assert victim.stack.deployed() == victim.stack.digest("1")
+    # A person has to put right what is damaged in the store; until then nothing comes from there.
+    allowed = (None,) if title in DAMAGED_STORE else (victim.stack.digest("1"),)
+    assert victim.stack.deployed() in allowed
 
 
 def test_the_service_answered_at_once_and_took_little_memory(aftermath: Aftermath) -> None:
