@@ -120,7 +120,7 @@ def have_child(pid: str, stay: bool) -> str:
 def forge(hexadecimal: str, times: int = 1) -> None:
     """Write an answer of its own."""
     data = memoryview(bytes.fromhex(hexadecimal) * times)
-    for descriptor in range(3, 100):
+    for descriptor in range(3, 4096):
         with contextlib.suppress(OSError):
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 while data:

@@ -36,8 +36,8 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     assert all(e.cause and e.cause.startswith("delivery ") for e in whole.entries()[1:])
     assert whole.service is not None
     loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()
-    assert "onnxruntime" in loaded
-    assert "libtorch" not in loaded  # the service needs no PyTorch
+    assert "onnxruntime" not in loaded  # which children of the service load
+    assert "libtorch" not in loaded  # it needs no PyTorch
 
 
 def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:

@@ -83,7 +83,10 @@ def marked() -> list[psutil.Process]:
 
 
 def is_dead(process: psutil.Process) -> bool:
-    return bool(process.status() == psutil.STATUS_ZOMBIE)
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def until(found: Callable[[], bool], seconds: float = 20) -> None:

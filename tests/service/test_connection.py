@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -183,21 +183,31 @@ def test_who_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     ("said", "status"),
     [
         # Refused for its length while its body is on the way, in the middle of it, at its begin.
-        (_begun(length=1 << 20) + b"x" * 10, b" 413 "),
+        (lambda: _begun(length=1 << 20) + b"x" * 10, b" 413 "),  # signed now, not at collection
         (
-            _begun().replace(b"Content-Length: 2", b"Transfer-Encoding: chunked") + b"zz\r\n",
+            lambda: (
+                _begun().replace(b"Content-Length: 2", b"Transfer-Encoding: chunked") + b"zz\r\n"
+            ),
             b" 400 ",
         ),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", b""),
-        (b"\x16\x03\x01 no HTTP at all\r\n\r\n", b" 400 "),
-        (GET_MODEL.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"), b""),
+        (
+            lambda: b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+            b"",
+        ),
+        (lambda: b"\x16\x03\x01 no HTTP at all\r\n\r\n", b" 400 "),
+        (
+            lambda: GET_MODEL.replace(
+                b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+            ),
+            b"",
+        ),
     ],
 )
 def test_what_is_no_http_costs_a_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: bytes, status: bytes
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: Callable[[], bytes], status: bytes
 ) -> None:
     with running(settings(tmp_path), mounts={"/models": endless}) as service:
-        with connected(service, 1, say=said) as (one,):
+        with connected(service, 1, say=said()) as (one,):
             assert status in one.recv(1 << 10)
             with contextlib.suppress(OSError):
                 one.sendall(b"no chunk\r\n" * 3)
