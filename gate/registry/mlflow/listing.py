@@ -1,6 +1,6 @@
 """How much lies in the store under a version, before any of it is downloaded.
 
-Listed first, because a download that has begun can't be ended: MLflow has threads of its own for it.
+Listed first, because a download that has begun can't be ended: MLflow has threads of its own.
 """
 
 from __future__ import annotations
