@@ -24,7 +24,7 @@ from gate import errors
 from gate.bounded import inside
 from gate.bounded.limits import ChildLimits
 from gate.bounded.watch import ChildWatch, too_much_memory
-from gate.errors import EvidenceError, GateError, LimitExceeded
+from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
 from gate.storage.foreign import RECORD_LIMIT, strict_json
 
 _LOOK_S = 0.05
@@ -33,6 +33,7 @@ _LAST_S = 10.0
 _TAIL = 4000
 """Characters of a message, and bytes of what a child printed, that are kept."""
 _CHUNK = 1 << 16
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _KEPT_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
 _START = (
@@ -49,8 +50,9 @@ def call(function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, wh
 
     The child gets nothing of this process: no secret of its environment, no file but its own
     temporary folder, which is removed. It dies with us. Raises LimitExceeded, whose message begins
-    with `what`, where it takes more than the limits or dies; the GateError that the function
-    raises; EvidenceError where it raises anything else, or answers nonsense.
+    with `what`, where it takes more than the limits or dies; StorageError where this machine can't
+    start it, or somebody else ended it; the GateError that the function raises; EvidenceError where
+    it raises anything else, or answers nonsense.
     """
     return _call(function, arguments, limits=limits, what=what, terminal=False)
 
@@ -81,8 +83,18 @@ def _call(
         "function": function,
         "arguments": dict(arguments),
     }
-    with tempfile.TemporaryDirectory(prefix="gate-child-", ignore_cleanup_errors=True) as folder:
-        with _Child(request, limits, terminal=terminal, folder=Path(folder)) as child:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="gate-child-", ignore_cleanup_errors=True)
+            )
+            child = _Child(request, limits, terminal=terminal, folder=Path(folder))
+        except OSError as error:  # which says nothing about the file
+            raise StorageError(
+                f"cannot start a process for {what}: {error.strerror or error}. Free memory, "
+                "processes or space, then repeat."
+            ) from error
+        with child:
             child.wait(what)
         return _value(child, what=what, limits=limits)
 
@@ -143,6 +155,11 @@ class _Child:
             return f"died of {signal.Signals(-code).name}"
         return f"died of signal {-code}"
 
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """By a signal of people and service managers, which no file makes by itself."""
+        return -self._process.returncode in _FROM_OUTSIDE
+
     def wait(self, what: str) -> None:
         """Until it ended, or answered and had a moment to end. Raises LimitExceeded,
         KeyboardInterrupt."""
@@ -191,6 +208,11 @@ class _Child:
 
 
 def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
+    if not child.answer and child.was_ended_from_outside:
+        raise StorageError(
+            f"{what} was not finished: the process that did it {child.ended}, which somebody else "
+            "sent. Nothing was decided: repeat."
+        )
     if not child.answer:
         raise LimitExceeded(
             f"{what} was not finished: the process that did it {child.ended}."

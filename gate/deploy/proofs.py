@@ -117,8 +117,10 @@ class Proofs:
             if prove and (proof is None or proof.identity != opened.identity):
                 await self._proven(path, digest)
                 proof = self._proofs.get((path, digest))
-            if proof is None or (not prove and proof.identity != opened.identity):
+            if not prove and (proof is None or proof.identity != opened.identity):
                 return opened
+            if proof is None:  # forgotten at once, among thousands
+                raise Changed(f"{path} was not proven in time")
             if proof.identity != opened.identity:
                 raise Changed(f"{path} was exchanged meanwhile")
             if not proof.good:

@@ -6,13 +6,20 @@ interrupted promotion left behind (its bytes are hashed again); a reviewer's tag
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gate.errors import ArtifactMissing, DigestMismatch, EvidenceError, RegistryError
+from gate.errors import (
+    ArtifactMissing,
+    DigestMismatch,
+    EvidenceError,
+    MismatchUnconfirmed,
+    RegistryError,
+)
 from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
@@ -177,8 +184,10 @@ class _Attempt:
         """The number of a whole version of this very release, or None."""
         wanted = self.release.draft().tags.items()
         for version in versions:
-            if wanted <= version.tags.items() and self._is_whole(version):
-                return version.number
+            # Of one that can't be proven now another is made: it could be so for good.
+            with contextlib.suppress(MismatchUnconfirmed):
+                if wanted <= version.tags.items() and self._is_whole(version):
+                    return version.number
         return None
 
     def _create(self) -> str:

@@ -13,6 +13,7 @@ from gate.errors import (
     DigestMismatch,
     EvidenceError,
     GateError,
+    LimitExceeded,
     MismatchUnconfirmed,
     OnnxFileError,
     PromotionConflict,
@@ -114,7 +115,8 @@ class RegisteredModel:
         self, number: str, expected: ExpectedFiles, use: Callable[[Path], T], *, into: Path
     ) -> T:
         """What `use` makes of the proven file of a version, with all that is beside it, below a
-        folder. Of its errors DigestMismatch, EvidenceError and OnnxFileError are mismatches, too.
+        folder. Of its errors DigestMismatch, EvidenceError, LimitExceeded and OnnxFileError are
+        mismatches, too.
 
         Raises a mismatch where a second, fresh download says the same; one of bytes is written down
         as a violation before. MismatchUnconfirmed where nothing says so yet; the RegistryErrors,
@@ -125,7 +127,7 @@ class RegisteredModel:
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
                 used = use(download.proven())
-            except (DigestMismatch, EvidenceError, OnnxFileError) as error:
+            except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
                 if self.reading.doubts.confirms(key, download.digest):
                     self._check_store(download, error)
                     self.reading.doubts.forget(key)  # the next time two downloads are needed again

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gate.errors import (
-    ArtifactMissing,
     GateError,
-    MismatchUnconfirmed,
+    RegistryDenied,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
@@ -24,6 +23,8 @@ from gate.service.port import Taken
 
 _TAIL = 4000
 """Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+_UNREACHED = 3
+"""So many versions out of reach are the registry's trouble: one may be an editor's doing."""
 
 
 def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[Taken]:
@@ -71,7 +72,9 @@ def _examined(
     moved = champion != history.serving
     try:
         return examine(model, champion, history=history, terms=terms)
-    except (ArtifactMissing, MismatchUnconfirmed) as error:
+    except (RegistryUnavailable, RegistryDenied, ResourceGone):
+        raise
+    except RegistryError as error:  # whatever the store, or an editor, makes of its files
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
@@ -153,6 +156,7 @@ def _fallback(
     """The line of the version that served last and still may by this policy, with proven bytes;
     without one, what kept it from being proven now, if anything did."""
     trouble: GateError | None = None
+    unreached = 0
     for number in history.served:
         vouched = history.vouching_for(number)
         if number == but or vouched is None:
@@ -165,6 +169,7 @@ def _fallback(
             continue
         except GateError as error:
             trouble = error
-            if isinstance(error, RegistryUnavailable):  # of the others neither
+            unreached += isinstance(error, RegistryUnavailable)
+            if unreached == _UNREACHED:  # of the others neither
                 break
     return None, trouble

@@ -8,6 +8,7 @@ same state.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gate.bounded.limits import ChildLimits
@@ -54,6 +55,8 @@ class Reconciler:
         self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
+        self._doubts: Counter[str] = Counter()
+        """By model: how often what is deployed was found damaged."""
 
     def __call__(self, model: str, *, cause: str) -> Sequence[Taken | Failed]:
         """As `Reconcile`. Every action is a line in the ledger, with `cause`.
@@ -74,6 +77,7 @@ class Reconciler:
             )
         with alone(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
+            doubts = self._doubts[model]
             done = [
                 *_step("guard", lambda: guard(registered, self._policy, thoroughly=thoroughly)),
                 *_step("review", lambda: review(registered, self._policy)),
@@ -85,12 +89,14 @@ class Reconciler:
                 ),
             ]
             failed = {one.kind for one in done if isinstance(one, Failed)}
-            if thoroughly and failed <= {"review"}:
+            # What was found damaged meanwhile is for the next look.
+            if thoroughly and failed <= {"review"} and doubts == self._doubts[model]:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
         return done
 
     def doubt(self, model: str) -> None:
         """What is deployed was found damaged: the next look is thorough. From any thread."""
+        self._doubts[model] += 1
         self._proven.pop(model, None)
 
     def _is_due(self, model: str, champion: str | None) -> bool:

@@ -27,7 +27,10 @@ ITEM_LIMIT = 1 << 19
 """Values of one text at most: as many take some 100 MB."""
 DEPTH_LIMIT = 64
 """How deeply the values of one text are nested at most."""
-OURS = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE})
+OURS = frozenset(
+    {errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
+     errno.EROFS, errno.ESTALE}
+)  # fmt: skip
 """What goes wrong with this machine, and says nothing about the file."""
 _REMEDY = "It was exchanged or damaged: fetch it again, or promote the file anew."
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}

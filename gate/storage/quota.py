@@ -60,7 +60,7 @@ def limited(folder: Path, limit: int) -> Iterator[None]:
 
     def run() -> None:
         while not done.wait(_LOOK_S):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RecursionError):
                 watch.look()
 
     thread = threading.Thread(target=run, name="gate-watch-size", daemon=True)

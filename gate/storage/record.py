@@ -10,7 +10,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+)
 
 from gate.errors import EvidenceError
 from gate.storage import atomic
@@ -30,6 +38,15 @@ def _parsed(text: str) -> Digest:
 
 Sha256 = Annotated[Digest, PlainValidator(_as_digest), PlainSerializer(str, return_type=str)]
 """A `Digest` that is written into JSON as `sha256:<hex>`."""
+
+
+def encodable(text: str) -> str:
+    """The text without what UTF-8 and databases can't hold: names of files may be any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+Said = Annotated[str, BeforeValidator(encodable)]
+"""A text for people, which may repeat what a stranger wrote."""
 
 Measured = Annotated[float, Field(strict=False)]
 """A measured float64: may be NaN or infinite, because that is evidence too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -16,7 +17,7 @@ import pytest
 
 from gate.bounded.call import call, call_here
 from gate.bounded.limits import ChildLimits
-from gate.errors import DigestMismatch, EvidenceError, GateError, LimitExceeded
+from gate.errors import DigestMismatch, EvidenceError, GateError, LimitExceeded, StorageError
 
 SHORT = ChildLimits(1.0, 200 * 10**6)
 LONG = ChildLimits(30.0, 200 * 10**6)
@@ -108,6 +109,22 @@ ENDS = {
     "exit 7": ("leave", {"code": 7}, LONG, "ended with code 7"),
     "a flood": ("forge", {"hexadecimal": "41", "times": 1 << 26}, LONG, "gave more than"),
 }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
+def test_who_is_ended_from_outside_says_nothing_of_the_file(number):
+    """As a service manager does that ends a whole group."""
+    with pytest.raises(StorageError, match="which somebody else sent"):
+        _call("die", limits=LONG, number=number)
+
+
+def test_a_machine_that_can_start_nothing_says_nothing_of_the_file(monkeypatch):
+    def full(*_: object, **_options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(StorageError, match="cannot start a process for the work"):
+        _call("die", limits=LONG, number=0)
 
 
 @pytest.mark.parametrize(("function", "arguments", "limits", "message"), ENDS.values(), ids=ENDS)

@@ -391,6 +391,18 @@ def test_a_page_in_the_place_of_the_champion_makes_no_other_version(
     assert len(registry.versions) == 1
 
 
+def test_a_version_that_is_never_proven_stands_in_nobody_s_way(
+    ledger: Ledger, first: Release, second: Release
+) -> None:
+    """An editor made one with the gate's tags, and an empty file."""
+    registry = Simulator()
+    run(registry, first, ledger)
+    registry.create_version(NAME, second.draft())
+    registry.versions[1].data = b""
+    assert run(registry, second, ledger).version == "3"
+    assert "violation" not in actions(ledger)
+
+
 def test_an_overwritten_version_is_never_promoted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:

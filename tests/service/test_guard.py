@@ -10,6 +10,7 @@ import pytest
 
 from gate.errors import (
     ArtifactMissing,
+    DigestMismatch,
     MismatchUnconfirmed,
     RegistryDenied,
     RegistryError,
@@ -374,6 +375,30 @@ def test_what_somebody_pointed_at_has_to_be_there(place):
     away(place.registry, "1")
     assert look(place) == [("reverted", "2")]
     assert ("violation", "1") not in place.lines()
+
+
+@pytest.mark.parametrize("error", [RegistryError("it is a pipe"), MismatchUnconfirmed("a page")])
+def test_what_an_editor_s_files_make_of_a_download_excuses_nothing(place, error):
+    place.point("1")
+    away(place.registry, "1", error=error)
+    assert look(place) == [("reverted", "2")]
+    assert str(error) in place.ledger.entries()[-1].reason
+    assert ("violation", "1") not in place.lines()
+
+
+def test_one_version_out_of_reach_does_not_hide_an_older_one(place):
+    """Of the name of a file MLflow's error is made, in which `timed out` may stand."""
+    place.promote(4)
+    place.point(place.hand_made(7))
+    away(place.registry, "3", error=RegistryUnavailable("timed out"))
+    assert look(place) == [("reverted", "2")]
+
+
+def test_a_name_that_is_no_text_is_told_all_the_same(place):
+    place.point("1")
+    away(place.registry, "1", error=DigestMismatch("a file called a\udcff\0.onnx"))
+    assert look(place) == [("reverted", "2")]
+    assert r"a\udcff\0.onnx" in place.ledger.entries()[-1].reason
 
 
 WEATHER = [

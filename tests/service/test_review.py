@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gate.errors import RegistryError, RegistryUnavailable, ResourceGone, StorageError
+from gate.errors import (
+    LimitExceeded,
+    RegistryError,
+    RegistryUnavailable,
+    ResourceGone,
+    StorageError,
+)
+from gate.registry.doubts import Doubts
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.reading import Reading
 from gate.service.port import Failed
 from gate.service.review import review
 from tests import builders
@@ -200,3 +210,21 @@ def test_a_champion_by_hand_does_not_become_served_by_handing_it_in(place):
     place.point("2")
     assert place.promote(2).outcome == "passed"
     assert place.lines()[-1] == ("passed", "2")
+
+
+@pytest.mark.parametrize("error", [StorageError("ended by SIGTERM"), LimitExceeded("SIGKILL")])
+def test_a_child_that_somebody_ended_uses_no_approval_up(place, monkeypatch, error):
+    """As when the service is stopped in the middle of a look."""
+    place.tag("2", "approved")
+    before = place.lines()
+    reading = Reading(doubts=Doubts(60.0, wait=None))
+    with monkeypatch.context() as stopped:
+
+        def ended(*_: object, **_options: object) -> None:
+            raise error
+
+        stopped.setattr("gate.onnxfile.foreign.call", ended)
+        (failed,) = review(replace(place.model(), reading=reading), REVIEWED)
+    assert isinstance(failed, Failed)
+    assert place.lines() == before
+    assert look(place) == [("promoted", "2")]

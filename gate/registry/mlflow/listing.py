@@ -5,7 +5,9 @@ Listed first, because a download that has begun can't be ended: MLflow has threa
 
 from __future__ import annotations
 
-from gate.storage.quota import Extent
+from gate.storage.quota import Extent, TooLarge
+
+_DEPTH = 64
 
 
 def check_extent(source: str, allowed: Extent) -> None:
@@ -19,6 +21,8 @@ def check_extent(source: str, allowed: Extent) -> None:
     while folders:
         found = repository.list_artifacts(folders.pop())
         folders += [entry.path for entry in found if entry.is_dir]
+        if any(path and path.count("/") > _DEPTH for path in folders):
+            raise TooLarge(f"its folders are more than {_DEPTH} deep")
         size += sum(entry.file_size or 0 for entry in found)
         files += len(found)
         allowed.check(size, files)

@@ -22,6 +22,7 @@ from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 from gate.storage.foreign import plain_yaml, read_foreign
 from gate.storage.quota import MAX_EXTENT, Extent, TooLarge
+from gate.storage.record import encodable
 from gate.storage.redaction import redacted
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class MlflowRegistry:
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         """Set a tag on a version."""
         with self._using(f"tag version {number} of '{name}'") as client:
-            client.set_model_version_tag(name, number, key, value)
+            client.set_model_version_tag(name, number, key, encodable(value))
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
