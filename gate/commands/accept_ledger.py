@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.options import FILE, LEDGER
+from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, address
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--inbox", "inbox_url", metavar="URL", default="sqlite:///.gate/inbox.db", show_default=True,
-    envvar="GATE_INBOX", show_envvar=True, help="The service's inbox.",
+    envvar="GATE_INBOX", show_envvar=True, help=f"The service's inbox. {KEPT_ELSEWHERE}",
 )  # fmt: skip
 @LEDGER
 @machine_options
@@ -44,7 +44,9 @@ def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
     from gate.registry.acceptance import accept
     from gate.service.keeper import keepers
 
-    places = keepers(store, inbox_url)
+    if not reason.strip():
+        raise click.BadParameter("say why it is meant.", param_hint="--reason")
+    places = keepers(store, _inbox(inbox_url))
     lost = accept(ledger, places, reason=reason)
     names = [keeper.place for keeper in places]
     return Outcome(
@@ -52,6 +54,19 @@ def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
         {"accepted": bool(lost), "lost": list(lost), "asked": names},
         lambda console: _show(lost, names, console),
     )
+
+
+def _inbox(given: str) -> str:
+    from gate.service.settings import check_inbox
+    from gate.storage.redaction import redacted
+
+    url = address(given) or given
+    try:
+        return check_inbox(url)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{error} (seen: {redacted(url)})", param_hint="--inbox"
+        ) from error
 
 
 def _show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
-from gate.commands.options import FILE, LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, TRACKING_URI, address, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 @click.option("--policy", type=FILE, help="The policy in force. Default: the built-in one.")
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
-    help="Where deployed files are.",
+    envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
+)  # fmt: skip
+@click.option(
+    "--inbox", "inbox_url", metavar="URL", envvar="GATE_INBOX", show_envvar=True,
+    help="The service's inbox, which keeps where the ledger ended. Default: only the store does. "
+    f"{KEPT_ELSEWHERE}",
 )  # fmt: skip
 @click.option(
     "--same-registry", metavar="URI", multiple=True,
@@ -46,20 +51,25 @@ def command(tracking_uri: str | None, **places: Any) -> Outcome:
     Examples:
       gate reconcile digits
       gate reconcile digits --policy params.yaml --store /srv/models --json
+      gate reconcile digits --store /srv/models --inbox @/etc/gate/inbox
     """
     return _reconcile(tracking_uri, places)
 
 
-def _reconcile(address: str | None, places: dict[str, Any]) -> Outcome:
-    from gate.registry.ledger import actor
+def _reconcile(registry: str | None, places: dict[str, Any]) -> Outcome:
+    from gate.registry.ledger import Ledger, actor
     from gate.registry.mlflow.registry import preflight
+    from gate.service.keeper import keepers
     from gate.service.reconciler import reconciler
     from gate.service.settings import Settings
 
-    uri = tracking_uri(address)
-    settings = Settings.of(tracking_uri=uri, **places)
+    uri = tracking_uri(registry)
+    inbox = address(places.pop("inbox_url"))
+    settings = Settings.of(tracking_uri=uri, inbox_url=inbox, **places)
     preflight(uri)
-    reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
+    # An inbox that nobody named, in this folder, may be of the service of another ledger.
+    ledger = Ledger(settings.ledger, keepers=keepers(settings.store, inbox))
+    reconcile, cause = reconciler(settings, ledger=ledger), f"gate reconcile by {actor()}"
     done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
     models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
     outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}

@@ -22,7 +22,6 @@ def accept(path: Path, keepers: Sequence[Keeper], *, reason: str) -> tuple[str, 
     keeper can't be asked now, PromotionConflict while a promotion is under way.
     """
     ledger = Ledger(path)
-    ledger.entries()
     with promotion_lock(ledger, patience_s=PATIENCE_S):
         lost = tuple(filter(None, (_contradiction(ledger, keeper) for keeper in keepers)))
         if not lost:
@@ -40,6 +39,7 @@ def _contradiction(ledger: Ledger, keeper: Keeper) -> str | None:
         kept = keeper.head()
     except EvidenceError as error:
         return str(error)
+    ledger.entries()  # after the answer: what a running service added until then is no loss
     if kept is None or ledger.digest(kept.lines) == kept.sha256:
         return None
     return f"{keeper.place} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"

@@ -8,7 +8,7 @@ until a person says that it is meant (`gate accept-ledger`). The first head is t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -127,14 +127,17 @@ class Keepers:
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._all = tuple(keepers)
 
-    def longest(self) -> int:
-        """Lines of the longest head that was kept; 0: none was. Raises as `Keeper`."""
-        heads = [head for _, head in self._answers()]
-        return max((head.lines for head in heads if head is not None), default=0)
+    def compare(self, chain: Chain[Linked], *, again: Callable[[], object]) -> None:
+        """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`.
 
-    def compare(self, chain: Chain[Linked]) -> None:
-        """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`."""
-        for keeper, kept in self._answers():
+        `again` reads the chain once more where another process may have added lines, and shown
+        them, since it was read. They are asked once: all that they answer was in the ledger before
+        it is read again, and whatever they are shown later proves nothing about this reading.
+        """
+        answers = self._answers()
+        if any(kept is not None and kept.lines > chain.lines for _, kept in answers):
+            again()
+        for keeper, kept in answers:
             if kept is not None and chain.digest(kept.lines) != kept.sha256:
                 raise PastChanged(_other_past(chain, keeper, kept))
 

@@ -197,9 +197,7 @@ class Ledger:
             self._entries = tuple(entries) if anew else (*self._entries, *entries)
 
     def _compare(self) -> None:
-        if self._keepers.longest() > self._chain.lines:
-            self._read()  # another process may have added lines and shown them since
-        self._keepers.compare(self._chain)
+        self._keepers.compare(self._chain, again=self._read)
 
     def _parse(self, line: bytes, number: int) -> LedgerEntry:
         try:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 
-from gate.errors import ServiceError
+from gate.errors import InboxUnavailable, ServiceError
+from gate.storage.redaction import without_passwords
+from gate.storage.sqlite_errors import WAIT, trouble
 
 READS = "gate_reads"
 """Execution option of a connection that will not write."""
 
 _PATIENCE_S = 10
 """For a lock or an answer: the sender waits 30 s for ours."""
+_UNREADABLE = (
+    "the inbox's URL can't be read. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
+)
+_LOOK = "Look at the database, its disk and its permissions."
 
 
 def open_database(url: str) -> Engine:
@@ -27,8 +35,8 @@ def open_database(url: str) -> Engine:
 
     Raises ServiceError for a URL or folder that can't be used, or a driver that is not installed.
     """
+    parsed = parsed_url(url)
     try:
-        parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(parsed)
         return create_engine(
@@ -46,13 +54,31 @@ def open_database(url: str) -> Engine:
             },
         )
     except (ArgumentError, ValueError) as error:
-        raise ServiceError(
-            "the inbox's URL can't be read. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
-        ) from error
+        raise ServiceError(_UNREADABLE) from error
     except ModuleNotFoundError as error:
         raise ServiceError(
             f"the inbox needs the driver {error.name}: pip install 'parity-gate[postgresql]'"
         ) from error
+
+
+def parsed_url(url: str) -> URL:
+    """The URL in its parts. Raises ServiceError for one that can't be read."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise ServiceError(_UNREADABLE) from error
+
+
+@contextmanager
+def translated(failure: str) -> Iterator[None]:
+    """Raise InboxUnavailable for the database's trouble: that `failure` happened, why, and what to
+    do about it."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
+        remedy = WAIT if trouble(error) == "locked" else _LOOK
+        raise InboxUnavailable(f"{failure}: {cause[:400]}. {remedy}") from error
 
 
 def insert_new(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:

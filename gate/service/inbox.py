@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
-from gate.errors import InboxUnavailable
-from gate.service.database import READS, alone, insert_new, open_database, wait_for_turn
+from gate.service.database import (
+    READS,
+    alone,
+    insert_new,
+    open_database,
+    translated,
+    wait_for_turn,
+)
 from gate.service.rows import (
     METADATA,
     ROWS,
@@ -31,10 +36,8 @@ from gate.service.rows import (
     due_models,
     lock_rows,
 )
-from gate.storage.redaction import without_passwords
-from gate.storage.sqlite_errors import WAIT, trouble
 
-_LOOK = "look at the database, its disk and its permissions."
+_FAILURE = "the inbox can't be used, and deliveries are refused until it can"
 
 
 @dataclass(frozen=True)
@@ -203,27 +206,15 @@ class Inbox:
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        with _translated(), self._engine.begin() as connection:
+        with translated(_FAILURE), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with _translated(), self._engine.connect() as connection:
+        with translated(_FAILURE), self._engine.connect() as connection:
             yield connection.execution_options(**{READS: True})
 
 
 def _mine(claim: Claim) -> sa.Update:
     held = (C.taken_by == claim.worker, C.leased_until.is_not(None))
     return change(claim.deliveries).where(C.done_at.is_(None), *held)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
-        remedy = WAIT if trouble(error) == "locked" else _LOOK
-        raise InboxUnavailable(
-            f"the inbox can't be used: {cause[:400]}. Deliveries are refused until it can: {remedy}"
-        ) from error

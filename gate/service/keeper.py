@@ -11,14 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
-from gate.errors import EvidenceError, InboxUnavailable
+from gate.errors import EvidenceError
 from gate.registry.head import Head, HeadFile, Keeper
 from gate.registry.ledger import Ledger
-from gate.service.database import READS, insert_new, open_database, wait_for_turn
+from gate.service.database import (
+    READS,
+    insert_new,
+    open_database,
+    parsed_url,
+    translated,
+    wait_for_turn,
+)
 from gate.service.settings import Settings
+from gate.storage.redaction import redacted
 
 HEAD_FILE = "ledger-head.json"
 _THE_ONE = 1
@@ -37,10 +43,11 @@ def kept_ledger(settings: Settings) -> Ledger:
     return Ledger(settings.ledger, keepers=keepers(settings.store, settings.inbox_url))
 
 
-def keepers(store: Path, inbox_url: str) -> tuple[Keeper, ...]:
-    """The keepers of the ledger that belongs to this store and this inbox."""
+def keepers(store: Path, inbox_url: str | None) -> tuple[Keeper, ...]:
+    """The keepers of the ledger that belongs to this store and this inbox; None: to the store
+    alone. Raises ServiceError for a URL that can't be read."""
     in_store = HeadFile(store / HEAD_FILE, place=f"the store {store}")
-    return (in_store, InboxKeeper(inbox_url))
+    return (in_store,) if inbox_url is None else (in_store, InboxKeeper(inbox_url))
 
 
 class InboxKeeper:
@@ -48,8 +55,8 @@ class InboxKeeper:
     kept: only the service makes it."""
 
     def __init__(self, url: str) -> None:
-        parsed = make_url(url)
-        self.place = f"the inbox {parsed.render_as_string(hide_password=True)}"
+        parsed = parsed_url(url)
+        self.place = f"the inbox {redacted(parsed.render_as_string())}"
         self._url = url
         self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
@@ -99,13 +106,8 @@ class InboxKeeper:
         """For one use: it is asked once a look."""
         engine = open_database(self._url)
         try:
-            yield engine
-        except SQLAlchemyError as error:
-            cause = " ".join(str(getattr(error, "orig", None) or error).split())
-            raise InboxUnavailable(
-                f"the head of the ledger can't be kept in the inbox: {cause[:400]}. Look at the "
-                "database, its disk and its permissions."
-            ) from error
+            with translated("the head of the ledger can't be kept in the inbox"):
+                yield engine
         finally:
             engine.dispose()
 

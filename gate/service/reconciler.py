@@ -111,12 +111,15 @@ def _step(kind: Kind, step: Callable[[], Iterable[Taken | Failed]]) -> Iterator[
         yield Failed(kind, error)
 
 
-def reconciler(settings: Settings, *, comes_again: bool = False) -> Reconciler:
+def reconciler(
+    settings: Settings, *, comes_again: bool = False, ledger: Ledger | None = None
+) -> Reconciler:
     """The reconciler of a command; of a service if it `comes_again`: that waits for nothing under
-    the lock, and remembers. Raises PolicyError."""
+    the lock, and remembers. `ledger`: with keepers of its own; None: with the service's. Raises
+    PolicyError, and ServiceError for an inbox whose URL can't be read."""
     policy = Policy.default() if settings.policy is None else Policy.of_file(settings.policy)
     registry = MlflowRegistry(settings.tracking_uri)
-    ledger = kept_ledger(settings)
+    ledger = ledger or kept_ledger(settings)
     if settings.same_registry:
         declare(ledger, registry.identity, settings.same_registry)
     limits = ChildLimits.of_service(settings.time_limit_s, settings.memory_limit)

@@ -29,6 +29,16 @@ def replayable_s(window_s: float) -> float:
     return 4 * window_s
 
 
+def check_inbox(url: str) -> str:
+    """Give the URL back if it may be an inbox's; else raise ValueError."""
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    if scheme not in ("sqlite", "postgresql"):
+        raise ValueError("the inbox is sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+    if scheme == "sqlite" and urlsplit(url).path.strip("/") in ("", ":memory:"):
+        raise ValueError("a database in memory is forgotten in a crash: name a file")
+    return url
+
+
 class Settings(BaseModel):
     """How the service runs. Frozen; unknown fields are refused."""
 
@@ -98,12 +108,7 @@ class Settings(BaseModel):
     @field_validator("inbox_url")
     @classmethod
     def _known_database(cls, url: str) -> str:
-        scheme = urlsplit(url).scheme.partition("+")[0]
-        if scheme not in ("sqlite", "postgresql"):
-            raise ValueError("the inbox is sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-        if scheme == "sqlite" and urlsplit(url).path.strip("/") in ("", ":memory:"):
-            raise ValueError("a database in memory is forgotten in a crash: name a file")
-        return url
+        return check_inbox(url)
 
     @field_validator("keep_s")
     @classmethod

@@ -55,8 +55,46 @@ def test_the_environment_of_the_service_names_its_places(
     assert (said["accepted"], len(said["lost"]), len(said["asked"])) == (True, 2, 2)
 
 
-def test_a_reason_is_asked_for(ledger: Ledger, capsys) -> None:
+@pytest.mark.parametrize("kept", ["@inbox", "env:INBOX_OF_THE_TEST"])
+def test_the_address_of_the_inbox_is_kept_elsewhere(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys, kept: str
+) -> None:
+    file = Path("inbox")
+    file.write_text("sqlite:///.gate/inbox.db\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("INBOX_OF_THE_TEST", "sqlite:///.gate/inbox.db")
+    monkeypatch.setenv("GATE_INBOX", kept)
+    assert cli.main(["accept-ledger", "--reason", "the disk died", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "the inbox sqlite:///.gate/inbox.db" in answer["asked"]
+    assert len(answer["lost"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("inbox", "message"),
+    [
+        ("inbox.db", "the inbox is sqlite:///FILE or"),
+        ("mysql://gate:hunter2@db/gate", "the inbox is sqlite:///FILE or"),
+        ("sqlite://", "in memory"),
+        ("postgresql://gate:hunter2@[::1/x", "Invalid IPv6 URL"),
+        ("postgresql://gate:hunter2@db:port/x", "the inbox's URL can't be read"),
+        ("@missing", "missing"),
+        ("env:NOT_SET_IN_THE_TEST", "holds no address"),
+    ],
+)
+def test_an_address_that_is_none(ledger: Ledger, capsys, inbox: str, message: str) -> None:
     before = ledger.path.read_bytes()
-    assert cli.main(["accept-ledger"]) == 2
+    assert cli.main(["accept-ledger", "--reason", "the disk died", "--inbox", inbox]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "unexpected" not in printed
+    assert "hunter2" not in printed
+    assert ledger.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("reason", [[], ["--reason", " "]])
+def test_a_reason_is_asked_for(ledger: Ledger, capsys, reason: list[str]) -> None:
+    before = ledger.path.read_bytes()
+    assert cli.main(["accept-ledger", *reason]) == 2
     assert "--reason" in capsys.readouterr().err
     assert ledger.path.read_bytes() == before

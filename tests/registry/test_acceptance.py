@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gate.errors import EvidenceError, InboxUnavailable, PastChanged
+from gate.registry import acceptance
 from gate.registry.acceptance import accept
 from gate.registry.head import HeadFile
 from gate.registry.ledger import Ledger, LedgerEntry, actor
@@ -78,3 +82,41 @@ def test_what_is_lost_after_an_acceptance_is_seen_again(kept_ledger: Ledger, kee
     kept_ledger.path.write_bytes(data)
     with pytest.raises(PastChanged):
         kept_ledger.verify()
+
+
+class TestBesideAHealthyService:
+    """It adds lines while a person waits: nothing was lost."""
+
+    @pytest.fixture
+    def added(self, kept_ledger: Ledger) -> LedgerEntry:
+        return LedgerEntry(action="deployed", registry="here", model="digits", reason="a look")
+
+    def test_a_line_while_the_lock_is_waited_for(
+        self, kept_ledger: Ledger, keepers, added: LedgerEntry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = acceptance.promotion_lock
+
+        @contextmanager
+        def late(ledger: Ledger, **given: Any) -> Iterator[None]:
+            kept_ledger.append(added)
+            with real(ledger, **given):
+                yield
+
+        monkeypatch.setattr(acceptance, "promotion_lock", late)
+        assert accept(kept_ledger.path, keepers, reason="to be sure") == ()
+        assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]
+
+    def test_a_line_that_needs_no_lock(
+        self, kept_ledger: Ledger, keepers, added: LedgerEntry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else's conflict, which the service shows the keepers."""
+        answer = keepers[1].head
+
+        def overtaken() -> object:
+            monkeypatch.setattr(keepers[1], "head", answer)
+            kept_ledger.append(added)
+            return answer()
+
+        monkeypatch.setattr(keepers[1], "head", overtaken)
+        assert accept(kept_ledger.path, keepers, reason="to be sure") == ()
+        assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]

@@ -151,6 +151,29 @@ def test_who_read_a_line_less_a_moment_ago_reads_again(
     assert len(ours.entries()) == 4
 
 
+def test_lines_that_come_after_every_question_are_no_other_past(
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replica never rests: each answer tells of a line more than was read before."""
+    other, asks = Ledger(ledger.path, keepers=[file]), file.head
+
+    def overtaken() -> Head | None:
+        with monkeypatch.context() as quiet:
+            quiet.setattr(file, "head", asks)
+            other.append(entry("more"))
+        return asks()
+
+    ours = Ledger(ledger.path, keepers=[file])
+    with monkeypatch.context() as busy:
+        busy.setattr(file, "head", overtaken)
+        for _ in range(3):
+            ours.verify()
+    assert len(ours.entries()) == 6
+    older_copy(ledger.path)
+    with pytest.raises(PastChanged):
+        ours.verify()
+
+
 def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda lines: file.keep(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
@@ -259,7 +282,7 @@ def test_no_keeper_keeps_a_past_that_another_contradicts(
 def test_without_keepers_nothing_is_kept(ledger: Ledger) -> None:
     ledger.append(entry("one"))
     chain = ledger._chain
-    Keepers([]).compare(chain)
+    Keepers([]).compare(chain, again=chain.read)
     Keepers([]).keep(chain, at="now")
 
 

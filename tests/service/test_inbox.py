@@ -317,7 +317,7 @@ def test_a_killed_process_loses_its_lease(database: str) -> None:
 class TestUnavailable:
     def test_no_such_server(self) -> None:
         start = time.monotonic()
-        with pytest.raises(InboxUnavailable, match="look at the database"):
+        with pytest.raises(InboxUnavailable, match="Look at the database"):
             Inbox("postgresql://gate:password-of-the-test@127.0.0.1:1/x")
         assert time.monotonic() - start < 15
 

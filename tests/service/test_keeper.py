@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from gate import cli
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.errors import EvidenceError, InboxUnavailable
+from gate.errors import EvidenceError, InboxUnavailable, ServiceError
 from gate.registry.head import Head
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
-from gate.service import readiness
+from gate.service import database, readiness
 from gate.service.inbox import Inbox
 from gate.service.keeper import HEAD_FILE, InboxKeeper, keepers
 from gate.service.port import Failed, Taken
@@ -48,7 +50,7 @@ class TestInbox:
         assert replicas[0].head() is None
 
     def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
-        """`gate reconcile` knows nothing of the service's inbox."""
+        """`gate reconcile` may come before the service."""
         path = tmp_path / "inbox.db"
         keeper = InboxKeeper(f"sqlite:///{path}")
         keeper.keep(head(3))
@@ -75,8 +77,48 @@ class TestInbox:
                 use()
             assert "hidden" not in f"{caught.value} {keeper.place}"
 
-    def test_a_password_is_not_shown(self) -> None:
-        assert "hidden" not in InboxKeeper("postgresql://gate:hidden@db/gate").place
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://gate:hunter2@db/gate",
+            "postgresql://db/gate?user=gate&password=hunter2",
+            "postgresql://db/gate?user=gate&pass%77ord=hunter2",
+        ],
+    )
+    def test_a_password_is_not_shown(self, url: str) -> None:
+        place = InboxKeeper(url).place
+        assert place.startswith("the inbox postgresql://db/gate")
+        assert "hunter2" not in place
+
+    def test_a_url_that_can_not_be_read(self) -> None:
+        with pytest.raises(ServiceError, match="can't be read"):
+            InboxKeeper("postgresql://db:port/gate")
+
+    def test_locked_by_another_program(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
+        keeper = InboxKeeper(f"sqlite:///{tmp_path}/inbox.db")
+        Inbox(f"sqlite:///{tmp_path}/inbox.db").close()
+        with (
+            closing(sqlite3.connect(tmp_path / "inbox.db", isolation_level=None)) as other,
+            pytest.raises(InboxUnavailable, match="head of the ledger.*locked.*nothing is damaged"),
+        ):
+            other.execute("BEGIN IMMEDIATE")
+            keeper.keep(head(3))
+        keeper.keep(head(3))
+        assert keeper.head() == head(3)
+
+    def test_what_the_database_says_has_no_password(self, tmp_path: Path, monkeypatch) -> None:
+        """PostgreSQL's driver may repeat what it was given."""
+        (tmp_path / "inbox.db").touch()
+        keeper = InboxKeeper(f"sqlite:///{tmp_path}/inbox.db")
+
+        def failing(_connection: object, _name: str) -> None:
+            raise OperationalError("", None, Exception("no postgresql://gate:hunter2@db/gate"))
+
+        monkeypatch.setattr("gate.service.keeper.wait_for_turn", failing)
+        with pytest.raises(InboxUnavailable, match="postgresql://db/gate") as caught:
+            keeper.keep(head(3))
+        assert "hunter2" not in str(caught.value)
 
 
 class Place:
@@ -298,3 +340,29 @@ def test_a_store_that_belongs_to_another_ledger(place: Place, tmp_path: Path) ->
     (failed,) = _failures(place)
     assert "another ledger" in failed
     assert place.live == place.digest(2)
+
+
+def test_reconcile_shows_the_head_to_the_inbox_that_is_named_and_to_no_other(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The folder is that of another service, with an inbox in the place of the default."""
+    monkeypatch.chdir(tmp_path)
+    theirs, ours = "sqlite:///.gate/inbox.db", f"sqlite:///{tmp_path}/named.db"
+    for url in (theirs, ours):
+        Inbox(url).close()
+    (tmp_path / "address").write_text(ours)
+    (tmp_path / "address").chmod(0o600)
+    monkeypatch.setenv("GATE_STORE", str(place.settings.store))
+    command = ["reconcile", NAME, "--tracking-uri", place.uri, "--json"]
+    command += ["--ledger", str(place.settings.ledger), "--policy", str(place.settings.policy)]
+    for keepers_named, lines in (([], [None, None]), (["--inbox", "@address"], [None, 4])):
+        assert cli.main([*command, *keepers_named]) == 0
+        assert json.loads(capsys.readouterr().out)["models"] == {NAME: []}  # their store is ours
+        kept = [InboxKeeper(url).head() for url in (theirs, ours)]
+        assert [one and one.lines for one in kept] == lines
+    assert not (tmp_path / ".gate" / "store").exists()
+    monkeypatch.setenv("GATE_INBOX", "@address")
+    older(place.settings.ledger)
+    (place.settings.store / HEAD_FILE).unlink()
+    assert cli.main(command) == 2
+    assert f"the inbox {ours} saw it" in capsys.readouterr().out

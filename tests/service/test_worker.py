@@ -253,7 +253,7 @@ def test_the_timer_goes_on_without_the_inbox(
         inbox.receive([delivery("1")])
         until(lambda: "delivery 1" in recorder.causes)
         assert worker.alive
-    assert "look at the database" in caplog.text
+    assert "Look at the database" in caplog.text
 
 
 def test_a_fault_of_the_inbox_does_not_end_it(
