@@ -244,7 +244,7 @@ ONE_SERVES = (("promote 1", None), ("look", None))
     [("forge", None), ("look", ("unavailable", 4, True)), ("look", ("killed after", 6, False))]
 )
 @example([("promote 2", ("lost", 7, False)), ("rollback", ("killed after", 9, False))])
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
     world = World(tmp_path_factory.mktemp("world"))
     for step, weather in (*ONE_SERVES, *steps):
