@@ -66,7 +66,7 @@ class TestHelp:
     def test_every_command_has_examples_and_json(self, command: str, capsys) -> None:
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
-        assert "Examples:" in text
+        assert "\n  Examples:\n" in text  # each on a line of its own
         assert f"gate {command}" in text.split("Examples:")[1]
         assert "--json" in text
 

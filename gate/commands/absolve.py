@@ -35,7 +35,7 @@ def command(
     reviewer's rejection stay. Exit code 0: lifted; 1: its bytes still are others; 2: they could not
     be had, or there is nothing to lift.
 
-    \\b
+    \b
     Examples:
       gate absolve digits 7 --reason "the proxy gave the bytes of another bucket"
       gate absolve digits 7 --reason "bad disk, restored from the backup" --json
