@@ -27,7 +27,7 @@ from gate.storage.atomic import write_bytes
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.lock import private_lock
 from gate.storage.quota import Extent
-from gate.storage.record import Record, Said, Sha256, later
+from gate.storage.record import Prose, Record, Sha256, later
 
 Action = Literal[
     "passed",
@@ -97,7 +97,7 @@ class LedgerEntry(Record):
     """How much the version was with all that is beside its file."""
     run_id: str | None = None
     actor: str = Field(default_factory=actor)
-    reason: Said
+    reason: Prose
     previous_version: str | None = None
     cause: str | None = later(None)
     """What made the service look: `delivery <id>`, `timer`, or who called `gate reconcile`."""

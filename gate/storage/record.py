@@ -45,7 +45,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
-Said = Annotated[str, BeforeValidator(encodable)]
+Prose = Annotated[str, BeforeValidator(encodable)]
 """A text for people, which may repeat what a stranger wrote."""
 
 Measured = Annotated[float, Field(strict=False)]

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.strangers import STRANGERS, measure
 
 
+@pytest.mark.proof
 def test_strangers_lose_no_delivery_and_fill_no_memory(tmp_path: Path) -> None:
     """The real process, with more connections than it has places for."""
     row = measure(tmp_path, deliveries=1000, concurrent=100)

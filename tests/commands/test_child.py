@@ -54,9 +54,12 @@ def _gate(command: str, *more: str, reference: str = "build") -> tuple[int, dict
 
 ENDLESS = {
     "check": ("check", hostile.endless_loop, ["--time-limit", "8s"], "8 s that are allowed"),
-    "locate": ("locate", hostile.endless_loop, ["--time-limit", "8s"], "8 s that are allowed"),
+    "locate": pytest.param(
+        "locate", hostile.endless_loop, ["--time-limit", "8s"], "8 s that are allowed",
+        marks=pytest.mark.proof,
+    ),
     "memory": ("check", hostile.empty_nodes, ["--memory-limit", "700MB"], "700 MB of memory"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "make", "more", "message"), ENDLESS.values(), ids=ENDLESS)

@@ -30,6 +30,7 @@ def _copy(path: Path):
     return fetch
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("make", (hostile.READ | hostile.LOADED).values())
 def test_what_has_no_end_is_refused_without_a_verdict(tmp_path: Path, make) -> None:
     store = Store(tmp_path / "srv")

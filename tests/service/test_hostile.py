@@ -80,6 +80,7 @@ def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypa
     ]  # fmt: skip
 
 
+@pytest.mark.proof
 def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, tmp_path):
     service.promote(hostile.nested_functions(tmp_path / "model.onnx"))
     with bounded_growth(PARENT_BYTES):
