@@ -15,6 +15,7 @@ import onnxruntime
 
 from gate.deploy.deploy import deploy, rollback
 from gate.deploy.store import Store
+from tests.bounded.here import always_read_here
 from tests.deploy import models
 from tests.deploy.models import NAME
 
@@ -52,6 +53,7 @@ def die(root: Path, files: Path, seeds: tuple[int, ...], survived: int, answers:
 
     for owner, name in CHANGES:
         setattr(owner, name, wrapped(name, getattr(owner, name)))
+    always_read_here()
     store = Store(root, keep=1)
     if slots:
         deploy(store, NAME, slots)

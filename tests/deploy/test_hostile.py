@@ -30,6 +30,11 @@ def _copy(path: Path):
     return fetch
 
 
+@pytest.fixture(autouse=True)
+def _files_are_read_here() -> None:
+    """Here they are read in children, as they are."""
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("make", (hostile.READ | hostile.LOADED).values())
 def test_what_has_no_end_is_refused_without_a_verdict(tmp_path: Path, make) -> None:

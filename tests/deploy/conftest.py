@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.bounded.here import read_here
+
+
+@pytest.fixture(autouse=True)
+def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
