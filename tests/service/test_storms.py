@@ -240,6 +240,7 @@ ONE_SERVES = (("promote 1", None), ("look", None))
 @given(st.lists(st.tuples(DONE, WEATHER), max_size=12))
 @example([("promote 2", None), ("look", ("flipped", 0, True)), ("look", ("flipped", 0, True))])
 @example([("promote 2", None), ("restart", None), ("look", ("page", 0, True))])
+@example([("promote 2", None), ("restart", None), ("look", ("flipped", 0, False))])
 @example(
     [("forge", None), ("look", ("unavailable", 4, True)), ("look", ("killed after", 6, False))]
 )
