@@ -26,6 +26,7 @@ from gate.bounded.limits import ChildLimits
 from gate.bounded.watch import ChildWatch, too_much_memory
 from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
 from gate.storage.foreign import RECORD_LIMIT, strict_json
+from gate.storage.temporary import temporary_folder
 
 _LOOK_S = 0.05
 _LAST_S = 10.0
@@ -83,12 +84,9 @@ def _call(
         "function": function,
         "arguments": dict(arguments),
     }
-    with contextlib.ExitStack() as stack:
+    with temporary_folder() as folder:
         try:
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="gate-child-", ignore_cleanup_errors=True)
-            )
-            child = _Child(request, limits, terminal=terminal, folder=Path(folder))
+            child = _Child(request, limits, terminal=terminal, folder=folder)
         except OSError as error:  # which says nothing about the file
             raise StorageError(
                 f"cannot start a process for {what}: {error.strerror or error}. Free memory, "

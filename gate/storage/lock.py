@@ -49,9 +49,7 @@ def _make_private(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise StorageError(f"{folder} is a link, expected a folder of locks. Remove it.")
-    _refuse_owner(folder, status)
-    if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
-        folder.chmod(0o700)
+    _close(folder, status, mode=0o700)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -60,15 +58,15 @@ def _refuse_foreign(path: Path) -> None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             raise StorageError(f"{path} is no plain file, expected a lock. Remove it.")
-        _refuse_owner(path, status)
-        if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
-            path.chmod(0o600)
+        _close(path, status, mode=0o600)
 
 
-def _refuse_owner(path: Path, status: os.stat_result) -> None:
-    """Root may use what is another's: he could read and hold it anyway."""
+def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
+    """To all others. Root may use what is another's: he could read and hold it anyway."""
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise StorageError(
             f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: who "
             "owns a lock may hold it for ever. Run as that user, or remove it."
         )
+    if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
+        path.chmod(mode)
