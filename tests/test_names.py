@@ -27,7 +27,7 @@ IDIOMS = {"told", "seen", "known", "said", "asked"}
 """They name how a value came, not what it is."""
 PUBLISHED = {
     # A field of what `gate doctor --json` prints.
-    ("doctor/finding.py", "seen"), ("commands/doctor.py", "seen"),
+    ("doctor/symptom.py", "seen"), ("commands/doctor.py", "seen"),
     # A field of the journal's file: a move that an older version began is finished by this one.
     ("registry/journal.py", "seen"), ("registry/champion.py", "seen"),
 }  # fmt: skip

@@ -64,7 +64,7 @@ def _absolve(
 def _show(model: str, done: Absolution, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     if done.problem is not None:
         line = f"refused, the violation of version {done.version} stands: {done.problem}"

@@ -106,6 +106,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
     from gate.preprocess.dumped import read_dumped
     from gate.records.names import GOLDEN
     from gate.report import folder
+    from gate.story.making import story_of
 
     policy, labels = _policy(question), question["labels"]
     workload = replace(
@@ -139,6 +140,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "decision": decision.to_plain(),
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
+            "story": story_of(decision, evidence, explanation=verdicted.explanation).to_plain(),
         },
         lambda console: _show(question, verdicted, console),
     )
@@ -177,7 +179,7 @@ def _write_golden(folder: Path, verdicted: Verdicted) -> None:
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
     from gate.report.terminal import print_decision
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     policy = verdicted.policy
     given = question["policy"]

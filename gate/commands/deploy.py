@@ -120,7 +120,7 @@ def _outcome(store: Store, deployment: Deployment) -> Outcome:
 def _show(deployment: Deployment, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     style = "bold red" if deployment.outcome == "refused" else "green"
     headline = f"{deployment.outcome.replace('_', ' ')}: {printable(deployment.reason)}"

@@ -67,7 +67,7 @@ def _show(found: list[Manifest], problems: dict[str, str], console: Console) -> 
     from rich.text import Text
 
     from gate.report.table import add_row, table
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     if not found:
         console.print("Nothing is deployed.")

@@ -127,7 +127,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
 
 def _refused(why: str) -> Outcome:
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     lines = [printable(line) for line in why.splitlines()]
     return Outcome(
@@ -221,7 +221,7 @@ def _show(
     question: _Question, exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
     from gate.onnxfile.export_note import note_path
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     subject, record, output = exported.subject, exported.record, question["output"]
     weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""

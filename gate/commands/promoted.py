@@ -23,7 +23,7 @@ def promoted(promotion: Promotion, *, verdict: str | None = None) -> Outcome:
 def _show(promotion: Promotion, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     facts = [promotion.outcome.replace("_", " ")]
     facts += [f"version {promotion.version}"] if promotion.version else []

@@ -100,7 +100,7 @@ def _plain(one: Taken | Failed) -> dict[str, Any]:
 def _show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     for model, done in models.items():
         if not done:

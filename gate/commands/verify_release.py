@@ -64,7 +64,7 @@ def _show(result: GoldenResult, console: Console) -> None:
     from rich.text import Text
 
     from gate.report.table import table
-    from gate.report.wording import printable
+    from gate.story.wording import printable
 
     console.print(f"file      {result.model_sha256}")
     console.print(f"golden    {result.golden_sha256}, {result.samples} samples")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from gate.doctor.finding import Diagnosis, Finding, State
 from gate.doctor.session import active_provider
+from gate.doctor.symptom import Diagnosis, State, Symptom
 from gate.errors import GateError
 from gate.records.runtime import CPU_PROVIDER
 
-__all__ = ["Diagnosis", "Finding", "examine"]
+__all__ = ["Diagnosis", "Symptom", "examine"]
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
 _OTHER_MODULES = ("torchvision", "matplotlib", "rich")
@@ -41,19 +41,19 @@ def examine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Di
     )
 
 
-def _modules() -> Iterator[Finding]:
-    yield Finding("python", "ok", platform.python_version(), needed=True)
+def _modules() -> Iterator[Symptom]:
+    yield Symptom("python", "ok", platform.python_version(), needed=True)
     for name in (*_NEEDED_MODULES, *_OTHER_MODULES):
         needed = name in _NEEDED_MODULES
         try:
             version = getattr(importlib.import_module(name), "__version__", None)
-            yield Finding(name, "ok", str(version or metadata.version(name)), needed=needed)
+            yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
             remedy = "Install it again: pip install --force-reinstall parity-gate"
-            yield Finding(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
+            yield Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
 
 
-def _one_onnxruntime() -> Finding:
+def _one_onnxruntime() -> Symptom:
     """Both packages write into one folder; which of them is imported is then luck."""
     installed = []
     for name in ("onnxruntime-gpu", "onnxruntime"):
@@ -62,8 +62,8 @@ def _one_onnxruntime() -> Finding:
         except metadata.PackageNotFoundError:
             continue
     if len(installed) < 2:
-        return Finding("one onnxruntime package", "ok", ", ".join(installed) or "none")
-    return Finding(
+        return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
+    return Symptom(
         "one onnxruntime package",
         "missing",
         f"{' and '.join(installed)} overwrite each other",
@@ -71,48 +71,48 @@ def _one_onnxruntime() -> Finding:
     )
 
 
-def _cpu_session() -> Finding:
+def _cpu_session() -> Symptom:
     try:
         active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
         remedy = "Install ONNX Runtime again: pip install --force-reinstall onnxruntime-gpu"
-        return Finding(
+        return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
         )
     state: State = "ok" if active == CPU_PROVIDER else "missing"
-    return Finding("ort-cpu", state, f"ran a model on {active}", needed=True)
+    return Symptom("ort-cpu", state, f"ran a model on {active}", needed=True)
 
 
-def _cuda() -> tuple[Finding, ...]:
+def _cuda() -> tuple[Symptom, ...]:
     try:
         from gate.doctor.cuda import cuda
 
         return tuple(cuda())
     except Exception as error:  # torch or ONNX Runtime itself is broken; they are named above
         remedy = "Mend torch and onnxruntime first."
-        return (Finding("CUDA", "missing", f"{type(error).__name__}: {error}", remedy),)
+        return (Symptom("CUDA", "missing", f"{type(error).__name__}: {error}", remedy),)
 
 
-def _registry(registry: str, preflight: Callable[[], None]) -> Finding:
+def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:
     try:
         preflight()
     except GateError as error:
         remedy = "Mend that, or set MLFLOW_TRACKING_URI. gate check needs no registry."
-        return Finding("MLflow", "missing", str(error), remedy)
-    return Finding("MLflow", "ok", f"usable at {registry}")
+        return Symptom("MLflow", "missing", str(error), remedy)
+    return Symptom("MLflow", "ok", f"usable at {registry}")
 
 
-def _dvc() -> Finding:
+def _dvc() -> Symptom:
     try:
-        return Finding("DVC", "ok", metadata.version("dvc"))
+        return Symptom("DVC", "ok", metadata.version("dvc"))
     except metadata.PackageNotFoundError:
         remedy = "pip install dvc, for the pipeline. gate check needs no DVC."
-        return Finding("DVC", "missing", "not installed", remedy)
+        return Symptom("DVC", "missing", "not installed", remedy)
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Symptom:
     free = shutil.disk_usage(folder).free
     free_space = f"{free / 1024**3:.1f} GiB free at {folder}"
     if free >= _FREE_BYTES:
-        return Finding("disk", "ok", free_space)
-    return Finding("disk", "missing", free_space, f"Free at least {_FREE_BYTES / 1024**3:.0f} GiB.")
+        return Symptom("disk", "ok", free_space)
+    return Symptom("disk", "missing", free_space, f"Free at least {_FREE_BYTES / 1024**3:.0f} GiB.")

@@ -6,8 +6,8 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
-from gate.doctor.finding import Finding, State
 from gate.doctor.session import active_provider, quietly, reason_of
+from gate.doctor.symptom import State, Symptom
 from gate.parity.runners.environment import cuda_absent_reason, cuda_unusable_reason
 from gate.records.runtime import CUDA_PROVIDER
 
@@ -15,19 +15,19 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 _INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 
 
-def cuda() -> Iterator[Finding]:
+def cuda() -> Iterator[Symptom]:
     """Device, libraries, provider. Where there is no device, what lacks is absent, not missing."""
     if sys.platform == "darwin":
-        yield Finding("CUDA device", "absent", "there is no CUDA on macOS")
+        yield Symptom("CUDA device", "absent", "there is no CUDA on macOS")
         return
     absent = cuda_absent_reason()
     unusable = None if absent else cuda_unusable_reason()
     if absent:
-        yield Finding("CUDA device", "absent", absent)
+        yield Symptom("CUDA device", "absent", absent)
     elif unusable:
-        yield Finding("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
+        yield Symptom("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
     else:
-        yield Finding("CUDA device", "ok", _device())
+        yield Symptom("CUDA device", "ok", _device())
     yield _cuda_libraries(device=absent is None)
     yield _cuda_session(device=absent is None)
 
@@ -38,18 +38,18 @@ def _device() -> str:
     return f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
 
 
-def _cuda_libraries(*, device: bool) -> Finding:
+def _cuda_libraries(*, device: bool) -> Symptom:
     """The shared libraries that ONNX Runtime's CUDA provider needs, each loaded by name."""
     import onnxruntime
 
     version = getattr(onnxruntime, "cuda_version", "")
     if not version:
         observation = "this build of ONNX Runtime has no CUDA"
-        return Finding("CUDA libraries", "absent", observation, _INSTALL)
+        return Symptom("CUDA libraries", "absent", observation, _INSTALL)
     quietly(onnxruntime.preload_dlls)
     missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
     if not missing:
-        return Finding("CUDA libraries", "ok", f"all for CUDA {version}")
+        return Symptom("CUDA libraries", "ok", f"all for CUDA {version}")
     remedies = []
     if _DRIVER_LIBRARY in missing:
         remedies.append("libcuda.so.1 comes with the NVIDIA driver: install the driver, or start "
@@ -57,7 +57,7 @@ def _cuda_libraries(*, device: bool) -> Finding:
     if set(missing) - {_DRIVER_LIBRARY}:
         remedies.append(f"The others: {_INSTALL}")
     state: State = "missing" if device else "absent"
-    return Finding("CUDA libraries", state, f"not there: {', '.join(missing)}", " ".join(remedies))
+    return Symptom("CUDA libraries", state, f"not there: {', '.join(missing)}", " ".join(remedies))
 
 
 def _library_names(cuda: int) -> tuple[str, ...]:
@@ -82,20 +82,20 @@ def _loads(name: str) -> bool:
     return True
 
 
-def _cuda_session(*, device: bool) -> Finding:
+def _cuda_session(*, device: bool) -> Symptom:
     import onnxruntime
 
     listed = CUDA_PROVIDER in onnxruntime.get_available_providers()
     if not listed:
         observation = "this build of ONNX Runtime does not list the CUDA provider"
         remedy = f"pip uninstall onnxruntime; {_INSTALL}"
-        return Finding("ort-cuda", "missing" if device else "absent", observation, remedy)
+        return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)
     try:
         active, printed = active_provider(CUDA_PROVIDER)
     except Exception as error:
         active, printed = "none", f"{type(error).__name__}: {error}"
     if active == CUDA_PROVIDER:
-        return Finding("ort-cuda", "ok", f"ran a model on {active}")
+        return Symptom("ort-cuda", "ok", f"ran a model on {active}")
     observation = f"listed, but {active} is what runs: {reason_of(printed)}"
     remedy = "Mend what is named above under CUDA; until then only the CPU can be judged."
-    return Finding("ort-cuda", "missing" if device else "absent", observation, remedy)
+    return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)

@@ -21,6 +21,7 @@ from gate.records.lint import LintFinding
 from gate.records.model_code import ModelCode
 from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import RuntimeName
+from gate.records.samples import Crossing, Histogram, WorstSample
 from gate.storage.record import Measured, Record, Sha256, later
 
 Count = Annotated[int, Field(ge=0)]
@@ -129,6 +130,12 @@ class ConfidenceOfClass(Record):
     samples: Count
     mean: Measured
     max: Measured
+    signed_mean: Measured | None = later(None)
+    """Mean of max softmax(c) - max softmax(r), with its sign. None: of before it was measured."""
+    reference_mean: Measured | None = later(None)
+    """Mean of max softmax(r)."""
+    candidate_mean: Measured | None = later(None)
+    """Mean of max softmax(c)."""
 
 
 class Confidence(Record):
@@ -178,6 +185,8 @@ class ClassParity(Record):
     accuracy: Accuracy | None = None
     nan_rows: Count = later(0)
     """Samples with NaN on both sides in the same places: in none of the numbers above."""
+    crossings: tuple[Crossing, ...] = later(())
+    """One for each operating point of the policy."""
 
 
 class RowParity(Record):
@@ -236,6 +245,10 @@ class OutputParity(Record):
     noise: NoiseParity | None = later(None)
     """None: not measured, for the reason `Evidence.noise_unmeasured`, or no floats."""
     stability: StabilityParity | None = later(None)
+    differences: Histogram | None = later(None)
+    """Of abs(c - r) over all elements. None: of before it was measured."""
+    worst: tuple[WorstSample, ...] = later(())
+    """Up to eight samples, the largest difference first."""
 
 
 class Latency(Record):

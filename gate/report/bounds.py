@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.report.figure import BLUE, FLOOR, GREY, MOST_ROWS, RED, figure, finite, legend, name_rows
-from gate.report.wording import observed, printable
+from gate.story.wording import observed, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

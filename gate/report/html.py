@@ -10,7 +10,8 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.report import localisation, wording
+from gate.report import localisation
+from gate.story import wording
 
 _CAPTIONS = {
     "differences": "Every bounded difference to the PyTorch model",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gate.lint import LintReport
 from gate.records.lint import LEVELS, LintFinding, LintLevel
 from gate.report.table import add_row, table
-from gate.report.wording import printable
+from gate.story.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.report.figure import BLUE, GREY, ORANGE, RED, legend, literal, png, ratio_height
 from gate.report.table import add_row, table
-from gate.report.wording import number, printable
+from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

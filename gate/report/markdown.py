@@ -12,7 +12,8 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.report import localisation, wording
+from gate.report import localisation
+from gate.story import wording
 
 _HEADER = (
     "| runtime | check | observed | allowed | n | verdict |",

@@ -23,7 +23,7 @@ from gate.report.figure import (
     name_rows,
     png,
 )
-from gate.report.wording import number, printable
+from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

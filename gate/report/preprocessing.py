@@ -14,7 +14,7 @@ from gate.preprocess.tensor import to_pixels
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
 from gate.report.figure import literal, png
 from gate.report.table import add_row, table
-from gate.report.wording import number, printable
+from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

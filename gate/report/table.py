@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
-from gate.report.wording import printable
+from gate.story.wording import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

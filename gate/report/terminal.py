@@ -8,8 +8,9 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.report import localisation, wording
+from gate.report import localisation
 from gate.report.table import add_row, table
+from gate.story import wording
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from gate.report.figure import (
     ratio_height,
 )
 from gate.report.table import add_row, table
-from gate.report.wording import number, printable
+from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gate import cli, doctor
-from gate.doctor import Diagnosis, Finding, cuda, examine, session
+from gate.doctor import Diagnosis, Symptom, cuda, examine, session
 from gate.errors import RegistryUnavailable
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 
@@ -20,7 +20,7 @@ def _fine() -> None:
     """A registry that answers."""
 
 
-def _examine(folder: Path) -> dict[str, Finding]:
+def _examine(folder: Path) -> dict[str, Symptom]:
     diagnosis = examine(folder, registry="sqlite:///here", preflight=_fine)
     return {finding.name: finding for finding in diagnosis.findings}
 
@@ -204,7 +204,7 @@ class TestCommand:
     def test_it_ends_with_2_where_nothing_can_be_judged(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        bad = Diagnosis((Finding("torch", "missing", "gone", "Install it again.", needed=True),))
+        bad = Diagnosis((Symptom("torch", "missing", "gone", "Install it again.", needed=True),))
         monkeypatch.setattr(doctor, "examine", lambda *_, **__: bad)
         assert cli.main(["doctor"]) == 2
         text = capsys.readouterr().out

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from gate.report.markdown import describe
-from gate.report.wording import folded_groups
+from gate.story.wording import folded_groups
 from tests.report.samples import HOSTILE, failed, passed
 
 LINKS = {"run": "http://127.0.0.1:5000/#/experiments/1/runs/a b"}

@@ -8,7 +8,7 @@ from rich.console import Console
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.report.terminal import print_decision
-from gate.report.wording import folded_groups
+from gate.story.wording import folded_groups
 from tests.report.samples import HOSTILE, failed, passed
 
 

@@ -9,7 +9,7 @@ State = Literal["ok", "missing", "absent"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Symptom:
     """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that."""
 
     name: str
@@ -24,7 +24,7 @@ class Finding:
 class Diagnosis:
     """All findings."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Symptom, ...]
 
     @property
     def can_judge(self) -> bool:

@@ -11,9 +11,9 @@ from gate.decision.decision import decide
 from gate.decision.remedies import REMEDIES
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
-from gate.report import wording
 from gate.report.html import page
 from gate.report.markdown import describe
+from gate.story import wording
 from tests import builders
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 

@@ -1,0 +1,68 @@
+"""Single samples and their spread: what a reviewer looks at beside the sums over all samples."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gate.storage.record import Measured, Record, later
+
+Count = Annotated[int, Field(ge=0)]
+
+PER_OCTAVE = 4
+"""Bins of a histogram from a number to its double: a value is recorded within a factor of
+2^(1/4), 19 %."""
+
+
+class Histogram(Record):
+    """Sizes of differences, counted in bins of equal ratio: exact counts, whatever the order.
+
+    The bin at place `i` of `counts` holds sizes from 2^((first + i) / 4) up to, without it,
+    2^((first + i + 1) / 4).
+    """
+
+    zeros: Count
+    first: int = 0
+    counts: tuple[Count, ...] = ()
+    nonfinite: Count = later(0)
+    """NaN and infinite ones."""
+
+
+class SideAnswer(Record):
+    """What one side says of one sample."""
+
+    top1: Count
+    """Index of the class."""
+    probability: Measured
+    """Its softmax; of probabilities the value itself."""
+    margin: Measured
+    """Largest minus second largest logit."""
+
+
+class WorstSample(Record):
+    """A sample with one of the largest differences."""
+
+    sample: Count
+    max_abs_diff: Measured
+    label: Count | None = None
+    """The class that is right, where there are labels."""
+    reference: SideAnswer | None = None
+    """None: no output of classes."""
+    candidate: SideAnswer | None = None
+
+
+class Crossing(Record):
+    """Samples whose confidence is at or above an operating point on one side only."""
+
+    threshold: Measured
+    label: Count | None = None
+    """The predicted class that this point is for; None: all."""
+    samples: Count
+    """How many were compared: those that one of both sides puts into the class."""
+    reference_above: Count
+    candidate_above: Count
+    crossed: Count
+    """Above on one side only, or above on both with another class."""
+    crossing: tuple[Count, ...] = ()
+    """The first hundred of them, by sample."""

@@ -1,0 +1,1 @@
+"""What a decision means: one story, made once, that every surface prints."""

@@ -1,0 +1,167 @@
+"""The story of a decision: what a reviewer reads first, second and third. Every surface prints it.
+
+A `Story` is made by `gate.story.tell.story_of` of decision, evidence, explanation and champion, and
+holds plain texts only: names that come from a judged file went through `printable`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.storage.record import Measured, Record, Sha256
+
+CauseKind = Literal[
+    "passed",
+    "layer",
+    "weights",
+    "graph",
+    "training_mode",
+    "batch",
+    "baked_in",
+    "outputs",
+    "nonfinite",
+    "optimiser",
+    "runtime",
+    "device",
+    "unstable",
+    "export",
+    "preprocessing",
+    "champion",
+    "threshold",
+    "labels",
+    "samples",
+    "model",
+    "evidence",
+    "numbers",
+    "waived",
+]
+"""What is to blame; `gate.story.causes` says in words what each means."""
+
+
+class Headline(Record):
+    """The answer in one look."""
+
+    verdict: Verdict
+    cause: CauseKind
+    blamed: str | None = None
+    """What is to blame, by its name: `layer3.0.conv1.weight`, `ort-cpu-optimized`; None: nothing
+    is, or nothing with a name."""
+    sentence: str
+    """One sentence: the cause, with its number and the number that is allowed."""
+    remedy: str | None = None
+    """What to do; None: nothing."""
+
+
+class Finding(Record):
+    """Checks that fail, or are waived, for one cause. The first check shows it best, the others
+    are folded under it."""
+
+    cause: CauseKind
+    verdict: Verdict
+    """FAIL, ERROR or WAIVED: the worst of its checks."""
+    title: str
+    """What is wrong, in a few words of the field."""
+    sentence: str
+    remedy: str | None = None
+    checks: tuple[CheckResult, ...]
+
+
+class Word(Record):
+    """One check in plain words."""
+
+    check: CheckResult
+    meaning: str
+    """One sentence: what it asks."""
+    formula: str | None = None
+    unit: str | None = None
+    why: str
+    """Why this bound, with its widening."""
+    strain: Measured | None = None
+    """observed / bound, 1 at the bound; for shares (unequal + tiny) likewise; None: no number."""
+
+
+class RuntimeProof(Record):
+    """One row of the matrix of runtimes: what ran where, and how that is proven."""
+
+    runtime: str
+    state: Literal["passed", "failed", "not judged", "waived", "not measured"]
+    provider: str | None = None
+    """The provider that was active, as proven."""
+    nodes: str | None = None
+    """Nodes by provider: `CPU 42`; of PyTorch the device."""
+    worst: CheckResult | None = None
+    """The check that has used most of its bound."""
+    strain: Measured | None = None
+    """Of that check: observed / bound."""
+    agreement: Measured | None = None
+    """Lowest top-1 agreement that was judged."""
+    latency_ms: Measured | None = None
+    """Median of a batch."""
+    reason: str | None = None
+    """Why it was not measured, or is waived."""
+
+
+class ChangeRow(Record):
+    """One thing beside the champion's."""
+
+    name: str
+    before: str
+    now: str
+    changed: bool
+    sense: Literal["better", "worse"] | None = None
+    """None: neither, or nobody knows."""
+
+
+class Change(Record):
+    """Against the version that serves now. `absent`: why there is nothing to compare with."""
+
+    version: str | None = None
+    sha256: Sha256 | None = None
+    rows: tuple[ChangeRow, ...] = ()
+    """What changed first."""
+    absent: str | None = None
+
+
+class Step(Record):
+    """What to do next: a command to paste, or an address to open."""
+
+    label: str
+    command: str | None = None
+    address: str | None = None
+
+
+class Subtitle(Record):
+    """What was judged, when, where, by whom."""
+
+    name: str | None = None
+    """Of the registered model."""
+    version: str | None = None
+    sha256: Sha256
+    size_bytes: int
+    opset: int
+    producer: str
+    factory: str
+    samples: int
+    measured_at: str
+    decided_at: str
+    machine: str
+    """Processor, and the graphics card where there is one."""
+    signed_by: str | None = None
+
+
+class Story(Record):
+    """All that a reviewer needs, in the order of need."""
+
+    schema_version: Literal[1] = 1
+    headline: Headline
+    subject: Subtitle
+    findings: tuple[Finding, ...]
+    """Those that decide first; what is waived last."""
+    proof: tuple[RuntimeProof, ...]
+    change: Change
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    """What else is to be known: what agreement proves, code that changed, weights."""
+    words: tuple[Word, ...] = ()
+    """Every check, in the order of the decision."""
