@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gate.commands.outcome import console
 from gate.commands.status import Status
-from gate.decision.decision import Decision, decide
+from gate.decision.decision import decide
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
@@ -18,9 +18,11 @@ from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.report import html, localisation, markdown, plots
-from gate.report.terminal import print_decision
+from gate.report.terminal import print_story
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
+from gate.story.making import story_of
+from gate.story.story import Story
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
@@ -42,6 +44,9 @@ def main() -> int:
     decision = decide(policy, evidence, decided_at=now())
     decision.save(paths.DECISION)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
+    story = story_of(
+        decision, evidence, explanation=explanation, confidence=policy.confidence
+    ).about(name=registry_params.model_name)
     drawn = plots.draw(evidence, decision)
     if explanation.localisation is not None:
         drawn["localisation"] = localisation.chart(explanation.localisation)
@@ -60,11 +65,11 @@ def main() -> int:
         for name, png in drawn.items():
             page.bytes(png, f"plots/{name}.png")
         page.file(paths.EXPLANATION)
-        page.note(markdown.describe(decision, evidence, {}, explanation))
+        page.note(markdown.describe(story, {}))
         twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
         if twin is not None:
             pages.write_twin(page, twin)
-        beside = "" if twin is None else markdown.describe_twin(twin.decision, twin.evidence)
+        beside = "" if twin is None else markdown.describe_twin(_story(twin))
         release = Release(
             model_name=registry_params.model_name,
             onnx_path=paths.ONNX,
@@ -72,7 +77,7 @@ def main() -> int:
             decision=decision,
             run_id=page.run_id,
             description=cut(
-                markdown.describe(decision, evidence, _links(page), explanation),
+                markdown.describe(story, _links(page)),
                 DESCRIPTION_LIMIT - len(beside),
             )
             + beside,
@@ -93,10 +98,10 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        story = markdown.describe(decision, evidence, _links(page, report), explanation) + beside
-        _write_outcome(page, report, story)
+        text = markdown.describe(story, _links(page, report)) + beside
+        _write_outcome(page, report, text)
         report.save(paths.PROMOTION)
-    _tell(decision, evidence, report, confidence=policy.confidence)
+    _tell(story, report)
     if twin is not None:
         _tell_twin(twin)
     # An experiment is there to be compared, whatever came out.
@@ -134,10 +139,12 @@ def _links(page: RunPage, report: PromotionReport | None = None) -> dict[str, st
     return links
 
 
-def _tell(
-    decision: Decision, evidence: Evidence, report: PromotionReport, *, confidence: float
-) -> None:
-    print_decision(decision, evidence, console(sys.stdout), confidence=confidence)
+def _story(twin: Judged) -> Story:
+    return story_of(twin.decision, twin.evidence)
+
+
+def _tell(story: Story, report: PromotionReport) -> None:
+    print_story(story, console(sys.stdout))
     print(report.sentence())
     print("Where to look: make ui")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
+    from gate.story.story import Story
 
 _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
@@ -42,6 +43,7 @@ class _Question(TypedDict):
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
     export_record: Path | None
+    verbose: bool
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -85,6 +87,7 @@ class _Question(TypedDict):
     help="What gate export wrote beside the file: what the lint found then, and the exporter's "
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -129,8 +132,16 @@ def command(**question: Unpack[_Question]) -> Outcome:
             progress=progress,
         )
     decision, evidence = verdicted.decision, verdicted.evidence
+    story = story_of(
+        decision,
+        evidence,
+        explanation=verdicted.explanation,
+        confidence=verdicted.policy.confidence,
+    ).with_files(_files(question))
     if question["report"] is not None:
-        folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
+        folder.write(
+            question["report"], decision, evidence, story=story, explanation=verdicted.explanation
+        )
         _write_golden(question["report"] / GOLDEN, verdicted)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
@@ -140,9 +151,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "decision": decision.to_plain(),
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
-            "story": story_of(decision, evidence, explanation=verdicted.explanation).to_plain(),
+            "story": story.to_plain(),
         },
-        lambda console: _show(question, verdicted, console),
+        lambda console: _show(question, verdicted, story, console),
     )
 
 
@@ -177,26 +188,23 @@ def _write_golden(folder: Path, verdicted: Verdicted) -> None:
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
 
 
-def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
-    from gate.report.terminal import print_decision
+def _files(question: _Question) -> dict[str, str]:
+    """What the commands of the story are about."""
+    names = {"MODEL.onnx": str(question["model"]), "SAMPLES": str(question["inputs"])}
+    return names if question["report"] is None else {**names, "DIR": str(question["report"])}
+
+
+def _show(question: _Question, verdicted: Verdicted, story: Story, console: Console) -> None:
+    from gate.report.terminal import print_story
     from gate.story.wording import printable
 
-    policy = verdicted.policy
-    given = question["policy"]
-    origin = f"of {given}" if given else "built in"
-    subject = verdicted.evidence.subject
-    console.print(
-        f"file    {printable(str(question['model']))}  {subject.sha256}  opset {subject.opset}"
-    )
+    print_story(story, console, verbose=question["verbose"])
+    policy, subject = verdicted.policy, story.subject
+    origin = f"of {question['policy']}" if question["policy"] else "built in"
     stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
-    policy_line = f"policy  {origin}; task {policy.task}, precision {policy.precision}{stated}"
-    console.print(printable(policy_line))
-    print_decision(
-        verdicted.decision,
-        verdicted.evidence,
-        console,
-        confidence=policy.confidence,
-        explanation=verdicted.explanation,
-    )
+    console.print(
+        printable(f"file  {question['model']}  {subject.sha256.short}  opset {subject.opset}; "
+                  f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}")
+    )  # fmt: skip
     if question["report"] is not None:
         console.print(f"report  {question['report'] / 'report.html'}")

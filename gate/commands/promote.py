@@ -90,6 +90,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.registry.mlflow.registry import MlflowRegistry, preflight
     from gate.registry.promotion import Release, promote
     from gate.report.markdown import describe
+    from gate.story.making import story_of
 
     uri = tracking_uri(request["tracking_uri"])
     evidence = Evidence.load(request["report"] / EVIDENCE)
@@ -106,7 +107,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         evidence=evidence,
         decision=decision,
         run_id=request["run_id"] or "",
-        description=describe(decision, evidence, {}),
+        description=describe(story_of(decision, evidence).about(name=request["name"]), {}),
         golden=_golden(request["golden"], request["report"]),
         preprocessing=request["preprocessing"],
         twin=_twin(request["twin"], request["twin_report"]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Measured, Record
@@ -18,14 +20,22 @@ class Verdict(StrEnum):
     WAIVED = "WAIVED"
 
 
+def _as_number(value: Any) -> Any:
+    """What JSON can't write as a number is a word there, and a number again here."""
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
+
+
 class CheckResult(Record):
     """One check: what was seen, what was allowed, on how many samples, and what to try."""
 
     name: str
     runtime: RuntimeName | None = None
     output: str | None = None
-    observed: Measured | str | None = None
-    bound: Measured | str | None = None
+    observed: Observed = None
+    bound: Observed = None
     """With its direction in `relation`."""
     relation: Literal["<=", ">=", "=="] | None = None
     samples: int | None = None

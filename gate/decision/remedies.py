@@ -75,13 +75,13 @@ REMEDIES: dict[str, str] = {
     "training mode, or a batch size that was baked into the graph.",
     "probes": "Give samples that the model can compute; without any probe the file may have "
     "baked in what the samples do not show.",
-    "probe_batch": "A batch size was baked in: use x.shape[0] as it is instead of len(x) or "
+    "probe_batch": "Use x.shape[0] as it is instead of len(x) or "
     "int(x.shape[0]), and export with dynamic_batch: true.",
-    "probe_value": "A branch or a constant was baked in by the trace: replace Python conditions "
-    "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
-    "probe_size": "A height or width was baked in: compute sizes from x.shape in forward, and "
+    "probe_value": "Replace Python conditions on tensor values by torch.where, or export by "
+    "torch.jit.script or dynamo.",
+    "probe_size": "Compute sizes from x.shape in forward, and "
     "name the axis dynamic; or fix it in the file's inputs.",
-    "probe_search": "The trace took another branch than the model does: replace Python conditions "
+    "probe_search": "Replace Python conditions "
     "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
     "probe_as_samples": "The samples themselves disagree: mend that first, then see whether this "
     "input still does.",

@@ -52,7 +52,8 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
-    if divergences and _is_optimiser(measured, limits):
+    optimiser = _is_optimiser(measured, limits)
+    if divergences and optimiser:
         text, remedy = f"{text} With optimisations off the file agrees.", _FUSION
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
@@ -64,6 +65,8 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         first_divergence=divergences[0].module if divergences else None,
         whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
+        fault=divergences[0].text if divergences else None,
+        optimiser=optimiser,
         remedy=remedy,
     )
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gate.records.instruments import Count
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Measured, Record, Sha256
+from gate.storage.record import Measured, Record, Sha256, later
 
 LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 
@@ -61,7 +61,11 @@ class Localisation(Record):
     """noise_ratio of the outputs of the file as it is, with no intermediate tensor marked: marking
     keeps the optimiser from fusing."""
     cause: str
-    """One sentence: what diverges and what is known of it."""
+    """What diverges and what is known of it, in sentences."""
+    fault: str | None = later(None)
+    """Of the first source alone: what is wrong with it, without a full stop."""
+    optimiser: bool = later(False)
+    """With optimisations off the file agrees."""
     remedy: str | None = None
 
     @property

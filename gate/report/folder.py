@@ -11,6 +11,7 @@ from gate.records.localisation import Explanation
 from gate.records.names import DECISION, EVIDENCE, LOCALISATION, MARKDOWN, PAGE, PLOTS
 from gate.report import html, localisation, markdown, plots
 from gate.storage import atomic
+from gate.story.story import Story
 
 
 def write(
@@ -18,6 +19,7 @@ def write(
     decision: Decision,
     evidence: Evidence,
     *,
+    story: Story,
     links: Mapping[str, str] | None = None,
     explanation: Explanation | None = None,
 ) -> tuple[Path, ...]:
@@ -31,7 +33,7 @@ def write(
     texts = {
         EVIDENCE: evidence.to_json(indent=2) + "\n",
         DECISION: decision.to_json(indent=2) + "\n",
-        MARKDOWN: markdown.describe(decision, evidence, links or {}, explanation),
+        MARKDOWN: markdown.describe(story, links or {}),
         PAGE: html.page(decision, evidence, drawn, explanation),
     }
     if explanation.localisation is not None:

@@ -1,4 +1,4 @@
-"""The decision as Markdown, for the description of a registered model version and for reviews.
+"""The story as Markdown, for the description of a registered model version and for reviews.
 
 The first line is one plain sentence: MLflow shows it raw in its list of models.
 """
@@ -6,101 +6,138 @@ The first line is one plain sentence: MLflow shows it raw in its list of models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from gate.decision.checks import Verdict
-from gate.decision.decision import Decision
-from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation
-from gate.report import localisation
-from gate.story import wording
+from gate.story.story import Finding, RuntimeProof, Story
+from gate.story.wording import number, printable
+from gate.story.words import measure
 
 _HEADER = (
-    "| runtime | check | observed | allowed | n | verdict |",
-    "|---|---|---:|---|---:|---|",
+    "| runtime | state | worst | observed | allowed | top-1 | latency |",
+    "|---|---|---|---:|---:|---:|---:|",
 )
+_CHANGES, _CHECKS = 8, 3
 _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """What Markdown could take for markup; an underscore within a word is none."""
 
 
-def describe(
-    decision: Decision,
-    evidence: Evidence,
-    links: Mapping[str, str],
-    explanation: Explanation | None = None,
-) -> str:
-    """Markdown text: the verdict, the problems, the table of checks, what it is bound to, `links`
+def describe(story: Story, links: Mapping[str, str]) -> str:
+    """Markdown text: headline, findings, change, runtimes, next steps, what it is bound to, `links`
     (label to address)."""
-    lines = [_plain(wording.verdict_sentence(decision, evidence)), ""]
-    lines += _problems(decision)
-    items = [*_items(localisation.sentences(explanation or Explanation()))]
-    lines += [*items, ""] if items else []
-    lines += [*_HEADER, *_rows(decision), ""]
-    lines += _items(wording.agreement_sentences(decision, evidence, confidence=0.95))
-    lines += _items(wording.input_sentences(decision))
-    lines += _items(wording.weight_sentences(evidence))
-    lines += _items(wording.code_sentences(evidence))
-    lines += ["", *_bound_to(decision, evidence), ""]
+    lines = [_plain(sentence(story)), ""]
+    if story.headline.remedy:
+        lines += [f"**Try:** {_escape(story.headline.remedy)}", ""]
+    lines += [*_findings(story), *_change(story)]
+    lines += [*_HEADER, *map(_row, story.proof), ""]
+    lines += [f"- {_escape(note)}" for note in story.notes]
+    for step in story.steps:
+        if step.command:
+            lines += [f"- {_escape(step.label)}: `{_code(step.command)}`"]
+    lines += ["", *_bound_to(story), ""]
     lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_twin(decision: Decision, evidence: Evidence) -> str:
+def describe_twin(story: Story) -> str:
     """Markdown text about the quantized twin, to stand below that of its exact file."""
-    subject = evidence.subject
-    lines = ["", f"**Quantized twin.** {_plain(wording.verdict_sentence(decision, evidence))}", ""]
-    lines += _problems(decision)
-    lines += _items(wording.agreement_sentences(decision, evidence, confidence=0.95))
-    lines += [f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes"]
-    lines += [f"- policy: `{decision.policy_sha256}`, evidence: `{decision.evidence_sha256}`"]
+    subject = story.subject
+    lines = ["", f"**Quantized twin.** {_plain(sentence(story))}", "", *_findings(story)]
+    lines += [f"- {_escape(note)}" for note in story.notes]
+    lines += [f"- file: `{subject.sha256}`, {subject.size_bytes} bytes"]
     return "\n".join(lines) + "\n"
 
 
-def _items(sentences: Iterable[str]) -> Iterator[str]:
-    return (f"- {_escape(sentence)}" for sentence in sentences)
+def sentence(story: Story) -> str:
+    """The verdict and its cause, one plain sentence."""
+    return f"{story.headline.verdict}: {story.headline.sentence}."
 
 
-def _problems(decision: Decision) -> Iterator[str]:
-    for check in decision.problems:
-        yield f"- **{check.verdict}** {_escape(check.title)}: {_escape(check.explanation)}"
-        if check.remedy:
-            yield f"  Try: {_escape(check.remedy)}"
-    for reason, titles in wording.waivers(decision).items():
-        yield f"- **{Verdict.WAIVED}** {_escape(', '.join(titles))}: {_escape(reason)}"
-    if decision.problems or decision.waived:
+def _findings(story: Story) -> Iterator[str]:
+    for finding in story.findings:
+        first = finding is story.findings[0] and finding.verdict is not Verdict.WAIVED
+        text = "" if first else f": {_escape(finding.sentence)}"
+        yield f"- **{finding.verdict}** {_escape(finding.title)}{text} ({_count(finding)})"
+        if finding.verdict is Verdict.WAIVED:
+            continue
+        for check in finding.checks[:_CHECKS]:
+            shown = measure(check) or check.explanation
+            yield f"  - {_escape(check.title)}: {_escape(shown)}"
+        if len(finding.checks) > _CHECKS:
+            yield f"  - and {len(finding.checks) - _CHECKS} more in the report"
+    if story.findings:
         yield ""
 
 
-def _rows(decision: Decision) -> Iterator[str]:
-    for runtime, checks in wording.folded_groups(decision):
-        for check in checks:
-            cells = (runtime, *wording.cells(check), check.verdict.value)
-            yield "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+def _count(finding: Finding) -> str:
+    return "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
 
 
-def _bound_to(decision: Decision, evidence: Evidence) -> Iterator[str]:
-    subject, source = evidence.subject, evidence.source
-    yield f"- file: `{decision.subject_sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
-    yield f"- reference: {_escape(source.factory)}, checkpoint `{source.checkpoint_sha256}`"
-    if source.code is not None:
-        yield f"- model's code: `{source.code.digest()}`, {len(source.code.files)} files"
-    yield f"- samples: {evidence.dataset.samples}, data `{evidence.dataset.sha256}`"
-    yield f"- policy: `{decision.policy_sha256}`"
-    yield f"- evidence: `{decision.evidence_sha256}`, measured {_escape(evidence.measured_at)}"
-    yield f"- decided {_escape(decision.decided_at)}"
+def _change(story: Story) -> Iterator[str]:
+    change = story.change
+    if change.version is None:
+        yield f"Against the champion: {_escape(change.absent or 'nothing to compare with')}"
+        yield ""
+        return
+    moved = [row for row in change.rows if row.changed]
+    yield f"Against the champion, version {_escape(change.version)}:"
+    yield ""
+    if not moved:
+        yield "- nothing changed"
+    for row in moved[:_CHANGES]:
+        sense = f" ({row.sense})" if row.sense else ""
+        yield f"- {_escape(row.name)}: {_escape(row.before)} → {_escape(row.now)}{sense}"
+    if len(moved) > _CHANGES:
+        yield f"- and {len(moved) - _CHANGES} more in the report"
+    yield ""
 
 
-def _plain(sentence: str) -> str:
-    """`sentence` without any Markdown in it, still readable raw."""
+def _row(row: RuntimeProof) -> str:
+    observed = allowed = worst = ""
+    if row.worst is not None:
+        value, bound = row.worst.observed, row.worst.bound
+        worst = row.worst.name
+        observed = number(value) if isinstance(value, float) else ""
+        allowed = number(bound) if isinstance(bound, float) else ""
+    elif row.reason is not None:
+        worst = row.reason.partition(": ")[0]
+    agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
+    latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
+    cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
+    return "| " + " | ".join(map(_escape, cells)) + " |"
+
+
+def _bound_to(story: Story) -> Iterator[str]:
+    subject = story.subject
+    yield f"- file: `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
+    yield f"- reference: {_escape(subject.factory)}; {subject.samples} samples"
+    for name, digest in (
+        ("checkpoint", subject.checkpoint_sha256),
+        ("samples", subject.data_sha256),
+        ("policy", subject.policy_sha256),
+        ("evidence", subject.evidence_sha256),
+    ):
+        if digest is not None:
+            yield f"- {name}: `{digest}`"
+    yield f"- measured {_escape(subject.measured_at)} on {_escape(subject.machine)}"
+    yield f"- decided {_escape(subject.decided_at)}"
+
+
+def _plain(text: str) -> str:
+    """`text` without any Markdown in it, still readable raw."""
     for relation, symbol in (("<=", "≤"), (">=", "≥")):
-        sentence = sentence.replace(relation, symbol)
-    return _MARKUP.sub("'", wording.printable(sentence))
+        text = text.replace(relation, symbol)
+    return _MARKUP.sub("'", printable(text))
 
 
 def _escape(text: str) -> str:
     """`text` as literal Markdown within a table cell or a list item."""
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", wording.printable(text))
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", printable(text))
+
+
+def _code(text: str) -> str:
+    return printable(text).replace("`", "'")
 
 
 def _address(target: str) -> str:
-    return wording.printable(target).translate({ord("<"): "%3C", ord(">"): "%3E", ord(" "): "%20"})
+    return printable(target).translate({ord("<"): "%3C", ord(">"): "%3E", ord(" "): "%20"})

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.story.story import Change, Headline, Story, Subtitle
-from gate.story.wording import printable, verdict_sentence
+from gate.story.accounts import Account, account_of, finding_of
+from gate.story.findings import groups_of
+from gate.story.proof import proof_of
+from gate.story.steps import steps_of
+from gate.story.story import CauseKind, Change, Headline, Story, Subtitle
+from gate.story.wording import (
+    agreement_sentences,
+    code_sentences,
+    input_sentences,
+    printable,
+    weight_sentences,
+)
+from gate.story.words import measure, strain, words
 
 
 def story_of(
@@ -15,29 +28,87 @@ def story_of(
     *,
     explanation: Explanation | None = None,
     change: Change | None = None,
+    confidence: float = 0.95,
 ) -> Story:
-    """The story. `explanation`: what localisation found; `change`: against the champion."""
-    environment = evidence.environment
+    """The story. `explanation`: what localisation found; `change`: against the champion;
+    `confidence`: of what agreement proves."""
+    explanation = explanation or Explanation()
+    groups = groups_of(decision, evidence, explanation)
+    accounts = [account_of(group, evidence, explanation) for group in groups]
+    findings = tuple(map(finding_of, groups, accounts))
+    headline = _headline(decision, evidence, findings[0].cause if findings else None, accounts)
     return Story(
-        headline=Headline(
-            verdict=decision.verdict,
-            cause="passed" if decision.passed else "numbers",
-            sentence=verdict_sentence(decision, evidence),
-        ),
-        subject=Subtitle(
-            sha256=decision.subject_sha256,
-            size_bytes=evidence.subject.size_bytes,
-            opset=evidence.subject.opset,
-            producer=printable(evidence.subject.producer),
-            factory=printable(evidence.source.factory),
-            samples=evidence.dataset.samples,
-            measured_at=evidence.measured_at,
-            decided_at=decision.decided_at,
-            machine=", ".join(filter(None, (environment.cpu, environment.gpu))),
-        ),
-        findings=(),
-        proof=(),
-        change=change or Change(absent="nobody asked for the champion"),
-        steps=(),
-        notes=(explanation.localisation.cause,) if explanation and explanation.localisation else (),
+        headline=headline,
+        subject=_subject(decision, evidence),
+        findings=findings,
+        proof=proof_of(decision, evidence),
+        change=change or Change(absent="There was no registry to compare with."),
+        steps=steps_of(decision, evidence, headline.cause),
+        notes=(*_unknown_layer(explanation), *_notes(decision, evidence, confidence=confidence)),
+        words=words(decision, evidence),
     )
+
+
+def _headline(
+    decision: Decision, evidence: Evidence, cause: CauseKind | None, accounts: list[Account]
+) -> Headline:
+    if decision.passed or cause in (None, "waived"):
+        return Headline(
+            verdict=decision.verdict,
+            cause="passed" if decision.passed else "evidence",
+            sentence=_passed(decision, evidence)
+            if decision.passed
+            else "No measured runtime passed all its checks",
+        )
+    first = accounts[0]
+    return Headline(
+        verdict=decision.verdict,
+        cause=cause,
+        blamed=first.blamed,
+        sentence=first.sentence,
+        remedy=first.remedy,
+    )
+
+
+def _passed(decision: Decision, evidence: Evidence) -> str:
+    """On how many samples, where, and what came nearest to its bound."""
+    text = f"Within every bound on {evidence.dataset.samples} samples, on "
+    text += ", ".join(decision.runtimes)
+    used = [(strain(check) or 0.0, check) for check in decision.checks if check.runtime]
+    nearest = max((pair for pair in used if 0.0 < pair[0] <= 1.0), key=lambda p: p[0], default=None)
+    if nearest is not None and measure(nearest[1]):
+        text += f"; the nearest is {nearest[1].name}, {measure(nearest[1])}"
+    return printable(text)
+
+
+def _subject(decision: Decision, evidence: Evidence) -> Subtitle:
+    environment, subject = evidence.environment, evidence.subject
+    return Subtitle(
+        sha256=decision.subject_sha256,
+        size_bytes=subject.size_bytes,
+        opset=subject.opset,
+        producer=printable(subject.producer),
+        factory=printable(evidence.source.factory),
+        samples=evidence.dataset.samples,
+        measured_at=evidence.measured_at,
+        decided_at=decision.decided_at,
+        machine=printable(", ".join(filter(None, (environment.cpu, environment.gpu)))),
+        policy_sha256=decision.policy_sha256,
+        evidence_sha256=decision.evidence_sha256,
+        data_sha256=evidence.dataset.sha256,
+        checkpoint_sha256=evidence.source.checkpoint_sha256,
+    )
+
+
+def _unknown_layer(explanation: Explanation) -> Iterator[str]:
+    if explanation.failure is not None:
+        yield f"The first diverging layer is not known: {printable(explanation.failure)}"
+
+
+def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
+    yield from agreement_sentences(decision, evidence, confidence=confidence)
+    yield from input_sentences(decision)
+    yield from weight_sentences(evidence)
+    yield from code_sentences(evidence)
+    for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
+        yield printable(f"The tracer warned: {warning}")

@@ -6,7 +6,9 @@ holds plain texts only: names that come from a judged file went through `printab
 
 from __future__ import annotations
 
-from typing import Literal
+import shlex
+from collections.abc import Mapping
+from typing import Literal, Self
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.storage.record import Measured, Record, Sha256
@@ -32,6 +34,7 @@ CauseKind = Literal[
     "labels",
     "samples",
     "model",
+    "policy",
     "evidence",
     "numbers",
     "waived",
@@ -148,6 +151,11 @@ class Subtitle(Record):
     machine: str
     """Processor, and the graphics card where there is one."""
     signed_by: str | None = None
+    policy_sha256: Sha256 | None = None
+    evidence_sha256: Sha256 | None = None
+    data_sha256: Sha256 | None = None
+    checkpoint_sha256: Sha256 | None = None
+    """None: the model was built by code alone."""
 
 
 class Story(Record):
@@ -165,3 +173,26 @@ class Story(Record):
     """What else is to be known: what agreement proves, code that changed, weights."""
     words: tuple[Word, ...] = ()
     """Every check, in the order of the decision."""
+
+    def about(self, *, name: str | None, version: str | None = None) -> Self:
+        """The same of a registered model, and of its version."""
+        subject = self.subject.model_copy(update={"name": name, "version": version})
+        return self.model_copy(update={"subject": subject})
+
+    def leading_to(self, *steps: Step) -> Self:
+        """The same with other next steps."""
+        return self.model_copy(update={"steps": steps})
+
+    def with_files(self, names: Mapping[str, str]) -> Self:
+        """The same with these names in the place of `MODEL.onnx`, `SAMPLES`, `DIR` in commands."""
+        steps = [
+            step.model_copy(update={"command": step.command and _filled(step.command, names)})
+            for step in self.steps
+        ]
+        return self.leading_to(*steps)
+
+
+def _filled(command: str, names: Mapping[str, str]) -> str:
+    """The command with names in the place of whole words, quoted for a shell."""
+    words = command.split(" ")
+    return " ".join(shlex.quote(names[word]) if word in names else word for word in words)

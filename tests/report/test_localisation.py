@@ -10,6 +10,7 @@ from rich.console import Console
 from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.report import html, localisation, markdown
 from gate.report.folder import write
+from gate.story.making import story_of
 from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
@@ -76,13 +77,19 @@ def test_without_layers_there_is_a_chart_too() -> None:
 def test_every_report_tells_of_the_layer(tmp_path) -> None:
     decision, evidence = failed()
     explanation = Explanation(localisation=found())
-    paths = write(tmp_path, decision, evidence, explanation=explanation)
+    paths = write(
+        tmp_path,
+        decision,
+        evidence,
+        story=story_of(decision, evidence, explanation=explanation),
+        explanation=explanation,
+    )
     assert {p.name for p in paths} >= {"localisation.json", "localisation.png"}
-    assert "First diverging layer: layer1.0.conv1" in (tmp_path / "report.md").read_text()
+    assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
     page = (tmp_path / "report.html").read_text()
     assert "First diverging layer: layer1.0.conv1" in page
     assert "All 4 layers" in page
-    write(tmp_path, *passed())
+    write(tmp_path, *passed(), story=story_of(*passed()))
     assert not (tmp_path / "localisation.json").exists()
     assert not (tmp_path / "plots/localisation.png").exists()
     assert "diverging" not in (tmp_path / "report.html").read_text()
@@ -92,7 +99,7 @@ def test_a_localisation_that_broke_is_told() -> None:
     decision, evidence = failed()
     explanation = Explanation(failure="mapped 0 of 60 modules")
     for text in (
-        markdown.describe(decision, evidence, {}, explanation),
+        markdown.describe(story_of(decision, evidence, explanation=explanation), {}),
         html.page(decision, evidence, {}, explanation),
     ):
         assert "not known: mapped 0 of 60 modules" in text

@@ -5,51 +5,71 @@ import io
 import pytest
 from rich.console import Console
 
-from gate.decision.decision import Decision
-from gate.records.evidence import Evidence
-from gate.report.terminal import print_decision
-from gate.story.wording import folded_groups
+from gate.report.terminal import print_story
+from gate.story.making import story_of
+from gate.story.story import Story
 from tests.report.samples import HOSTILE, failed, passed
 
 
-def _printed(judged: tuple[Decision, Evidence], *, width: int = 10_000) -> str:
+def printed(story: Story, *, width: int = 10_000, verbose: bool = False) -> str:
     stream = io.StringIO()
-    print_decision(*judged, Console(file=stream, width=width))
+    print_story(story, Console(file=stream, width=width), verbose=verbose)
     return stream.getvalue()
 
 
-def test_a_pass_shows_every_check_the_waived_ones_and_the_lower_bound() -> None:
-    decision, evidence = passed()
-    text = _printed((decision, evidence))
-    for _, checks in folded_groups(decision):
-        assert all(check.name in text for check in checks)
-    assert text.count("WAIVED") == len(decision.waived) == 3
-    assert "waived  torch-cuda, ort-cuda, ort-cuda-optimized: was not measured; the policy" in text
+def test_the_verdict_and_its_cause_come_first() -> None:
+    text = printed(story_of(*failed()))
+    assert text.startswith("FAIL   ")
+    first, second, *_ = text.splitlines()
+    assert "0.66, allowed 0.0001" in first or "NaN" in first
+    assert second.startswith("try    ")
+
+
+def test_a_pass_has_a_line_a_runtime_and_what_is_waived() -> None:
+    text = printed(story_of(*passed()))
+    assert text.startswith(
+        "PASS   Within every bound on 400 samples, on ort-cpu, ort-cpu-optimized"
+    )
+    assert "ort-cpu            passed  " in text
+    assert "waived torch-cuda, ort-cuda, ort-cuda-optimized: not measured, as the policy" in text
     assert "no CUDA device" in text
+
+
+@pytest.mark.parametrize("width", [45, 80, 200])
+def test_a_narrow_terminal_cuts_no_line_but_a_command(width: int) -> None:
+    for judged, most in ((passed(), 20), (failed(), 30)):
+        lines = printed(story_of(*judged), width=width).splitlines()
+        told = [line for line in lines if not line.startswith("next")]
+        assert max(map(len, told)) <= width
+        assert len(lines) <= most if width >= 80 else 2 * most
+
+
+def test_verbose_shows_every_check_and_the_verdict_once_more() -> None:
+    story = story_of(*failed())
+    text = printed(story, verbose=True)
+    for word in story.words:
+        assert word.check.name in text
+        assert word.meaning.split()[0] in text
     assert "top-1 agrees on 400 of 400 samples" in text
-    assert text.rstrip().splitlines()[-1].startswith("Passed: ")
+    assert text.splitlines()[-1] == text.splitlines()[0]
 
 
-def test_a_problem_is_shown_with_amount_bound_and_remedy() -> None:
-    text = _printed(failed())
-    assert "FAIL  ort-cpu / logits / max_abs_diff: max_abs_diff is 0.66, allowed <= 0.0001" in text
-    assert "    try: Export in eval mode" in text
-    assert text.rstrip().splitlines()[-1].startswith("Rejected: ")
+def test_what_is_longer_than_the_screen_ends_with_the_verdict() -> None:
+    story = story_of(*failed())
+    for height, twice in ((5, True), (60, False)):
+        stream = io.StringIO()
+        console = Console(file=stream, width=80, height=height, force_terminal=True)
+        print_story(story, console)
+        assert (stream.getvalue().count(story.headline.sentence[:20]) >= 2) == twice
 
 
-def test_a_remedy_that_several_checks_share_is_told_once() -> None:
-    assert _printed(failed()).count("try: Export in eval mode") == 1
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_narrow_terminal_folds_and_cuts_nothing(width: int) -> None:
-    decision, evidence = failed()
-    text = _printed((decision, evidence), width=width)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
+def test_a_command_is_one_line_to_paste() -> None:
+    story = story_of(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
+    text = printed(story, width=45)
+    assert any("gate check 'my model.onnx' --reference" in line for line in text.splitlines())
 
 
 def test_names_from_the_file_cannot_steer_the_terminal() -> None:
-    text = _printed(failed(HOSTILE))
+    text = printed(story_of(*failed(HOSTILE)))
     assert "\x1b" not in text
     assert "[red]" in text

@@ -14,6 +14,7 @@ from gate.records.model_code import ModelCode
 from gate.report.html import page
 from gate.report.markdown import describe
 from gate.story import wording
+from gate.story.making import story_of
 from tests import builders
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
@@ -100,7 +101,7 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     decision = decide(policy(), lacking, decided_at="now")
     (sentence,) = wording.input_sentences(decision)
     assert sentence.startswith("The model takes mask, the file does not")
-    assert "The model takes mask" in describe(decision, lacking, {})
+    assert "The model takes mask" in describe(story_of(decision, lacking), {})
     assert "The model takes mask" in page(decision, lacking, {})
     assert list(wording.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
 
@@ -114,7 +115,7 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     decision = decide(Policy.default(), seen, decided_at="now")
     (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
     assert sentence.startswith("logits: no agreement is claimed: every sample has the same largest")
-    for text in (describe(decision, seen, {}), page(decision, seen, {})):
+    for text in (describe(story_of(decision, seen), {}), page(decision, seen, {})):
         assert text.count("no agreement is claimed") == 1
     tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
     assert not list(wording.agreement_sentences(tensors, seen, confidence=0.95))
@@ -194,7 +195,7 @@ def test_code_that_changed_since_the_export_is_told() -> None:
         )
         decision = decide(builders.policy(), evidence, decided_at="now")
         assert decision.passed  # the measurement decides
-        pages = (describe(decision, evidence, {}), page(decision, evidence, {}))
+        pages = (describe(story_of(decision, evidence), {}), page(decision, evidence, {}))
         sentences = list(wording.code_sentences(evidence))
         assert all(s[:20] in text for s in sentences for text in pages)
         return " ".join(sentences)

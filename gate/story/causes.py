@@ -1,0 +1,123 @@
+"""What a check that fails points at, taken alone, and what each cause is called.
+
+A cause of the file explains the numbers that it makes: `SYMPTOMS`.
+"""
+
+from __future__ import annotations
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.remedies import REMEDIES
+from gate.records.evidence import Evidence
+from gate.story.story import CauseKind
+
+TITLES: dict[CauseKind, str] = {
+    "passed": "Within every bound",
+    "layer": "A layer computes something else",
+    "weights": "Weights differ from the model's",
+    "graph": "Something in the graph that the policy forbids",
+    "training_mode": "Computes as in training",
+    "batch": "The batch size matters",
+    "baked_in": "The trace baked something in",
+    "outputs": "The outputs are not the model's",
+    "nonfinite": "NaN or infinite where the model is not",
+    "optimiser": "The optimiser changes the answer",
+    "runtime": "A runtime can't run the file",
+    "device": "Not on the device that was asked for",
+    "unstable": "The same input gives other answers",
+    "export": "The export itself warned",
+    "preprocessing": "Other pixels than in training",
+    "champion": "Against the champion",
+    "threshold": "Decisions at an operating point change",
+    "labels": "Worse on the labels",
+    "samples": "The samples prove nothing",
+    "model": "The model has no answer of its own",
+    "policy": "The policy does not fit the file",
+    "evidence": "The evidence is not whole",
+    "numbers": "The numbers differ, and no single cause is known",
+    "waived": "Waived by the policy",
+}
+
+SYMPTOMS: frozenset[CauseKind] = frozenset(
+    {"numbers", "labels", "threshold", "unstable", "nonfinite", "batch", "baked_in"}
+)
+"""What a fault of the file or of the model shows itself by."""
+
+_BY_NAME: dict[str, CauseKind] = {
+    "samples": "samples",
+    "determinism": "evidence",
+    "measured": "evidence",
+    "session": "evidence",
+    "repeats": "model",
+    "near_ties": "model",
+    "role": "policy",
+    "bounds": "policy",
+    "reference": "samples",
+    "finite": "nonfinite",
+    "outputs": "outputs",
+    "provider": "device",
+    "device": "device",
+    "repeatability": "unstable",
+    "batch_invariance": "batch",
+    "accuracy_drop": "labels",
+    "threshold_crossing": "threshold",
+    "incumbent": "champion",
+    "probes": "evidence",
+    "graph": "evidence",
+    "graph_training_mode": "training_mode",
+    "graph_fixed_batch": "batch",
+    "graph_zero_initializer": "weights",
+    "graph_other_weights": "weights",
+    "graph_rounded_weights": "weights",
+    "graph_nonfinite_initializer": "nonfinite",
+    "graph_": "graph",
+    "export_record": "evidence",
+    "export_": "export",
+    "preprocessing": "preprocessing",
+}
+"""By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
+_PROBES: dict[str, CauseKind] = {
+    "batch": "batch",
+    "size": "baked_in",
+    "value": "baked_in",
+    "search": "baked_in",
+}
+
+
+def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
+    """What one check points at where nothing else is known."""
+    if check.verdict is Verdict.WAIVED:
+        return "waived"
+    if check.remedy == REMEDIES["unsure"]:
+        return "model"
+    if check.name == "runtime":
+        return _of_runtime(check, evidence)
+    if check.name.startswith("probe_"):
+        return _of_probe(check, evidence)
+    exact = _BY_NAME.get(check.name)
+    if exact is not None:
+        return exact
+    beginnings = (check.name[:end] for end in range(len(check.name) - 1, 0, -1))
+    return next((_BY_NAME[start] for start in beginnings if _begins(start)), "numbers")
+
+
+def _begins(start: str) -> bool:
+    return start in _BY_NAME and start not in ("graph", "probes", "samples", "device", "measured")
+
+
+def _of_runtime(check: CheckResult, evidence: Evidence) -> CauseKind:
+    """It broke, or its device is not there, or nobody measured it."""
+    runtime = evidence.runtime(check.runtime) if check.runtime else None
+    if runtime is not None and runtime.failure:
+        # A constant shape that has the batch of the export in it.
+        return "batch" if "requested shape" in runtime.failure else "runtime"
+    return "device" if runtime is not None and runtime.absent_reason else "evidence"
+
+
+def _of_probe(check: CheckResult, evidence: Evidence) -> CauseKind:
+    if check.remedy == REMEDIES["probe_as_samples"]:
+        return "numbers"
+    runtime = evidence.runtime(check.runtime) if check.runtime else None
+    probes = runtime.probes if runtime else ()
+    name = check.name.removeprefix("probe_")
+    kind = next((probe.kind for probe in probes if probe.name == name), "value")
+    return _PROBES[kind]

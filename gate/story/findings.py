@@ -1,0 +1,192 @@
+"""Findings: the checks that fail, put together by what makes them fail.
+
+A cause that is known takes its symptoms with it: the numbers, probes and graph findings that it
+explains, on every runtime that computes the same file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation, Localisation
+from gate.records.runtime import RUNTIMES
+from gate.story.causes import SYMPTOMS, cause_of
+from gate.story.story import CauseKind
+from gate.story.words import strain
+
+_WEIGHT_CAUSES: frozenset[CauseKind] = frozenset({"weights", "training_mode", "nonfinite"})
+"""Findings in the graph that are the same fault as the layer that diverges."""
+_ROOTS: tuple[CauseKind, ...] = ("outputs", "training_mode", "weights", "runtime", "model")
+"""What explains numbers where no layer is known, the most certain first."""
+
+
+@dataclass
+class Group:
+    """Checks with one cause, while they are put together."""
+
+    cause: CauseKind
+    checks: list[CheckResult] = field(default_factory=list)
+    localisation: Localisation | None = None
+    """The layer, where one is to blame."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its checks."""
+        verdicts = {check.verdict for check in self.checks}
+        order = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED)
+        return next(verdict for verdict in order if verdict in verdicts)
+
+    @property
+    def ordered(self) -> tuple[CheckResult, ...]:
+        """What fails first, then what can't be judged; each the farthest beyond its bound first."""
+        return tuple(sorted(self.checks, key=_place))
+
+
+def groups_of(decision: Decision, evidence: Evidence, explanation: Explanation) -> list[Group]:
+    """The groups: what explains most first, what is waived last."""
+    alone: dict[CauseKind, Group] = {}
+    for check in (*decision.problems, *decision.waived):
+        cause = cause_of(check, evidence)
+        alone.setdefault(cause, Group(cause)).checks.append(check)
+    groups = list(_rooted(alone, decision, explanation.localisation))
+    return sorted((group for group in groups if group.checks), key=_rank)
+
+
+def _rooted(
+    alone: dict[CauseKind, Group], decision: Decision, found: Localisation | None
+) -> Iterator[Group]:
+    """The groups after each root has taken the symptoms that it explains."""
+    root = _root(alone, decision, found)
+    if root is not None:
+        _take(root, alone, decision)
+        yield root
+    for group in alone.values():
+        if group is not root:
+            runtimes = [check.runtime for check in group.checks]
+            on_cuda = all(name is not None and RUNTIMES[name].cuda for name in runtimes)
+            # The file's fault is told already: these moved with the device.
+            yield Group("device", group.checks) if group.cause == "numbers" and on_cuda else group
+
+
+def _root(
+    alone: dict[CauseKind, Group], decision: Decision, found: Localisation | None
+) -> Group | None:
+    """The cause that explains what else is wrong, or None."""
+    if "model" in alone and _draws(alone["model"]):
+        return alone["model"]
+    if found is not None and found.diverges:
+        cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
+        return Group(cause, localisation=found)
+    for cause in _ROOTS:
+        if cause in alone:
+            return alone[cause]
+    by_runtime = _only_on(decision)
+    if by_runtime is not None and "numbers" in alone:
+        group = alone.pop("numbers")
+        return Group(by_runtime, group.checks)
+    return alone.get("nonfinite") or alone.get("batch") or alone.get("unstable")
+
+
+def _draws(group: Group) -> bool:
+    """Whether the reference does not repeat itself: then its numbers blame nobody else."""
+    return any(check.name == "repeats" for check in group.checks)
+
+
+def _refuses_nonfinite(alone: dict[CauseKind, Group]) -> bool:
+    group = alone.get("nonfinite")
+    return group is not None and any(check.name == "finite" for check in group.checks)
+
+
+def _located(found: Localisation, decision: Decision) -> CauseKind:
+    """What a localisation blames."""
+    fault = found.fault or ""
+    if "as in training" in fault:
+        return "training_mode"
+    if "another order" in fault or fault.startswith("output "):
+        return "outputs"
+    if "TF32" in fault:
+        return "device"
+    if found.optimiser or _only_on(decision) == "optimiser":
+        return "optimiser"
+    return "layer" if found.first_divergence is not None else "numbers"
+
+
+def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> None:
+    """Move what the root explains into it."""
+    explained = set(SYMPTOMS)
+    if root.localisation is not None or root.cause == "weights":
+        explained |= _WEIGHT_CAUSES
+    if not _measured(decision):
+        explained.add("evidence")
+    for cause in explained & alone.keys():
+        group = alone[cause]
+        if group is root:
+            continue
+        taken = [check for check in group.checks if _explains(root, check)]
+        group.checks = [check for check in group.checks if check not in taken]
+        root.checks += taken
+
+
+def _explains(root: Group, check: CheckResult) -> bool:
+    """Whether the root's fault shows on the runtime of a check: one of the file everywhere but in
+    PyTorch itself, one of the optimiser where optimisations are on, one of a device there."""
+    if check.verdict is Verdict.WAIVED:
+        return False
+    if root.cause == "model" or check.runtime is None:
+        return True
+    traits = RUNTIMES[check.runtime]
+    if traits.engine == "torch":
+        return False
+    if root.cause == "optimiser":
+        return traits.optimization == "ORT_ENABLE_ALL"
+    located = root.localisation
+    if located is not None and RUNTIMES[located.runtime].cuda:
+        return traits.cuda
+    return True
+
+
+def _only_on(decision: Decision) -> CauseKind | None:
+    """Where numbers fail with optimisations on only, or on CUDA only."""
+    failed = {
+        check.runtime
+        for check in decision.problems
+        if check.runtime and check.verdict is Verdict.FAIL
+    }
+    right = {name for name in decision.runtimes if RUNTIMES[name].engine == "onnxruntime"}
+    if not failed or not right:
+        return None
+    if all(RUNTIMES[name].cuda for name in failed):
+        return "device"
+    on = all(RUNTIMES[name].optimization == "ORT_ENABLE_ALL" for name in failed)
+    off = any(RUNTIMES[name].optimization == "ORT_DISABLE_ALL" for name in right)
+    return "optimiser" if on and off else None
+
+
+def _measured(decision: Decision) -> bool:
+    return any(check.output for check in decision.checks)
+
+
+def _rank(group: Group) -> tuple[int, int, int]:
+    order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WAIVED: 2}
+    # A model without an answer of its own explains the failures that it makes.
+    certain = group.cause not in ("numbers", "evidence")
+    first = -1 if group.cause == "model" else order[group.verdict]
+    return first, -len(group.checks) if certain else 0, 0 if certain else 1
+
+
+def _place(check: CheckResult) -> tuple[int, int, float]:
+    used = strain(check)
+    shows = 0 if not check.name.startswith(("graph_", "probe_")) else 1
+    verdict = 0 if check.verdict is Verdict.FAIL else 1
+    return verdict, shows, -(used if used is not None and not math.isnan(used) else 0.0)
+
+
+def worst_of(checks: Iterable[CheckResult], beginning: str) -> CheckResult | None:
+    """The check of this name that is farthest beyond its bound, or None."""
+    named = [check for check in checks if check.name.startswith(beginning)]
+    return max(named, key=lambda check: strain(check) or 0.0, default=None)

@@ -1,0 +1,46 @@
+"""What to do next: commands to paste, with what is known of the files in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision
+from gate.records.evidence import Evidence
+from gate.story.story import CauseKind, Step
+from gate.story.wording import printable
+
+_MODEL, _SAMPLES = "MODEL.onnx", "SAMPLES"
+
+
+def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[Step, ...]:
+    """Commands: to promote what passed; to look closer at what did not, and to judge it again."""
+    return tuple(_steps(decision, evidence, cause))
+
+
+def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator[Step]:
+    if decision.verdict is Verdict.PASS:
+        yield Step(
+            label="Put it into service", command=f"gate promote {_MODEL} --name NAME --report DIR"
+        )
+        return
+    factory = printable(evidence.source.factory)
+    reference = f"{_MODEL} --reference {factory}"
+    if cause in ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser"):
+        yield Step(label="See every layer", command=f"gate locate {reference} --inputs {_SAMPLES}")
+    elif cause in ("baked_in", "batch", "export", "model"):
+        yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
+    elif cause in ("device", "runtime", "evidence"):
+        yield Step(label="See what this machine can prove", command="gate doctor")
+    elif cause == "preprocessing":
+        yield Step(
+            label="See the pictures side by side", command="gate preprocess compare SPEC PICTURES"
+        )
+    if cause in ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph"):
+        yield Step(
+            label="Export again", command=f"gate export {factory} --example-input X.npy --output "
+            f"{_MODEL}",
+        )  # fmt: skip
+    yield Step(
+        label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
+    )
