@@ -12,6 +12,8 @@ from gate.story.making import story_of
 from gate.story.story import Story
 from tests.story.faults import FAULTS, judged
 
+pytestmark = pytest.mark.proof
+
 PLACES: dict[str, Verdicted] = {}
 
 

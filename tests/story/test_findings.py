@@ -1,0 +1,137 @@
+"""Findings: what fails for one cause is one of them, and the cause that explains most is first."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision, decide
+from gate.decision.remedies import REMEDIES
+from gate.records.evidence import Evidence
+from gate.records.localisation import Explanation, Localisation
+from gate.story.findings import Group, groups_of
+from tests.builders import digest, evidence, policy
+
+RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
+
+
+def check(
+    name: str, *, runtime: str | None = "ort-cpu", verdict: Verdict = Verdict.FAIL, **fields: object
+) -> CheckResult:
+    about = {"output": "logits", "observed": 9.0, "bound": 1.0, "relation": "<=", **fields}
+    if name.startswith(("graph_", "export_", "probe_", "runtime", "repeats")):
+        about["output"] = None
+    return CheckResult(
+        name=name,
+        runtime=runtime,
+        verdict=verdict,
+        explanation=f"{name} is wrong.",
+        remedy=REMEDIES.get(name),
+        **about,
+    )  # type: ignore[arg-type]
+
+
+def grouped(
+    *checks: CheckResult, passed: tuple[str, ...] = (), explanation: Explanation | None = None
+) -> list[Group]:
+    measured: Evidence = evidence()
+    plain: Decision = decide(policy(), measured, decided_at="now")
+    decision = plain.model_copy(
+        update={"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
+    )
+    return groups_of(decision, measured, explanation or Explanation())
+
+
+def located(
+    fault: str | None = "`a.weight` of the file is another", **fields: object
+) -> Explanation:
+    values: dict[str, object] = {
+        "subject_sha256": digest("x"),
+        "runtime": "ort-cpu",
+        "samples": 8,
+        "layers": (),
+        "first_divergence": "a",
+        "cause": "a is wrong",
+        "fault": fault,
+        **fields,
+    }
+    return Explanation(localisation=Localisation(**values))  # type: ignore[arg-type]
+
+
+def test_the_same_on_two_runtimes_is_one_finding() -> None:
+    (group,) = grouped(*(check("noise_ratio", runtime=name) for name in RUNTIMES))
+    assert (group.cause, len(group.checks)) == ("numbers", 2)
+
+
+def test_a_layer_takes_numbers_probes_and_weights_with_it() -> None:
+    checks = [check("noise_ratio"), check("accuracy_drop"), check("probe_zeros"),
+              check("graph_rounded_weights", runtime=None), check("batch_invariance")]  # fmt: skip
+    (group,) = grouped(*checks, explanation=located())
+    assert (group.cause, len(group.checks)) == ("layer", len(checks))
+
+
+def test_what_has_nothing_to_do_with_the_layer_stays_beside_it() -> None:
+    checks = (check("noise_ratio"), check("export_lint", runtime=None),
+              check("noise_ratio", runtime="torch-cuda"))  # fmt: skip
+    causes = [group.cause for group in grouped(*checks, explanation=located())]
+    assert sorted(causes) == ["device", "export", "layer"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "cause"),
+    [
+        ("its nodes compute as in training", {}, "training_mode"),
+        ("output a is what the model returns elsewhere", {}, "outputs"),
+        ("its relative error, 1e-4, is that of TF32", {}, "device"),
+        ("`a.weight` of the file is another", {"optimiser": True}, "optimiser"),
+    ],
+)
+def test_a_localisation_may_blame_something_else_than_a_layer(
+    fault: str, fields: dict[str, object], cause: str
+) -> None:
+    noisy = check("noise_ratio", runtime="ort-cpu-optimized")
+    (group,) = grouped(noisy, explanation=located(fault, **fields))
+    assert group.cause == cause
+
+
+def test_numbers_with_optimisations_on_only_are_the_optimisers() -> None:
+    failing = check("noise_ratio", runtime="ort-cpu-optimized")
+    (group,) = grouped(failing, passed=("ort-cpu",))
+    assert group.cause == "optimiser"
+    (group,) = grouped(failing, passed=())
+    assert group.cause == "numbers"
+
+
+def test_numbers_on_cuda_only_are_the_devices() -> None:
+    (group,) = grouped(check("noise_ratio", runtime="ort-cuda"), passed=("ort-cpu",))
+    assert group.cause == "device"
+
+
+def test_a_model_that_draws_random_numbers_is_to_blame_for_all_numbers() -> None:
+    repeats = check("repeats", runtime=None, verdict=Verdict.ERROR)
+    (group,) = grouped(repeats, check("noise_ratio"), check("probe_zeros"), explanation=located())
+    assert group.cause == "model"
+
+
+def test_failures_go_before_errors_and_waivers_are_last() -> None:
+    checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
+              check("preprocessing_opencv", runtime=None))  # fmt: skip
+    verdicts = [group.verdict for group in grouped(*checks)]
+    assert verdicts == [Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED]
+
+
+def test_no_check_is_lost_or_shown_twice() -> None:
+    checks = tuple(
+        check(name, runtime=runtime)
+        for name in sorted(REMEDIES.keys() - {"unsure", "probe_as_samples"})
+        for runtime in (*RUNTIMES, "torch-cuda")
+    )
+    shown = [c for group in grouped(*checks, explanation=located()) for c in group.checks]
+    assert sorted(map(repr, shown)) == sorted(map(repr, checks))
+
+
+def test_the_check_that_shows_the_cause_best_is_first() -> None:
+    probe = check("probe_zeros", observed=1e9)
+    worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
+    (group,) = grouped(probe, mild, worst, explanation=located())
+    assert group.ordered == (worst, mild, probe)

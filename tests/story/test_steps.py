@@ -1,0 +1,35 @@
+"""What to do next."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from gate.cli import COMMANDS
+from gate.story.causes import TITLES
+from gate.story.making import story_of
+from gate.story.steps import steps_of
+from tests.report.samples import failed, passed
+
+
+@pytest.mark.parametrize("cause", sorted(TITLES))
+def test_every_cause_has_a_command_that_is_there(cause: str) -> None:
+    decision, evidence = failed()
+    steps = steps_of(decision, evidence, cause)  # type: ignore[arg-type]
+    assert steps
+    for step in steps:
+        assert step.command is not None
+        program, command, *_ = shlex.split(step.command)
+        assert program == "gate"
+        assert command in COMMANDS
+
+
+def test_what_passed_is_promoted_next() -> None:
+    (step,) = story_of(*passed()).steps
+    assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
+
+
+def test_the_names_of_files_are_filled_in_and_quoted() -> None:
+    story = story_of(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
+    assert story.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
