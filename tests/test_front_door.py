@@ -218,7 +218,7 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
                "--policy", str(tmp_path / "policy.yaml"), "--preprocessing",
                str(tmp_path / "spec.yaml")]  # fmt: skip
     assert cli.main(command) == 2
-    assert cli.main([*command, "--pictures", str(folder)]) == 0
+    assert cli.main([*command, "-v", "--pictures", str(folder)]) == 0
     assert "torchvision" in capsys.readouterr().out
 
 
@@ -249,7 +249,7 @@ def test_the_command_judges_a_consumer_of_ones_own(
     given = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
     command = ["check", "coloured.onnx", "--reference", "small_models:coloured",
                "--inputs", "coloured.npy", "--policy", str(tmp_path / "policy.yaml"),
-               "--preprocessing", str(tmp_path / "spec.json"), "--pictures", str(folder), *given]  # fmt: skip
+               "--preprocessing", str(tmp_path / "spec.json"), "-v", "--pictures", str(folder), *given]  # fmt: skip
     assert cli.main(command) == code
     seen = capsys.readouterr()
     assert says in " ".join((seen.out + seen.err).split())

@@ -83,7 +83,7 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
     for words in commands:
         assert cli.main(words[1:]) == 0, capsys.readouterr().err
     text = capsys.readouterr().out
-    assert "Passed: " in text
+    assert "PASS   Within every bound" in text
     assert "promoted" in text
     assert (place / "report/report.html").is_file()
 

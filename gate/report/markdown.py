@@ -30,7 +30,7 @@ def describe(story: Story, links: Mapping[str, str]) -> str:
         lines += [f"**Try:** {_escape(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
     lines += [*_HEADER, *map(_row, story.proof), ""]
-    lines += [f"- {_escape(note)}" for note in story.notes]
+    lines += [f"- {_escape(note)}" for note in (*story.warnings, *story.notes)]
     for step in story.steps:
         if step.command:
             lines += [f"- {_escape(step.label)}: `{_code(step.command)}`"]

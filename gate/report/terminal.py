@@ -73,7 +73,8 @@ def _lines(story: Story, *, width: int, verbose: bool) -> Iterator[_Line]:
     if len(shown) < len(story.findings):
         yield _Line("", f"{len(story.findings) - len(shown)} more findings: -v shows them", "dim")
     yield from _champion(story)
-    if verbose:
+    yield from (_Line("note", warning, STYLES[Verdict.WAIVED]) for warning in story.warnings)
+    if verbose or story.headline.verdict is Verdict.PASS:
         yield from (_Line("note", note, "dim") for note in story.notes)
 
 

@@ -44,7 +44,8 @@ def story_of(
         proof=proof_of(decision, evidence),
         change=change or Change(absent="There was no registry to compare with."),
         steps=steps_of(decision, evidence, headline.cause),
-        notes=(*_unknown_layer(explanation), *_notes(decision, evidence, confidence=confidence)),
+        warnings=tuple(_warnings(evidence, explanation)),
+        notes=tuple(_notes(decision, evidence, confidence=confidence)),
         words=words(decision, evidence),
     )
 
@@ -100,7 +101,8 @@ def _subject(decision: Decision, evidence: Evidence) -> Subtitle:
     )
 
 
-def _unknown_layer(explanation: Explanation) -> Iterator[str]:
+def _warnings(evidence: Evidence, explanation: Explanation) -> Iterator[str]:
+    yield from code_sentences(evidence)
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {printable(explanation.failure)}"
 
@@ -109,6 +111,5 @@ def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iter
     yield from agreement_sentences(decision, evidence, confidence=confidence)
     yield from input_sentences(decision)
     yield from weight_sentences(evidence)
-    yield from code_sentences(evidence)
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
         yield printable(f"The tracer warned: {warning}")

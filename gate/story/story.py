@@ -169,8 +169,10 @@ class Story(Record):
     proof: tuple[RuntimeProof, ...]
     change: Change
     steps: tuple[Step, ...]
+    warnings: tuple[str, ...] = ()
+    """What a reader must not miss, whatever the verdict: code that changed, a layer not found."""
     notes: tuple[str, ...] = ()
-    """What else is to be known: what agreement proves, code that changed, weights."""
+    """What else is to be known: what agreement proves, weights."""
     words: tuple[Word, ...] = ()
     """Every check, in the order of the decision."""
 
