@@ -9,7 +9,8 @@ import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
-from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
+from gate.commands.given import NEW_FOLDER, POLICY_FILE
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -47,9 +48,11 @@ class _Question(TypedDict):
     type=click.Choice(["ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"]),
     help="The runtime whose layers are compared.",
 )  # fmt: skip
-@click.option("--policy", type=FILE, help="YAML whose determinism and CUDA settings are in force.")
 @click.option(
-    "--report", type=FILE, metavar="DIR", help="Write localisation.json and a chart here."
+    "--policy", type=POLICY_FILE, help="YAML whose determinism and CUDA settings are in force."
+)
+@click.option(
+    "--report", type=NEW_FOLDER, metavar="DIR", help="Write localisation.json and a chart here."
 )
 @machine_options
 @limit_options(CHECK_S)

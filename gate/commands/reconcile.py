@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
+from gate.commands.given import POLICY_FILE
 from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, TRACKING_URI, address, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("reconcile", short_help="Review, guard and deploy registered models, now.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--policy", type=FILE, help="The policy in force. Default: the built-in one.")
+@click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",

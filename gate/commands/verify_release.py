@@ -9,7 +9,8 @@ import click
 
 from gate.bounded.limits import FILE_S, ChildLimits
 from gate.commands.child import limit_options
-from gate.commands.options import FILE, MODEL, given_digest
+from gate.commands.given import GOLDEN_FOLDER
+from gate.commands.options import MODEL, given_digest
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
 @MODEL
 @click.option(
-    "--golden", type=FILE, required=True, metavar="FOLDER",
+    "--golden", type=GOLDEN_FOLDER, required=True, metavar="FOLDER",
     help="The golden vectors that came with the file: golden.json and its arrays.",
 )  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
