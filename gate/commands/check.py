@@ -22,7 +22,7 @@ from gate.commands.given import (
 )
 from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import bar
+from gate.commands.progress import bar, spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -119,22 +119,23 @@ def command(**question: Unpack[_Question]) -> Outcome:
     policy, labels = _policy(question), question["labels"]
     dumped = read_dumped(question["tensors"])
 
-    from gate.front_door import Reference, Workload, check  # after what is wrong without torch
-    from gate.records.names import GOLDEN
-    from gate.report import folder
-    from gate.story.making import story_of
+    with spinner("loading PyTorch and the model"):  # after what is wrong without them
+        from gate.front_door import Reference, Workload, check
+        from gate.records.names import GOLDEN
+        from gate.report import folder
+        from gate.story.making import story_of
 
-    workload = replace(
-        Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
-        pictures=question["pictures"],
-        dumped=dumped,
-    )
-    reference = Reference.load(
-        question["reference"],
-        checkpoint=question["checkpoint"],
-        preprocessing=question["preprocessing"],
-        export_record=question["export_record"],
-    )
+        workload = replace(
+            Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
+            pictures=question["pictures"],
+            dumped=dumped,
+        )
+        reference = Reference.load(
+            question["reference"],
+            checkpoint=question["checkpoint"],
+            preprocessing=question["preprocessing"],
+            export_record=question["export_record"],
+        )
     with bar("measuring") as progress:
         verdicted = check(
             question["model"],

@@ -12,6 +12,7 @@ from gate.commands.child import limit_options
 from gate.commands.given import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
 from gate.commands.options import KEEP, STORE, given_digest
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
     limits = request["limits"]
     file = request["file"]
     if file is None:
-        return _outcome(store, rollback(store, name, limits=limits))
+        with spinner("rolling back"):
+            return _outcome(store, rollback(store, name, limits=limits))
     digest = given_digest(request["sha256"])
     source = SlotSource.local(
         file,
@@ -104,7 +106,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
     if request["twin"] is not None:
         twin, golden = request["twin"], request["twin_golden"]
         slots[QUANTIZED] = SlotSource.local(twin, golden=golden, limits=limits)
-    return _outcome(store, deploy(store, name, slots))
+    with spinner("deploying"):
+        return _outcome(store, deploy(store, name, slots))
 
 
 def _outcome(store: Store, deployment: Deployment) -> Outcome:

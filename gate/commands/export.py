@@ -12,6 +12,7 @@ from gate.commands.dispatch import Dispatch
 from gate.commands.given import NEW_FILE, SAMPLES, SETTINGS_FILE, SPEC_FILE
 from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     from gate.errors import ExportRefused
 
     try:
-        return _export(question)
+        with spinner("exporting"):
+            return _export(question)
     except ExportRefused as refused:
         return _refused(str(refused))
 

@@ -22,6 +22,7 @@ from gate.commands.given import (
 )
 from gate.commands.options import LEDGER, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
 from gate.errors import PolicyError
 from gate.records.names import DECISION, EVIDENCE, GOLDEN
@@ -125,7 +126,10 @@ def command(**request: Unpack[_Request]) -> Outcome:
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
     ledger = Ledger(request["ledger"])
-    with given if release.run_id else _release_run(uri, request["report"]) as run_id:
+    with (
+        spinner("promoting"),
+        given if release.run_id else _release_run(uri, request["report"]) as run_id,
+    ):
         release = replace(release, run_id=run_id)
         promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
     return promoted(promotion, verdict=decision.verdict.value)

@@ -12,6 +12,7 @@ from gate.commands.child import limit_options
 from gate.commands.given import GOLDEN_FOLDER
 from gate.commands.options import MODEL, given_digest
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def command(model: Path, golden: Path, limits: ChildLimits, **digests: str | Non
     from gate.golden.foreign import verify_within
 
     expected = {name: given_digest(digest) for name, digest in digests.items()}
-    result = verify_within(model, golden, limits, **expected)
+    with spinner("computing the golden vectors"):
+        result = verify_within(model, golden, limits, **expected)
     return Outcome(
         Status.DONE if result.passed else Status.REJECTED,
         {"verdict": _verdict(result), **result.to_plain()},
