@@ -6,11 +6,12 @@ Importing this module loads neither pydantic nor numpy nor torch: each command b
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -23,6 +24,11 @@ from gate.commands.status import Status
 from gate.errors import GateError
 
 _BROKEN_PIPE = 141
+_BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
+"""A command that needs a subcommand and got none: help on stderr and 2, because nothing was judged:
+a script whose variable is empty must not go on."""
+_JSON_VERSION = 1
+"""Of what `--json` prints (docs/json.md); a text that is a record has that record's instead."""
 
 COMMANDS = (
     "check",
@@ -57,6 +63,16 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(_module(cmd_name)).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that is nearly one of ours is answered with that one."""
+        name = args[0]
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        if near and name not in COMMANDS:
+            ctx.fail(f"No such command '{name}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
 
 
 def _module(command: str) -> str:
@@ -114,6 +130,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
     machine = "--json" in arguments
     line = Line(tuple(arguments), child=child)
     warn_of_passwords(arguments)
+    streams = sys.stdout, sys.stderr
     try:
         with stdout_to_stderr() if machine else contextlib.nullcontext():
             outcome = gate.main(
@@ -121,20 +138,21 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
             )
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
-        if isinstance(outcome, Printed):
-            click.echo(outcome.json, nl=False)
-            return outcome.code
-        _print(outcome, machine=machine)
-    except BrokenPipeError:
-        _forget_stdout()
-        return _BROKEN_PIPE
+        code = _print(outcome, machine=machine)
+        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return Status.INTERRUPTED
     except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
+        # click's own answer to a broken pipe: it covers both streams, and exits with 1.
+        covered = isinstance(error, SystemExit) and (sys.stdout, sys.stderr) != streams
+        if covered or isinstance(error, BrokenPipeError):
+            sys.stdout, sys.stderr = streams
+            _forget_stdout()
+            return _BROKEN_PIPE
         _print_error(error, arguments, machine=machine)
         return Status.NOT_JUDGED
-    return int(outcome.status)
+    return code
 
 
 def _print_in_any_locale() -> None:
@@ -142,11 +160,20 @@ def _print_in_any_locale() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _print(outcome: Outcome, *, machine: bool) -> None:
+def _print(outcome: Outcome | Printed, *, machine: bool) -> int:
+    """Print the outcome; gives the exit code."""
+    if isinstance(outcome, Printed):
+        click.echo(outcome.json, nl=False)
+        return outcome.code
     if machine:
-        click.echo(as_json({**outcome.plain, "exit_code": int(outcome.status)}))
+        click.echo(_text({**outcome.plain, "exit_code": int(outcome.status)}))
     else:
         outcome.show(console(sys.stdout))
+    return int(outcome.status)
+
+
+def _text(plain: Mapping[str, Any]) -> str:
+    return as_json({"schema_version": _JSON_VERSION, **plain})
 
 
 def _print_error(error: BaseException, arguments: Sequence[str], *, machine: bool) -> None:
@@ -159,6 +186,8 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
         message = clean(error.format_message())
         place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
         text = f"error: {message}" + (f"\nSee {place} --help for examples." if place else "")
+        if isinstance(error, _BARE):
+            text = message
     elif not isinstance(error, GateError):
         text = (
             f"error: unexpected {kind}: {message}\n"
@@ -174,7 +203,7 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
     try:
         click.echo(shown, err=True)
         if machine:
-            click.echo(as_json({"error": {"type": kind, "message": message}}))
+            click.echo(_text({"error": {"type": kind, "message": message}}))
     except OSError:
         _forget_stdout()
 

@@ -8,6 +8,7 @@ assert verdicted.decision.passed
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ from gate.records.localisation import Explanation
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage.digest import Digest
 
+_steps = logging.getLogger("gate.steps")
 Progress = Callable[[int, int], None]
 """Called with the samples that are done and their total."""
 
@@ -139,10 +141,13 @@ def check(
     evidence, case = evidence_on(
         onnx, reference=reference, workload=workload, policy=policy, progress=progress
     )
+    _steps.debug("decide")
     preprocessing = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
     now = datetime.now(UTC).isoformat(timespec="seconds")
     decision = decide(policy, evidence, decided_at=now)
+    if not decision.passed:
+        _steps.debug("look for the layer that diverges first")
     return Verdicted(evidence, decision, case, explain(case, evidence, decision))
 
 

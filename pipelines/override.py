@@ -1,8 +1,15 @@
-"""Settings given on a command line, written into params.yaml, where DVC and the record see them."""
+"""Settings given on a command line, written into params.yaml, where DVC and the record see them.
+
+One value is exchanged at its place in the text: comments, quotes, anchors and line ends of all
+others stay as they are, byte for byte.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gate.errors import PolicyError
@@ -10,63 +17,149 @@ from gate.storage import atomic
 from pipelines import paths
 from pipelines.params import check_all
 
+_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
+"""An anchor and a tag before a value: they stay."""
+
 
 def override(settings: Iterable[str]) -> None:
-    """Write each `section.key=value`; comments stay, an empty value changes nothing.
+    """Write each `section.key=value`; an empty value changes nothing.
 
-    Raises PolicyError, and leaves the file as it is, for a key that is not there or a value that
-    the section refuses.
+    Raises PolicyError, and leaves the file as it is, for a key that is not there, a value that
+    the section refuses, or a place where more than this value would change.
     """
-    from ruamel.yaml import YAML
-
     parts = [setting.partition("=") for setting in settings]
     for key, separator, _ in parts:
         if not separator:
             raise PolicyError(f"{key!r} is not a setting. Expected section.key=value.")
-    given = {key: text for key, _, text in parts if text}
+    given = {key: text.strip() for key, _, text in parts if text.strip()}
     if not given:
         return
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 200
-    yaml.representer.add_representer(type(None), _null)
-    document = yaml.load(paths.PARAMS.read_text(encoding="utf-8"))
-    for key, text in given.items():
-        node, leaf = _place(document, key)
-        value = _value(key, text)
-        if value != node[leaf]:
-            print(f"{paths.PARAMS}: {key}: {node[leaf]} -> {value}", flush=True)
-            node[leaf] = value
+    before = text = paths.PARAMS.read_bytes().decode()
+    for key, value in given.items():
+        text = exchanged(text, key, value)
+    if text == before:
+        return
     with atomic.replacing(paths.PARAMS) as temporary:
-        with temporary.open("w", encoding="utf-8") as stream:
-            yaml.dump(document, stream)
+        temporary.write_bytes(text.encode())
         try:
             check_all(temporary)
         except PolicyError as error:
             raise PolicyError(str(error).replace(str(temporary), str(paths.PARAMS))) from error
 
 
-def _null(representer: Any, _none: None) -> Any:
-    """`null`, as params.yaml is written; the library leaves the place empty."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+def exchanged(text: str, key: str, value: str) -> str:
+    """The text with another value at the dotted `key`, which is said aloud; nothing else changes.
+
+    Raises PolicyError.
+    """
+    place, wanted = _Place.of(text, key), _parsed(key, value)
+    document = _loaded(text)
+    old = _set(document, key, wanted)
+    if _same(old, wanted):
+        return text
+    for written in place.ways(value, wanted):
+        changed = text[: place.start] + written + text[place.end :]
+        if _is(changed, document):
+            print(f"{paths.PARAMS}: {key}: {_shown(old)} -> {_shown(wanted)}", flush=True)
+            return changed
+    raise PolicyError(
+        f"{key}: {value!r} can't be written at {paths.PARAMS}:{place.line} without changing more "
+        "than this setting. Edit the file."
+    )
 
 
-def _place(document: Any, key: str) -> tuple[Any, str]:
-    """The mapping that holds the last part of `key`, and that part."""
-    *sections, leaf = key.split(".")
-    node = document
-    for section in sections:
-        node = node.get(section) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or leaf not in node:
-        raise PolicyError(f"{paths.PARAMS} has no setting '{key}'. Look there for its name.")
-    return node, leaf
+@dataclass(frozen=True)
+class _Place:
+    """Where a value stands in the text."""
+
+    start: int
+    end: int
+    line: int
+    quote: str
+
+    @classmethod
+    def of(cls, text: str, key: str) -> _Place:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.nodes import MappingNode, ScalarNode
+
+        node, after = YAML(pure=True).compose(text), 0
+        for name in key.split("."):
+            pairs = node.value if isinstance(node, MappingNode) else ()
+            found = next(((k, v) for k, v in pairs if k.value == name), None)
+            if found is None:
+                raise PolicyError(
+                    f"{paths.PARAMS} has no setting '{key}'. Look there for its name."
+                )
+            after, node = found[0].end_mark.index, found[1]
+            if node.start_mark.index < after:
+                raise PolicyError(
+                    f"{paths.PARAMS}:{found[0].start_mark.line + 1}: '{name}' of '{key}' is an "
+                    "alias: another value would change others, too. Edit the file."
+                )
+        style = getattr(node, "style", None)
+        is_flow = not isinstance(node, ScalarNode) and node.flow_style
+        if (isinstance(node, ScalarNode) and style in ("|", ">")) or not (
+            isinstance(node, ScalarNode) or is_flow
+        ):
+            raise PolicyError(
+                f"{paths.PARAMS}:{node.start_mark.line + 1}: '{key}' is written on several lines. "
+                "Edit the file."
+            )
+        quote = style if isinstance(node, ScalarNode) and style in ("'", '"') else ""
+        start, end = node.start_mark.index, node.end_mark.index
+        if start == end:  # nothing is written there, and the mark is at what comes next
+            start = end = text.index(":", after) + 1
+        properties = _PROPERTIES.match(text, start, end)
+        start = properties.end() if properties else start
+        return cls(start, end, text.count("\n", 0, start) + 1, quote)
+
+    def ways(self, text: str, value: Any) -> list[str]:
+        """How the value may be written, in the order of preference: with the quotes that were
+        there, as it was given, quoted."""
+        quoted = {"'": "'" + text.replace("'", "''") + "'", '"': json.dumps(text)}
+        is_plain = isinstance(value, str) and value == text
+        ways = [quoted[self.quote]] if self.quote and is_plain else []
+        ways.append(text if self.end > self.start else f" {text}")
+        return [*ways, quoted['"']] if is_plain else ways
 
 
-def _value(key: str, text: str) -> Any:
+def _loaded(text: str) -> Any:
     from ruamel.yaml import YAML
+
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def _parsed(key: str, text: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML().load(text)  # a list keeps its brackets
+        return _loaded(text)
     except YAMLError as error:
         raise PolicyError(f"{key}: {text!r} is not a YAML value. Quote it.") from error
+
+
+def _set(document: Any, key: str, value: Any) -> Any:
+    """Set the value; gives the old one."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        document = document[section]
+    old, document[leaf] = document[leaf], value
+    return old
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Of one kind, too: 1 is neither true nor 1.0, and NaN is NaN."""
+    return repr(one) == repr(other)
+
+
+def _is(text: str, document: Any) -> bool:
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return _same(_loaded(text), document)
+    except YAMLError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)

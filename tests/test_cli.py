@@ -114,7 +114,9 @@ class TestExitCodes:
         assert cli.main(["doctor"]) == code
         assert capsys.readouterr().out == "told\n"
         assert cli.main(["doctor", "--json"]) == code
-        assert json.loads(capsys.readouterr().out) == {"a": 1, "exit_code": code}
+        assert json.loads(capsys.readouterr().out) == {
+            "schema_version": 1, "a": 1, "exit_code": code,
+        }  # fmt: skip
 
     @pytest.mark.parametrize(
         ("error", "code"),
@@ -185,7 +187,8 @@ class TestExitCodes:
         assert cli.main(["doctor", "--json"]) == 2
         seen = capsys.readouterr()
         assert json.loads(seen.out) == {
-            "error": {"type": "GateError", "message": "seen, expected, remedy"}
+            "schema_version": 1,
+            "error": {"type": "GateError", "message": "seen, expected, remedy"},
         }
         assert "a library talks" in seen.err
 
@@ -208,7 +211,7 @@ class TestExitCodes:
         assert seen.out == ""
         assert seen.err.strip()
         assert cli.main([*arguments, "--json"]) == 2
-        assert set(json.loads(capsys.readouterr().out)) == {"error"}
+        assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "error"}
 
     @pytest.mark.parametrize(
         "program", [["-m", "gate.cli"], [str(Path(sys.executable).parent / "gate")]]
@@ -307,8 +310,8 @@ class TestCheck:
         seen = capsys.readouterr()
         told = json.loads(seen.out)
         assert set(told) == {
-            "verdict", "exit_code", "task", "decision", "evidence", "explanation",
-            "story",
+            "schema_version", "verdict", "exit_code", "task", "decision", "evidence",
+            "explanation", "story",
         }  # fmt: skip
         assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "auto")
         decision = Decision.from_json(json.dumps(told["decision"]))

@@ -10,9 +10,19 @@ import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
-from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
+from gate.commands.given import (
+    LABELS_FILE,
+    NEW_FOLDER,
+    PICTURES,
+    POLICY_FILE,
+    RECORD_FILE,
+    SPEC_FILE,
+    ConsumerTensors,
+    NamedRole,
+)
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import bar
+from gate.commands.progress import bar, spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -36,7 +46,7 @@ class _Question(TypedDict):
     labels: Path | None
     policy: Path | None
     task: Task | None
-    roles: tuple[str, ...]
+    roles: tuple[tuple[str, Role], ...]
     report: Path | None
     batch_size: int
     preprocessing: Path | None
@@ -51,9 +61,9 @@ class _Question(TypedDict):
 @REFERENCE
 @CHECKPOINT
 @INPUTS
-@click.option("--labels", type=FILE, help="FILE.npy with one class index per sample.")
+@click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample.")
 @click.option(
-    "--policy", type=FILE,
+    "--policy", type=POLICY_FILE,
     help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU always, "
     "CUDA when present.",
 )  # fmt: skip
@@ -63,27 +73,29 @@ class _Question(TypedDict):
     "numbers only; auto: agreement where the samples prove it. Default: the policy's, or auto.",
 )  # fmt: skip
 @click.option(
-    "--role", "roles", multiple=True, metavar="NAME=ROLE",
+    "--role", "roles", type=NamedRole(_ROLES), multiple=True, metavar="NAME=ROLE",
     help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the policy's "
     "outputs:. Repeatable.",
 )  # fmt: skip
-@click.option("--report", type=FILE, metavar="DIR", help="Write records, page and figures here.")
+@click.option(
+    "--report", type=NEW_FOLDER, metavar="DIR", help="Write records, page and figures here."
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option(
-    "--preprocessing", type=FILE, metavar="SPEC",
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures became the samples (gate preprocess): its digest goes into the evidence.",
 )  # fmt: skip
 @click.option(
-    "--pictures", type=FILE, multiple=True,
+    "--pictures", type=PICTURES, multiple=True,
     help="Files or folders for the parity of preprocessing, if the policy demands it. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--tensors", multiple=True, metavar="NAME=FILE.npy",
+    "--tensors", type=ConsumerTensors(), multiple=True, metavar="NAME=FILE.npy",
     help="What a consumer of your own in that policy made of the pictures, on axis 0, in their "
     "order (folders: by name). Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--export-record", type=FILE, metavar="MODEL.onnx.export.json",
+    "--export-record", type=RECORD_FILE, metavar="MODEL.onnx.export.json",
     help="What gate export wrote beside the file: what the lint found then, and the exporter's "
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
@@ -105,24 +117,28 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    from gate.front_door import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
-    from gate.records.names import GOLDEN
-    from gate.report import folder
-    from gate.story.making import story_of
 
     policy, labels = _policy(question), question["labels"]
-    workload = replace(
-        Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
-        pictures=question["pictures"],
-        dumped=read_dumped(question["tensors"]),
-    )
-    reference = Reference.load(
-        question["reference"],
-        checkpoint=question["checkpoint"],
-        preprocessing=question["preprocessing"],
-        export_record=question["export_record"],
-    )
+    dumped = read_dumped(question["tensors"])
+
+    with spinner("loading PyTorch and the model"):  # after what is wrong without them
+        from gate.front_door import Reference, Workload, check
+        from gate.records.names import GOLDEN
+        from gate.report import folder
+        from gate.story.making import story_of
+
+        workload = replace(
+            Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
+            pictures=question["pictures"],
+            dumped=dumped,
+        )
+        reference = Reference.load(
+            question["reference"],
+            checkpoint=question["checkpoint"],
+            preprocessing=question["preprocessing"],
+            export_record=question["export_record"],
+        )
     with bar("measuring") as progress:
         verdicted = check(
             question["model"],
@@ -163,18 +179,8 @@ def _policy(question: _Question) -> Policy:
 
     path, task = question["policy"], question["task"]
     policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
-    stated = dict(map(_role, question["roles"]))
+    stated = dict(question["roles"])
     return policy.with_answers(outputs=stated, task=task) if stated or task else policy
-
-
-def _role(text: str) -> tuple[str, Role]:
-    name, _, role = text.rpartition("=")
-    if not name or role not in _ROLES:
-        raise click.BadParameter(
-            f"{text!r}: expected NAME=ROLE, with one of {', '.join(_ROLES)}.",
-            param_hint="'--role'",
-        )
-    return name, role  # type: ignore[return-value]
 
 
 def _write_golden(folder: Path, verdicted: Verdicted) -> None:

@@ -9,8 +9,10 @@ import click
 
 from gate.bounded.limits import FILE_S, ChildLimits
 from gate.commands.child import limit_options
-from gate.commands.options import FILE, KEEP, STORE, given_digest
+from gate.commands.given import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
+from gate.commands.options import KEEP, STORE, given_digest
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -39,21 +41,23 @@ class _Request(TypedDict):
 @click.command("deploy", short_help="Let a file serve under a name, or roll back.")
 @click.argument("name")
 @STORE
-@click.option("--file", type=FILE, metavar="MODEL.onnx", help="The file to deploy.")
+@click.option("--file", type=ONNX_FILE, metavar="MODEL.onnx", help="The file to deploy.")
 @click.option(
-    "--golden", type=FILE, metavar="FOLDER",
+    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
     help="Its golden vectors. Without them the file is only loaded.",
 )  # fmt: skip
 @click.option(
-    "--preprocessing", type=FILE, metavar="SPEC",
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures become its input, for the manifest.",
 )  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option(
-    "--twin", type=FILE, metavar="MODEL.onnx",
+    "--twin", type=ONNX_FILE, metavar="MODEL.onnx",
     help="Its quantized twin, which is replaced together with it.",
 )  # fmt: skip
-@click.option("--twin-golden", type=FILE, metavar="FOLDER", help="The twin's golden vectors.")
+@click.option(
+    "--twin-golden", type=GOLDEN_FOLDER, metavar="FOLDER", help="The twin's golden vectors."
+)
 @click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
 @KEEP
 @machine_options
@@ -88,7 +92,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
     limits = request["limits"]
     file = request["file"]
     if file is None:
-        return _outcome(store, rollback(store, name, limits=limits))
+        with spinner("rolling back"):
+            return _outcome(store, rollback(store, name, limits=limits))
     digest = given_digest(request["sha256"])
     source = SlotSource.local(
         file,
@@ -101,7 +106,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
     if request["twin"] is not None:
         twin, golden = request["twin"], request["twin_golden"]
         slots[QUANTIZED] = SlotSource.local(twin, golden=golden, limits=limits)
-    return _outcome(store, deploy(store, name, slots))
+    with spinner("deploying"):
+        return _outcome(store, deploy(store, name, slots))
 
 
 def _outcome(store: Store, deployment: Deployment) -> Outcome:

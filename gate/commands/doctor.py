@@ -9,6 +9,7 @@ import click
 
 from gate.commands.options import TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def _examine(given: str | None) -> Outcome:
 
         preflight(address)
 
-    diagnosis = examine(Path.cwd(), registry=redacted(address), preflight=preflight)
+    with spinner("trying what this machine can do"):
+        diagnosis = examine(Path.cwd(), registry=redacted(address), preflight=preflight)
     return Outcome(
         Status.DONE if diagnosis.can_judge else Status.NOT_JUDGED,
         diagnosis.to_plain(),

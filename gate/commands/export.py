@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from gate.commands.dispatch import Dispatch
-from gate.commands.options import FACTORY, FILE, STRATEGIES, WEIGHTS
+from gate.commands.given import NEW_FILE, SAMPLES, SETTINGS_FILE, SPEC_FILE
+from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -62,11 +64,13 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
 )  # fmt: skip
 @FACTORY
 @click.option(
-    "--example-input", type=FILE, required=True, metavar="FILE",
+    "--example-input", type=SAMPLES, required=True, metavar="FILE",
     help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
     "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
 )  # fmt: skip
-@click.option("--output", type=FILE, required=True, metavar="MODEL.onnx", help="The file to write.")
+@click.option(
+    "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
+)
 @WEIGHTS
 @click.option(
     "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
@@ -86,11 +90,11 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     "returns, in their order, else output_0, output_1, or output.",
 )  # fmt: skip
 @click.option(
-    "--settings", type=FILE, metavar="FILE.yaml",
+    "--settings", type=SETTINGS_FILE, metavar="FILE.yaml",
     help="YAML with an 'export:' section, such as params.yaml; options go before it.",
 )  # fmt: skip
 @click.option(
-    "--preprocessing", type=FILE, metavar="SPEC",
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures become the input (gate preprocess): its digest goes into the file.",
 )  # fmt: skip
 @click.option(
@@ -121,7 +125,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     from gate.errors import ExportRefused
 
     try:
-        return _export(question)
+        with spinner("exporting"):
+            return _export(question)
     except ExportRefused as refused:
         return _refused(str(refused))
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FACTORY, FILE, STRATEGIES, WEIGHTS
+from gate.commands.given import NEW_FOLDER, SAMPLES, SETTINGS_FILE
+from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -37,7 +38,7 @@ class _Question(TypedDict):
 @click.command("compare", short_help="Put exporters side by side on one model.")
 @FACTORY
 @click.option(
-    "--example-input", type=FILE, required=True,
+    "--example-input", type=SAMPLES, required=True,
     help="Samples on axis 0: X.npy, or X.npz with one array per input. They are exported with and "
     "compared on; fewer than 8 are filled up with noise around them.",
 )  # fmt: skip
@@ -55,11 +56,13 @@ class _Question(TypedDict):
     help="Constant folding of the exporter.",
 )  # fmt: skip
 @click.option(
-    "--settings", type=FILE, help="YAML with an export: section: names, axes, batch size."
-)
+    "--settings", type=SETTINGS_FILE,
+    help="YAML with an export: section: names, axes, batch size.",
+)  # fmt: skip
 @click.option(
-    "--report", type=FILE, metavar="DIR", help="Write trials.json, trials.md and a chart here."
-)
+    "--report", type=NEW_FOLDER, metavar="DIR",
+    help="Write trials.json, trials.md and a chart here.",
+)  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
     """Export a model in every way and measure each file in every runtime.

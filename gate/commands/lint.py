@@ -8,6 +8,7 @@ import click
 
 from gate.commands.options import FACTORY, STRATEGIES
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate lint mypackage.models:build --level warning
       gate lint mypackage.models:build --strategy scripted --json
     """
-    from gate.lint import lint_model
-    from gate.model.loading import build_model
-    from gate.report.lint import print_findings
+    with spinner("reading the model"):
+        from gate.lint import lint_model
+        from gate.model.loading import build_model
+        from gate.report.lint import print_findings
 
-    report = lint_model(build_model(question["factory"]), strategy=question["strategy"])
+        report = lint_model(build_model(question["factory"]), strategy=question["strategy"])
     pages = {finding.code: finding.page for finding in report.findings}
     return Outcome(
         _status(report, question["level"]),

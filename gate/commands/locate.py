@@ -9,8 +9,10 @@ import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
-from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
+from gate.commands.given import NEW_FOLDER, POLICY_FILE
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ class _Question(TypedDict):
     type=click.Choice(["ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"]),
     help="The runtime whose layers are compared.",
 )  # fmt: skip
-@click.option("--policy", type=FILE, help="YAML whose determinism and CUDA settings are in force.")
 @click.option(
-    "--report", type=FILE, metavar="DIR", help="Write localisation.json and a chart here."
+    "--policy", type=POLICY_FILE, help="YAML whose determinism and CUDA settings are in force."
+)
+@click.option(
+    "--report", type=NEW_FOLDER, metavar="DIR", help="Write localisation.json and a chart here."
 )
 @machine_options
 @limit_options(CHECK_S)
@@ -69,26 +73,29 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npy --runtime ort-cpu-optimized --report report
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    from gate.front_door import Reference
-    from gate.localisation.locate import locate
-    from gate.onnxfile.candidate import Candidate
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.case import Case
     from gate.policy.policy import Policy
-    from gate.report.localisation import chart
-    from gate.storage import atomic
 
     path = question["policy"]
     policy = Policy.of_file(path) if path else Policy.default(task="tensors")
-    samples = Samples.open(question["inputs"])
-    subject = read_subject(question["model"])
-    reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
-    found = locate(
-        Case(reference.model, Candidate(question["model"], subject), samples, policy=policy),
-        runtime=question["runtime"],
-        limit=question["samples"],
-    )
+    with spinner("loading PyTorch and the model"):
+        from gate.front_door import Reference
+        from gate.localisation.locate import locate
+        from gate.onnxfile.candidate import Candidate
+        from gate.onnxfile.subject import read_subject
+        from gate.parity.arrays.samples import Samples
+        from gate.parity.case import Case
+        from gate.report.localisation import chart
+        from gate.storage import atomic
+
+        samples = Samples.open(question["inputs"])
+        subject = read_subject(question["model"])
+        reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+    with spinner("comparing layers"):
+        found = locate(
+            Case(reference.model, Candidate(question["model"], subject), samples, policy=policy),
+            runtime=question["runtime"],
+            limit=question["samples"],
+        )
     if question["report"] is not None:
         found.save(question["report"] / "localisation.json")
         atomic.write_bytes(question["report"] / "plots" / "localisation.png", chart(found))

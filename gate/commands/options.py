@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, Factory
 from gate.service.keyring import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
@@ -19,20 +20,20 @@ FILE = click.Path(path_type=Path)
 _IN_FILE, _IN_VARIABLE = "@", "env:"
 KEPT_ELSEWHERE = "With a password in it: @FILE (mode 0600) or env:NAME, where it is kept."
 STRATEGIES = ("traced", "direct", "scripted", "dynamo")
-MODEL = click.argument("model", type=FILE)
-FACTORY = click.argument("factory", metavar="PKG.MODULE:FACTORY")
+MODEL = click.argument("model", type=ONNX_FILE)
+FACTORY = click.argument("factory", type=Factory(), metavar="PKG.MODULE:FACTORY")
 REFERENCE = click.option(
-    "--reference", required=True, metavar="PKG.MODULE:FACTORY",
+    "--reference", type=Factory(), required=True, metavar="PKG.MODULE:FACTORY",
     help="A callable without arguments that returns the nn.Module; found from this folder too.",
 )  # fmt: skip
 CHECKPOINT = click.option(
-    "--checkpoint", type=FILE, help="Weights for it: .pt (tensors only) or .safetensors."
+    "--checkpoint", type=CHECKPOINT_FILE, help="Weights for it: .pt (tensors only) or .safetensors."
 )
 WEIGHTS = click.option(
-    "--checkpoint", type=FILE, help="Weights: .pt (tensors only) or .safetensors."
+    "--checkpoint", type=CHECKPOINT_FILE, help="Weights: .pt (tensors only) or .safetensors."
 )
 INPUTS = click.option(
-    "--inputs", type=FILE, required=True,
+    "--inputs", type=SAMPLES, required=True,
     help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
 )  # fmt: skip
 LEDGER = click.option(

@@ -73,8 +73,14 @@ def console(stream: TextIO) -> Console:
     elsewhere: in a pipe or file a table is as wide as it must be."""
     from rich.console import Console
 
+    class Quiet(Console):
+        """Of its reader that went away `gate.cli` speaks: rich would exit with 1, 'rejected'."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     terminal = stream.isatty()
-    return Console(
+    return Quiet(
         file=stream,
         force_terminal=terminal,
         width=None if terminal else 10_000,

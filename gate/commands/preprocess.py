@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE, MODEL
+from gate.commands.given import (
+    NEW_FILE,
+    NEW_FOLDER,
+    ONNX_FILE,
+    PICTURES,
+    SPEC_FILE,
+    ConsumerTensors,
+)
+from gate.commands.options import MODEL
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from gate.records.preprocessing import PreprocessingParity
 
 _SPEC = click.option(
-    "--spec", type=FILE,
+    "--spec", type=SPEC_FILE,
     help="YAML or JSON: the spec, or a file with the section preprocessing:. "
     "Default: as torchvision evaluates on ImageNet.",
 )  # fmt: skip
@@ -52,15 +60,15 @@ def command() -> None:
 
 
 @command.command("compare", short_help="Compare implementations of one spec on pictures.")
-@click.argument("images", type=FILE, nargs=-1, required=True)
+@click.argument("images", type=PICTURES, nargs=-1, required=True)
 @_SPEC
-@click.option("--model", type=FILE, help="An ONNX classifier: how many answers flip?")
+@click.option("--model", type=ONNX_FILE, help="An ONNX classifier: how many answers flip?")
 @click.option(
     "--implementations", metavar="A,B",
     help="Those to compare, which must all run here. Default: all that can.",
 )  # fmt: skip
 @click.option(
-    "--tensors", multiple=True, metavar="NAME=FILE.npy",
+    "--tensors", type=ConsumerTensors(), multiple=True, metavar="NAME=FILE.npy",
     help="What your own consumer made of the images, on axis 0, in their order. Repeatable.",
 )  # fmt: skip
 @click.option("--reference", help="Compare with this one. Default: pillow.")
@@ -69,7 +77,7 @@ def command() -> None:
     help="Largest difference of any value, in 1/255 of the range before normalisation.",
 )  # fmt: skip
 @click.option(
-    "--report", type=FILE, metavar="DIR", help="Write preprocessing.json and a picture here."
+    "--report", type=NEW_FOLDER, metavar="DIR", help="Write preprocessing.json and a picture here."
 )
 @machine_options
 def _compare(**question: Unpack[_Question]) -> Outcome:
@@ -94,7 +102,7 @@ def _compare(**question: Unpack[_Question]) -> Outcome:
 @command.command("prepend", short_help="Put the preprocessing in front of an ONNX model.")
 @MODEL
 @_SPEC
-@click.option("--output", type=FILE, required=True, help="The new file.")
+@click.option("--output", type=NEW_FILE, required=True, help="The new file.")
 @machine_options
 def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
     """Write MODEL.onnx with the spec in front: one file from uint8 pictures to the outputs.

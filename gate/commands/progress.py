@@ -1,29 +1,50 @@
-"""A progress bar on stderr, and only where stderr is a terminal: of a command, and of a stage."""
+"""What is being done, on stderr: a bar or a spinner on a terminal, elsewhere a line for what takes
+long. Of a command, and of a stage.
+
+Rooms below say what they begin by `logging.getLogger("gate.steps").debug`: nobody hears it but the
+bars and spinners here.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+LONG_S = 2.0
+"""What takes longer is said where no bar can be drawn."""
+_STEPS = logging.getLogger("gate.steps")
+
 
 class Bar:
-    """Called with what is done and how much there is, or step by step."""
+    """Called with what is done and how much there is, or step by step. Never passes its total."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
 
     def __call__(self, done: int, total: int) -> None:
         """So much of `total` is done."""
-        self._progress.update(self._task, completed=done, total=total)
+        self._progress.update(self._task, completed=min(done, total), total=total)
 
     def step(self, note: str = "", *, steps: int = 1) -> None:
         """`steps` more are done; `note` stands behind the bar from now on."""
-        self._progress.update(self._task, advance=steps, note=note)
+        task = self._progress.tasks[self._task]
+        done = task.completed + steps
+        within = done if task.total is None else min(done, task.total)
+        self._progress.update(self._task, completed=within, note=note)
+
+    def note(self, text: str) -> None:
+        """`text` stands behind the bar from now on."""
+        self._progress.update(self._task, note=text)
 
 
 @contextlib.contextmanager
@@ -46,12 +67,111 @@ def bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
-    with Progress(
-        *columns,
-        console=console(sys.stderr),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        yield Bar(progress, progress.add_task(title, total=total, note=""))
+    with _own_stderr() as stderr:
+        terminal = stderr.isatty()
+        with Progress(
+            *columns, console=console(stderr), transient=True, disable=not terminal
+        ) as progress:
+            made = Bar(progress, progress.add_task(title, total=total, note=""))
+            with _heard(made.note) if terminal else _said(title, stderr):
+                yield made
+
+
+@contextlib.contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Show `title`, and behind it what is begun meanwhile, until it is done."""
+    with _own_stderr() as stderr:
+        if not stderr.isatty():
+            with _said(title, stderr):
+                yield
+            return
+        from rich.text import Text
+
+        from gate.commands.outcome import console
+
+        shown = console(stderr).status(Text(title))
+        with shown, _heard(lambda text: shown.update(Text(f"{title}: {text}"))):
+            yield
+
+
+@contextlib.contextmanager
+def _own_stderr() -> Iterator[TextIO]:
+    """stderr by a descriptor of its own: who captures what a library prints must not get ours."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # no file, such as a test's
+        yield sys.stderr
+        return
+    encoding = sys.stderr.encoding
+    with os.fdopen(descriptor, "w", encoding=encoding, errors="backslashreplace") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _heard(show: Callable[[str], None]) -> Iterator[None]:
+    """Hand on what the rooms below say that they begin."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()  # a name of a registry could steer the terminal
+            show("".join(char if char.isprintable() else "�" for char in text))
+
+    handler, before = Handler(), (_STEPS.level, _STEPS.propagate)
+    _STEPS.addHandler(handler)
+    _STEPS.setLevel(logging.DEBUG)
+    _STEPS.propagate = False  # whoever listens to all that is logged did not ask for this
+    try:
+        yield
+    finally:
+        _STEPS.removeHandler(handler)
+        _STEPS.setLevel(before[0])
+        _STEPS.propagate = before[1]
+
+
+@contextlib.contextmanager
+def _said(title: str, stream: TextIO) -> Iterator[None]:
+    """A line for each step that goes on for long; none beside `--json`."""
+    if _is_for_machines():
+        yield
+        return
+    late = _Late(stream)
+    late.begin(title)
+    try:
+        with _heard(lambda text: late.begin(f"{title}: {text}")):
+            yield
+    finally:
+        late.stop()
+
+
+class _Late:
+    """Says a text once its step has gone on for `LONG_S`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._timer: threading.Timer | None = None
+
+    def begin(self, text: str) -> None:
+        """The step before is over."""
+        self.stop()
+        self._timer = threading.Timer(LONG_S, self._say, (text,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        """All is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads, or all is over
+            print(f"{text} …", file=self._stream, flush=True)
+
+
+def _is_for_machines() -> bool:
+    from gate.commands.child import Line
+
+    context = click.get_current_context(silent=True)
+    line = context.obj if context is not None else None
+    return isinstance(line, Line) and "--json" in line.arguments

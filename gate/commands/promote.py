@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE, LEDGER, MODEL, TRACKING_URI, tracking_uri
+from gate.commands.given import (
+    GOLDEN_FOLDER,
+    ONNX_FILE,
+    POLICY_FILE,
+    REPORT_FOLDER,
+    SPEC_FILE,
+)
+from gate.commands.options import LEDGER, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
 from gate.errors import PolicyError
 from gate.records.names import DECISION, EVIDENCE, GOLDEN
@@ -47,22 +55,26 @@ class _Request(TypedDict):
 @MODEL
 @click.option("--name", required=True, help="The registered model.")
 @click.option(
-    "--report", type=FILE, required=True, metavar="DIR",
+    "--report", type=REPORT_FOLDER, required=True, metavar="DIR",
     help="What gate check --report wrote: evidence.json and decision.json.",
 )  # fmt: skip
-@click.option("--policy", type=FILE, help="The policy that was applied. Default: the built-in one.")
 @click.option(
-    "--golden", type=FILE, metavar="FOLDER",
+    "--policy", type=POLICY_FILE,
+    help="The policy that was applied. Default: the built-in one.",
+)  # fmt: skip
+@click.option(
+    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
 )  # fmt: skip
 @click.option(
-    "--preprocessing", type=FILE, metavar="SPEC",
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="The spec that gate check got, to go with the file.",
 )  # fmt: skip
-@click.option("--twin", type=FILE, help="The quantized twin that the policy names.")
+@click.option("--twin", type=ONNX_FILE, help="The quantized twin that the policy names.")
 @click.option(
-    "--twin-report", type=FILE, metavar="DIR", help="What gate check --report wrote about the twin."
-)
+    "--twin-report", type=REPORT_FOLDER, metavar="DIR",
+    help="What gate check --report wrote about the twin.",
+)  # fmt: skip
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
 @LEDGER
 @TRACKING_URI
@@ -115,7 +127,10 @@ def command(**request: Unpack[_Request]) -> Outcome:
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
     ledger = Ledger(request["ledger"])
-    with given if release.run_id else _release_run(uri, request["report"]) as run_id:
+    with (
+        spinner("promoting"),
+        given if release.run_id else _release_run(uri, request["report"]) as run_id,
+    ):
         release = replace(release, run_id=run_id)
         promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
     return promoted(promotion, verdict=decision.verdict.value)

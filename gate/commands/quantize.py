@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE, MODEL
+from gate.commands.given import NEW_FILE, SAMPLES
+from gate.commands.options import MODEL
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -33,11 +34,11 @@ class _Request(TypedDict):
 @click.command("quantize", short_help="Make the int8 twin of an ONNX file.")
 @MODEL
 @click.option(
-    "--calibration", type=FILE, required=True,
+    "--calibration", type=SAMPLES, required=True,
     help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
     "with one array per input, or a folder of such.",
 )  # fmt: skip
-@click.option("--output", type=FILE, required=True, help="The file to write.")
+@click.option("--output", type=NEW_FILE, required=True, help="The file to write.")
 @click.option(
     "--samples", type=click.IntRange(min=1), default=128, show_default=True,
     help="Calibrate on the first N samples.",
@@ -87,11 +88,11 @@ def command(**request: Unpack[_Request]) -> Outcome:
     with bar("calibrating") as progress:
 
         def batches() -> Batches:
-            done = 0
+            done, total = 0, min(settings.samples, len(samples))
             for batch in samples.batches(binding.batch_size):
                 yield binding.by_input(batch)
-                done += binding.batch_size
-                progress(done, min(settings.samples, len(samples)))
+                done = min(done + binding.batch_size, total)
+                progress(done, total)
 
         made = quantize(request["model"], batches(), request["output"], settings=settings)
     plain = {

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
+from gate.commands.given import POLICY_FILE
 from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, TRACKING_URI, address, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("reconcile", short_help="Review, guard and deploy registered models, now.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--policy", type=FILE, help="The policy in force. Default: the built-in one.")
+@click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
@@ -70,7 +72,8 @@ def _reconcile(registry: str | None, places: dict[str, Any]) -> Outcome:
     # An inbox that nobody named, in this folder, may be of the service of another ledger.
     ledger = Ledger(settings.ledger, keepers=keepers(settings.store, inbox))
     reconcile, cause = reconciler(settings, ledger=ledger), f"gate reconcile by {actor()}"
-    done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
+    with spinner("reconciling"):
+        done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
     models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
     outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}
     status = Status.NOT_JUDGED if "failed" in outcomes else Status.DONE

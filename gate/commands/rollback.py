@@ -9,6 +9,7 @@ import click
 
 from gate.commands.options import LEDGER, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
 
 
@@ -47,4 +48,6 @@ def _roll_back(model: str, reason: str, *, ledger: Path, address: str | None) ->
 
     uri = tracking_uri(address)
     preflight(uri)
-    return promoted(rollback(MlflowRegistry(uri), model, ledger=Ledger(ledger), reason=reason))
+    with spinner("rolling back"):
+        done = rollback(MlflowRegistry(uri), model, ledger=Ledger(ledger), reason=reason)
+    return promoted(done)

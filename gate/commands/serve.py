@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
+from gate.commands.given import POLICY_FILE
 from gate.commands.options import (
     FILE,
     KEPT_ELSEWHERE,
@@ -88,7 +89,7 @@ def _environment(name: str) -> dict[str, Any]:
     help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
 )  # fmt: skip
 @click.option(
-    "--policy", type=FILE, **_environment("POLICY"),
+    "--policy", type=POLICY_FILE, **_environment("POLICY"),
     help="By which it decides what is deployed. Default: the built-in one.",
 )  # fmt: skip
 @click.option(

@@ -9,8 +9,10 @@ import click
 
 from gate.bounded.limits import FILE_S, ChildLimits
 from gate.commands.child import limit_options
-from gate.commands.options import FILE, MODEL, given_digest
+from gate.commands.given import GOLDEN_FOLDER
+from gate.commands.options import MODEL, given_digest
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
 @MODEL
 @click.option(
-    "--golden", type=FILE, required=True, metavar="FOLDER",
+    "--golden", type=GOLDEN_FOLDER, required=True, metavar="FOLDER",
     help="The golden vectors that came with the file: golden.json and its arrays.",
 )  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
@@ -48,7 +50,8 @@ def command(model: Path, golden: Path, limits: ChildLimits, **digests: str | Non
     from gate.golden.foreign import verify_within
 
     expected = {name: given_digest(digest) for name, digest in digests.items()}
-    result = verify_within(model, golden, limits, **expected)
+    with spinner("computing the golden vectors"):
+        result = verify_within(model, golden, limits, **expected)
     return Outcome(
         Status.DONE if result.passed else Status.REJECTED,
         {"verdict": _verdict(result), **result.to_plain()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from gate.records.evidence import Subject
 from gate.storage.atomic import sync
 from gate.storage.digest import Digest
 from gate.storage.quota import TooLarge
+
+_steps = logging.getLogger("gate.steps")
 
 
 class NotDeployed(Exception):
@@ -50,6 +53,7 @@ def stage(source: SlotSource, folder: Path) -> Staged:
     are not good, and whatever fetching raises where they could not be had."""
     folder.mkdir()
     try:
+        _steps.debug("fetch the file and hash it")
         path = fetched(source, folder / "fetched")
         subject = _subject(path, source, inside=folder / "fetched")
         expected = source.preprocess_sha256
@@ -157,6 +161,7 @@ def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest 
 
 
 def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+    _steps.debug("load it and compute its golden vectors" if golden else "load it")
     try:
         _compute(path, golden, limits)
     except LimitExceeded as error:

@@ -8,6 +8,7 @@ against it, it is kept aside, and taken where no later rung does better.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ STRATEGIES: dict[strategies.Strategy, Strategy] = {
     "scripted": torchscript.write_scripted,
     "dynamo": dynamo.write_dynamo,
 }
+_steps = logging.getLogger("gate.steps")
 _LOWEST = {"dynamo": 18}
 """The first opset that a strategy writes by itself."""
 _WRONG = "Keep Python code on data and sizes out of forward; see the tracer warnings."
@@ -94,6 +96,7 @@ class Ladder:
             if unsafe is not None:
                 self._notes[strategy] = unsafe
                 continue
+            _steps.debug("by strategy %s", strategy)
             try:
                 carried = self._lowest(strategy)
             except RungFailed as failed:

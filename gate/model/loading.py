@@ -17,6 +17,7 @@ from torch import nn
 
 from gate.errors import ModelError
 from gate.model.checkpoint import load_checkpoint, save_checkpoint
+from gate.model.factory import no_module, parse_factory
 from gate.model.pretrained import torchvision_model
 
 __all__ = ["build_model", "load_checkpoint", "save_checkpoint", "torchvision_model"]
@@ -30,7 +31,7 @@ def build_model(factory: str) -> nn.Module:
     relative paths of the caller would name other files from then on. Raises ModelError if the
     text is malformed, or if anything on the way to a module fails.
     """
-    module_name, attribute = _parse(factory)
+    module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):
         module = imported(module_name, wanted=f"the factory {factory}")
         target = _attribute(module, attribute, factory)
@@ -49,18 +50,6 @@ def build_model(factory: str) -> nn.Module:
     return model
 
 
-def _parse(factory: str) -> tuple[str, list[str]]:
-    module_name, colon, attribute = factory.partition(":")
-    path = attribute.split(".")
-    names = [*module_name.split("."), *path]
-    if not colon or not all(name.isidentifier() for name in names):
-        raise ModelError(
-            f"not a factory: {factory!r}. Expected package.module:callable, "
-            "for example torchvision.models:resnet18."
-        )
-    return module_name, path
-
-
 def imported(module_name: str, *, wanted: str) -> ModuleType:
     """Import a module of the user's, from the current folder too. `wanted` says what for.
 
@@ -75,10 +64,7 @@ def imported(module_name: str, *, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
-            raise ModelError(
-                f"no module named {missing!r} for {wanted}. Looked in the current "
-                "folder and the installed packages: check the spelling, or change the folder."
-            ) from error
+            raise ModelError(no_module(missing, wanted=wanted)) from error
         raise ModelError(
             f"importing {module_name} needs the module {missing!r}, which is not installed. "
             "Install it into this environment."

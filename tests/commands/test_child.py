@@ -101,8 +101,10 @@ def test_help_says_what_is_usual(capsys, command: str, usual: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [["--time-limit", "soon"], ["--time-limit", "0"], ["--memory-limit", "many"]]
 )
-def test_wrong_limits(capsys, wrong: list[str]) -> None:
-    arguments = ["check", "m.onnx", "--reference", "a:b", "--inputs", "i.npy", *wrong]
+def test_wrong_limits(folder: Path, capsys, wrong: list[str]) -> None:
+    (folder / "model.onnx").touch()
+    names = ["model.onnx", "--reference", "foreign_models:build", "--inputs", "inputs.npy"]
+    arguments = ["check", *names, *wrong]
     assert cli.main(arguments) == 2
     assert "write " in capsys.readouterr().err
 

@@ -148,7 +148,7 @@ class TestAnswer:
 
 
 ERRORS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "no file": (("none.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "Export the model first"),
+    "no file": (("none.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "none.onnx does not exist"),
     "half a file": (("cut.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "cut.onnx"),
     "an empty file": (("nothing.onnx", *REFERENCE, *INPUTS), "OnnxFileError", "nothing.onnx"),
     "no module": (("good.onnx", "--reference", "nowhere:build", *INPUTS), "ModelError", "nowhere"),

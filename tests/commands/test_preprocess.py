@@ -109,11 +109,11 @@ def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nothing",), "is not a whole picture"),
+        (("nothing",), "nothing does not exist"),
         (("photos", "--implementations", "pilow"), "there is no implementation pilow"),
         (("photos", "--tensors", "phone"), "expected NAME=FILE.npy"),
-        (("photos", "--tensors", "phone=none.npy"), "cannot read none.npy"),
-        (("photos", "--tensors", "phone=."), "cannot read ."),
+        (("photos", "--tensors", "phone=none.npy"), "none.npy does not exist"),
+        (("photos", "--tensors", "phone=."), ". is a folder"),
         (("photos", "--tensors", "phone=model.onnx"), "cannot read model.onnx"),
         (("photos", "--tensors", "phone=torn.npz"), "cannot read torn.npz"),
         (("photos", "--tensors", "My_Phone=good.npy"), "a consumer's name has small letters"),
@@ -123,8 +123,8 @@ def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) 
         (("photos", "--tensors", "a=text.npy"), "holds <U1 of shape [3]"),
         (("photos", "--tensors", "a=several.npz"), "Expected an .npy file"),
         (("photos", "--tensors", "onnx=good.npy"), "is an implementation of the gate"),
-        (("photos", "--spec", "none.yaml"), "cannot read none.yaml"),
-        (("photos", "--spec", "spec.json", "--model", "none.onnx"), "none.onnx is missing"),
+        (("photos", "--spec", "none.yaml"), "none.yaml does not exist"),
+        (("photos", "--spec", "spec.json", "--model", "none.onnx"), "none.onnx does not exist"),
     ],
 )
 def test_what_cannot_be_compared_says_why(capsys, arguments: tuple[str, ...], says: str) -> None:

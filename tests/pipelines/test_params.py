@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from gate.errors import PolicyError
 from gate.policy.policy import Policy
-from pipelines.override import override
+from pipelines.override import exchanged, override
 from pipelines.params import ModelParams, check_all, load_policy
 from tests.pipelines.conftest import REPOSITORY
 
@@ -94,3 +103,80 @@ def test_a_refused_override_changes_nothing(project: Path, setting: str) -> None
         override([setting])
     assert (project / "params.yaml").read_bytes() == before
     assert [path.name for path in project.iterdir() if path.suffix == ".tmp"] == []
+
+
+PARAMS = (REPOSITORY / "params.yaml").read_bytes().decode()
+
+
+def leaves(node: Any, *above: str) -> Iterator[str]:
+    """The dotted names of all scalars that are written out, not by an alias."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            if name != "bounds" or above[-1] in ("ort-cpu", "torch-cuda"):
+                yield from leaves(value, *above, name)
+        elif not isinstance(value, list):
+            yield ".".join((*above, name))
+
+
+DOCUMENT = YAML(typ="safe", pure=True).load(PARAMS)
+VALUES = st.one_of(
+    st.integers(-9, 999), st.booleans(), st.none(), st.floats(-1e6, 1e6),
+    st.text("ab: #'\"{}[],&*!|>%@`-?\\~.é", min_size=1, max_size=6).filter(str.strip),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(leaves(DOCUMENT))), VALUES, st.sampled_from(["\n", "\r\n"]))
+def test_one_scalar_changes_and_nothing_else(key: str, value: Any, newline: str) -> None:
+    text = PARAMS.replace("\n", newline)
+    changed = exchanged(text, key, json.dumps(value, ensure_ascii=False))
+    document = YAML(typ="safe", pure=True).load(text)
+    *sections, leaf = key.split(".")
+    node = reduce(getitem, sections, document)
+    old, node[leaf] = node[leaf], value
+    assert YAML(typ="safe", pure=True).load(changed) == document
+    lines = list(zip(text.split(newline), changed.split(newline), strict=True))
+    differ = [(one, other) for one, other in lines if one != other]
+    assert len(differ) == (repr(old) != repr(value))
+    for one, other in differ:
+        name, _, rest = one.partition(": ")
+        written = rest.partition(" #")[0].rstrip()
+        assert other.startswith(f"{name}: ")
+        assert other.endswith(rest.removeprefix(written))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value", "after"),
+    [
+        ("a: 'x'  # why\n", "a", "y", "a: 'y'  # why\n"),
+        ('a: "x"\n', "a", "it's", 'a: "it\'s"\n'),
+        ("a: 'x'\n", "a", "3", "a: 3\n"),
+        ("a:   # why\n", "a", "3", "a: 3   # why\n"),
+        ("a: &n 1.0e-4\n", "a", "2", "a: &n 2\n"),
+        ("{a: 1, b: 2}", "a", "x, c", '{a: "x, c", b: 2}'),
+        ("a: [64,  64]   # size\n", "a", "[32, 32]", "a: [32, 32]   # size\n"),
+        ("a: x\n", "a", "'b: #'", "a: 'b: #'\n"),
+        ("a: !!str 5\n", "a", "six", "a: !!str six\n"),
+        ("a: 1\r\nb: é😀 # x\r\nc: 2\r\n", "c", "3", "a: 1\r\nb: é😀 # x\r\nc: 3\r\n"),
+        ("a: 1  \n", "a", "1", "a: 1  \n"),
+    ],
+)
+def test_a_value_is_exchanged_at_its_place(text: str, key: str, value: str, after: str) -> None:
+    assert exchanged(text, key, value) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        ("a: &n 1\nb: *n\n", "a", "without changing more than this setting"),
+        ("a: &n 1\nb: *n\n", "b", ":2: 'b' of 'b' is an alias"),
+        ("a: &n {c: 1}\nb: *n\n", "b.c", "'b' of 'b.c' is an alias"),
+        ("a:\n  - 1\n", "a", "on several lines"),
+        ("a: |\n  x\n", "a", "on several lines"),
+        ("a: {b: 1}\n", "a.c", "no setting 'a.c'"),
+        ("a: 1\n", "a.b", "no setting 'a.b'"),
+    ],
+)
+def test_more_than_one_value_is_never_changed(text: str, key: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=re.escape(says)):
+        exchanged(text, key, "7")

@@ -64,7 +64,7 @@ def _of_runtime(
         yield from roles.role(policy, runtime, output)
         compared = roles.comparisons(policy, runtime_policy.bounds, output)
         checks = [
-            comparisons.unsure(comparisons.check(c, runtime, output), output)
+            comparisons.judged(policy, comparisons.check(c, runtime, output), output)
             for c in compared
             if c.bound is not None
         ]

@@ -121,6 +121,37 @@ def near_ties(
             )
 
 
+def judged(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
+    """The check, or an ERROR with the reason where its FAIL says nothing about the file."""
+    return too_few(policy, unsure(result, output), output)
+
+
+def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
+    """Where no answer differs, a lower bound that is too low speaks of the number of samples only:
+    that can't be judged, and more of the same samples would pass."""
+    logits = output.classification
+    lower = result.observed
+    if logits is None or result.verdict is not Verdict.FAIL or result.name != "top1_lower_bound":
+        return result
+    same = logits.top1_disagreements == 0 and logits.top1_agreement == 1.0
+    if not (same and isinstance(lower, float) and lower > 0.0 and isinstance(result.bound, float)):
+        return result
+    wanted = samples_for(result.bound, confidence=policy.confidence)
+    needed = (
+        "no number of samples proves that: choose a bound below 1"
+        if wanted is None
+        else f"{wanted} samples without a disagreement are needed at {policy.confidence:.4g} "
+        "confidence"
+    )
+    return result.model_copy(
+        update={
+            "verdict": Verdict.ERROR,
+            "explanation": f"{result.explanation} No answer differs, the samples are too few to "
+            f"prove it: {needed}.",
+        }
+    )
+
+
 def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     """A disagreement is no verdict on the file where PyTorch's own rounding changes answers as
     often: what can't be judged is an ERROR, with that reason."""
@@ -174,3 +205,18 @@ def top1_lower_bound(disagreements: int, samples: int, *, confidence: float) -> 
     if agreements <= 0:
         return 0.0
     return float(betaincinv(agreements, disagreements + 1, 1.0 - confidence))
+
+
+def samples_for(bound: float, *, confidence: float) -> int | None:
+    """The fewest samples whose lower bound, without a disagreement, reaches `bound`; None: none do.
+
+    Without disagreements the bound is `(1 - confidence) ** (1 / samples)`.
+    """
+    if not 0.0 < bound < 1.0:
+        return None if bound >= 1.0 else 1
+    samples = max(math.ceil(math.log1p(-confidence) / math.log(bound)), 1)
+    while top1_lower_bound(0, samples, confidence=confidence) < bound:  # rounding at the edge
+        samples += 1
+    while samples > 1 and top1_lower_bound(0, samples - 1, confidence=confidence) >= bound:
+        samples -= 1
+    return samples

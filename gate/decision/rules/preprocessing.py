@@ -37,7 +37,7 @@ def _measured(
     section: PreprocessingPolicy, evidence: Evidence, recorded: PreprocessingParity | None
 ) -> CheckResult:
     """It was measured, for this model's spec, against the training side, on enough pictures."""
-    problems, verdict = [], Verdict.ERROR
+    problems = []
     if recorded is None:
         problems.append("the policy asks for parity of preprocessing, and it was not measured")
     else:
@@ -60,7 +60,6 @@ def _measured(
             problems.append("the answers are of another file than the one that is judged")
         distinct = min(recorded.distinct, recorded.images)
         if distinct < section.min_images:
-            verdict = verdict if problems else Verdict.FAIL
             problems.append(
                 f"{distinct} distinct pictures, at least {section.min_images} are asked for"
             )
@@ -71,7 +70,7 @@ def _measured(
     )
     return CheckResult(
         name="preprocessing",
-        verdict=verdict if problems else Verdict.PASS,
+        verdict=Verdict.ERROR if problems else Verdict.PASS,
         explanation="; ".join(problems) + "." if problems else fine,
         remedy=REMEDIES["preprocessing"],
     )

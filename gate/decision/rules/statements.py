@@ -16,7 +16,7 @@ _SPREAD = 1e-4
 
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
-    """Enough samples."""
+    """Enough samples; fewer prove nothing, for or against the file."""
     n = evidence.dataset.samples
     return CheckResult(
         name="samples",
@@ -24,7 +24,7 @@ def samples(policy: Policy, evidence: Evidence) -> CheckResult:
         bound=float(policy.min_samples),
         relation=">=",
         samples=n,
-        verdict=Verdict.PASS if n >= policy.min_samples else Verdict.FAIL,
+        verdict=Verdict.PASS if n >= policy.min_samples else Verdict.ERROR,
         explanation=f"{n} samples were measured, at least {policy.min_samples} are asked for.",
         remedy=REMEDIES["samples"],
     )

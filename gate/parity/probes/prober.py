@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from gate.parity.probes.columns import column_probes
@@ -20,6 +21,8 @@ from gate.parity.track import Track
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
 from gate.storage.digest import Digest
+
+_steps = logging.getLogger("gate.steps")
 
 
 class Prober:
@@ -51,6 +54,7 @@ class Prober:
             self._judge(probe, tracks)
         if not self._stand.policy.instruments.search_inputs:
             return None
+        _steps.debug("look for inputs on which the trace takes another branch")
         search, more = Search(self._stand, self._axes, self.probes).run()
         for probe in more:
             self._judge(probe, tracks)

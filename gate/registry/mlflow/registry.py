@@ -6,6 +6,7 @@ process neither matter here nor are changed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MlflowRegistry", "preflight"]
 
+_steps = logging.getLogger("gate.steps")
 _MLMODEL_LIMIT = 1 << 18
 """Bytes of an MLmodel at most: some 2000 inputs and outputs."""
 
@@ -155,6 +157,7 @@ class MlflowRegistry:
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
+        _steps.debug(doing)
         with translated(self._uri, doing), lent(self._uri):
             if self._opened is None:
                 from mlflow import MlflowClient

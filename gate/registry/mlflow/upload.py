@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from gate.storage.temporary import temporary_folder
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_steps = logging.getLogger("gate.steps")
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _PROTO_LIMIT = 2**31
 """Bytes; protobuf can't serialise more."""
@@ -39,6 +41,7 @@ def upload(client: MlflowClient, draft: Draft) -> str:
     )
     for place, folder in draft.beside.items():  # first, because READY comes with the file
         client.log_model_artifacts(logged.model_id, str(folder), place)
+    _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
     proto = _proto_of_same_bytes(draft)
     if proto is None:
         _log_files(client, draft, model_id=logged.model_id)

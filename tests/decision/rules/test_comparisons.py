@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from gate.decision.rules.comparisons import BoundedMetric, top1_lower_bound
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.decision.rules.comparisons import BoundedMetric, samples_for, top1_lower_bound
+from tests import builders
 
 
 @pytest.mark.parametrize(
@@ -57,3 +60,70 @@ def test_holds_is_the_comparison_within_what_can_be_measured(observed, bound):
 def test_accuracy_may_rise():
     assert BoundedMetric("accuracy_drop", -0.1, "<=", 0.0, least=-1.0).holds()
     assert not BoundedMetric("accuracy_drop", -1.1, "<=", 0.0, least=-1.0).holds()
+
+
+@given(st.floats(0.01, 0.9995), st.floats(0.51, 0.999))
+def test_the_samples_that_are_asked_for_are_the_fewest_that_do(bound, confidence):
+    needed = samples_for(bound, confidence=confidence)
+    assert needed is not None
+    assert top1_lower_bound(0, needed, confidence=confidence) >= bound
+    assert needed == 1 or top1_lower_bound(0, needed - 1, confidence=confidence) < bound
+
+
+def test_no_number_of_samples_proves_certainty():
+    assert samples_for(1.0, confidence=0.95) is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "disagreements", "verdict", "says"),
+    [
+        (100, 0, Verdict.ERROR, "299 samples without a disagreement are needed"),
+        (298, 0, Verdict.ERROR, "299 samples"),
+        (299, 0, Verdict.PASS, "allowed >= 0.99"),
+        (100, 1, Verdict.FAIL, "allowed >= 0.99"),
+        (299, 1, Verdict.FAIL, "allowed >= 0.99"),
+    ],
+)
+def test_too_few_samples_are_no_rejection(samples, disagreements, verdict, says):
+    decision = _on(samples, disagreements)
+    checks = [check for check in decision.checks if check.name == "top1_lower_bound"]
+    assert {check.verdict for check in checks} == {verdict}
+    assert says in checks[0].explanation
+    assert decision.verdict is verdict
+
+
+@given(st.integers(2, 600), st.integers(0, 5), st.integers(1, 5))
+def test_more_disagreements_never_turn_a_rejection_into_less(samples, disagreements, more):
+    better, worse = _on(samples, disagreements), _on(samples, disagreements + more)
+    assert worse.verdict is Verdict.FAIL
+    assert better.verdict is not Verdict.PASS or disagreements == 0
+
+
+def _on(samples, disagreements):
+    """Decided by a policy whose lower bound is the only bound that the answers could break."""
+    evidence = builders.evidence()
+    disagreements = min(disagreements, samples)
+    runtimes = tuple(
+        runtime.model_copy(
+            update={
+                "outputs": tuple(
+                    output.model_copy(
+                        update={
+                            "samples": samples,
+                            "classification": output.classification.model_copy(
+                                update={
+                                    "top1_disagreements": disagreements,
+                                    "top1_agreement": 1 - disagreements / samples,
+                                }
+                            ),
+                        }
+                    )
+                    for output in runtime.outputs
+                )
+            }
+        )
+        for runtime in evidence.runtimes
+    )
+    dataset = evidence.dataset.model_copy(update={"samples": samples})
+    evidence = evidence.model_copy(update={"runtimes": runtimes, "dataset": dataset})
+    return decide(builders.policy(min_samples=2), evidence, decided_at="now")

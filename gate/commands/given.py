@@ -1,0 +1,174 @@
+"""What arguments name, looked at before anything heavy is imported and any child is started.
+
+A name that is wrong is the usual mistake: it is answered at once, by the kind of error that whoever
+opens the file would raise later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from gate.errors import (
+    CheckpointError,
+    DataError,
+    EvidenceError,
+    GateError,
+    OnnxFileError,
+    PolicyError,
+    StorageError,
+)
+
+Kind = Literal["file", "folder", "either"]
+
+
+class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    name = "path"
+    error: type[GateError]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Raises GateError where it can't be what it has to be."""
+        path = Path(value)
+        problem = None if ctx is not None and ctx.resilient_parsing else self.problem(path)
+        if problem is not None:
+            label = param.opts[0] if isinstance(param, click.Option) else None
+            raise self.error(f"{label}: {problem}" if label else problem)
+        return path
+
+    def problem(self, path: Path) -> str | None:
+        """What is wrong with the path, what was expected, and the way out."""
+        raise NotImplementedError
+
+
+class Given(_Path):
+    """A file or folder that has to be there."""
+
+    def __init__(self, error: type[GateError], expected: str, *, kind: Kind = "file") -> None:
+        """`error`: what those raise who open it. `expected`: it, in words."""
+        self.error, self._expected, self._kind = error, expected, kind
+
+    def problem(self, path: Path) -> str | None:
+        """That it is not there, a folder instead of a file, or not readable."""
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except FileNotFoundError:
+            return f"{path} does not exist. Expected {self._expected}. {_look_around(path)}"
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            return f"cannot read {path}: {reason}. Expected {self._expected}. Check the path."
+        if is_folder and self._kind == "file":
+            return f"{path} is a folder. Expected {self._expected}. Name the file in it."
+        if not is_folder and self._kind == "folder":
+            return f"{path} is not a folder. Expected {self._expected}. Name the folder."
+        if not os.access(path, os.R_OK | os.X_OK if is_folder else os.R_OK):
+            return f"cannot read {path}: permission denied. Check permissions."
+        return None
+
+
+class Written(_Path):
+    """A file or folder that will be written: found out before the work, not after it."""
+
+    def __init__(self, kind: Literal["file", "folder"]) -> None:
+        self.error, self._kind = StorageError, kind
+
+    def problem(self, path: Path) -> str | None:
+        """That something else stands there, or a file stands where its folder would be."""
+        if self._kind == "file" and path.is_dir():
+            return f"cannot write {path}: it is a folder. Name a file."
+        above = [path, *path.parents] if self._kind == "folder" else list(path.parents)
+        there = next((place for place in above if os.path.lexists(place)), None)
+        if there is not None and not there.is_dir():
+            return f"cannot write {path}: {there} is a file, expected a folder. Name another place."
+        return None
+
+
+def _look_around(path: Path) -> str:
+    """A file of nearly that name, or where was looked."""
+    try:
+        names = [there.name for there in path.parent.iterdir()]
+    except OSError:
+        return f"There is no folder {path.parent} either: check the path and the current folder."
+    near = difflib.get_close_matches(path.name, names, n=1)
+    if near:
+        return f"Did you mean {path.with_name(near[0])}?"
+    return "Check the spelling, and the folder that this is called from."
+
+
+class Factory(click.ParamType):  # type: ignore[type-arg]
+    """`package.module:callable`, of a package that is there. Nothing of it is imported."""
+
+    name = "factory"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click's interface
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> str:
+        """The text. Raises ModelError."""
+        from gate.model.factory import require_package
+
+        require_package(str(value))
+        return str(value)
+
+
+class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=FILE.npy`, of a file that is there."""
+
+    name = "tensors"
+    _FILE = Given(DataError, "an .npy file with one tensor for each picture")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text. Raises DataError."""
+        name, _, file = str(value).partition("=")
+        if not name or not file:
+            raise DataError(f"--tensors {value}: expected NAME=FILE.npy.")
+        self._FILE.convert(file, param, ctx)
+        return str(value)
+
+
+class NamedRole(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=ROLE` of an output."""
+
+    name = "role"
+
+    def __init__(self, roles: tuple[str, ...]) -> None:
+        self._roles = roles
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """The two. Fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        name, _, role = str(value).rpartition("=")
+        if not name or role not in self._roles:
+            near = difflib.get_close_matches(role, self._roles, n=1)
+            self.fail(
+                f"{value!r}: expected NAME=ROLE, with one of {', '.join(self._roles)}."
+                + (f" Did you mean {near[0]}?" if near else ""),
+                param,
+                ctx,
+            )
+        return name, role
+
+
+ONNX_FILE = Given(OnnxFileError, "an ONNX file")
+CHECKPOINT_FILE = Given(CheckpointError, "a .pt or .safetensors file")
+SAMPLES = Given(DataError, "samples: a .npy or .npz file, or a folder of them", kind="either")
+LABELS_FILE = Given(DataError, "a .npy file with one class index per sample")
+POLICY_FILE = Given(PolicyError, "YAML with a 'gate:' section, or the policy itself")
+SETTINGS_FILE = Given(PolicyError, "YAML with an 'export:' section")
+SPEC_FILE = Given(PolicyError, "a preprocessing spec, YAML or JSON")
+PICTURES = Given(DataError, "a picture, or a folder of them", kind="either")
+RECORD_FILE = Given(EvidenceError, "MODEL.onnx.export.json, as gate export wrote it")
+REPORT_FOLDER = Given(EvidenceError, "the folder that gate check --report wrote", kind="folder")
+GOLDEN_FOLDER = Given(
+    EvidenceError, "the folder of the golden vectors, with golden.json", kind="folder"
+)
+NEW_FILE, NEW_FOLDER = Written("file"), Written("folder")
