@@ -29,6 +29,7 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.measure import measure
+from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -113,6 +114,8 @@ class Verdicted:
     decision: Decision
     case: Case
     explanation: Explanation
+    samples: SampleTable = field(default_factory=SampleTable)
+    """One row a sample, for a file beside the report."""
 
     @property
     def policy(self) -> Policy:
@@ -136,14 +139,14 @@ def check(
     source files changed meanwhile; a bad file is a returned decision.
     """
     policy = policy or Policy.default()
-    evidence, case = evidence_on(
+    evidence, case, samples = evidence_on(
         onnx, reference=reference, workload=workload, policy=policy, progress=progress
     )
     preprocessing = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
     now = datetime.now(UTC).isoformat(timespec="seconds")
     decision = decide(policy, evidence, decided_at=now)
-    return Verdicted(evidence, decision, case, explain(case, evidence, decision))
+    return Verdicted(evidence, decision, case, explain(case, evidence, decision), samples)
 
 
 def evidence_on(
@@ -153,8 +156,9 @@ def evidence_on(
     workload: Workload,
     policy: Policy,
     progress: Progress | None = None,
-) -> tuple[Evidence, Case]:
-    """All that is measured on the file but parity of preprocessing, and what it was measured on.
+) -> tuple[Evidence, Case, SampleTable]:
+    """All that is measured on the file but parity of preprocessing, what it was measured on, and
+    one row a sample.
 
     Raises as `check`.
     """
@@ -176,7 +180,8 @@ def evidence_on(
         update={"labels_sha256": workload.labels_sha256, "code": code}
     )
     export = reference.note.record if reference.note else reference.export
-    return measurement.evidence(subject, source=source, export=export), case
+    evidence = measurement.evidence(subject, source=source, export=export)
+    return evidence, case, measurement.samples
 
 
 def _preprocessing(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
+    from gate.preprocess.spec import PreprocessSpec
 
 _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
@@ -65,7 +66,9 @@ class _Question(TypedDict):
     help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the policy's "
     "outputs:. Repeatable.",
 )  # fmt: skip
-@click.option("--report", type=FILE, metavar="DIR", help="Write records, page and figures here.")
+@click.option(
+    "--report", type=FILE, metavar="DIR", help="Write records, page, figures and samples.csv here."
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option(
     "--preprocessing", type=FILE, metavar="SPEC",
@@ -132,6 +135,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
     if question["report"] is not None:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
         _write_golden(question["report"] / GOLDEN, verdicted)
+        _write_samples(question["report"], verdicted, spec=reference.spec)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -175,6 +179,16 @@ def _write_golden(folder: Path, verdicted: Verdicted) -> None:
         write_golden_of(folder, verdicted.case, evidence=verdicted.evidence)
     else:
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
+
+
+def _write_samples(folder: Path, verdicted: Verdicted, *, spec: PreprocessSpec | None) -> None:
+    """Every sample as a row, and the worst ones as pictures, where they are some."""
+    from gate.parity import thumbnails
+    from gate.records.names import PICTURES, SAMPLES
+
+    verdicted.samples.save(folder / SAMPLES)
+    worst = thumbnails.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
+    thumbnails.save(folder / PICTURES, worst)
 
 
 def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:

@@ -14,7 +14,7 @@ from gate.parity.float64.late import LateErrors, in_units
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.runner import Runner
-from gate.parity.statistics.answers import LOGITS, Reading
+from gate.parity.statistics.answers import LOGITS, ClassReading
 from gate.parity.statistics.output import Array, OutputStatistics, Span
 from gate.records.evidence import OutputParity
 
@@ -27,7 +27,11 @@ class OutputComparison:
     """Checks number, dtype and shape of the outputs of each batch, then accumulates."""
 
     def __init__(
-        self, runtime: str, names: Sequence[str], *, readings: Mapping[str, Reading] | None = None
+        self,
+        runtime: str,
+        names: Sequence[str],
+        *,
+        readings: Mapping[str, ClassReading] | None = None,
     ) -> None:
         """`readings`: how outputs of classes are read, by name; else as logits."""
         self._runtime = runtime

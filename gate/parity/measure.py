@@ -27,7 +27,7 @@ from gate.parity.runners.onnx_runner import OnnxRunner
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.stand import ReferencePass, Stand, Truth, length
-from gate.parity.statistics.answers import Reading
+from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.statistics.table import SampleTable
 from gate.parity.track import Track, describe_failure
@@ -104,7 +104,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
     labels = None if case.labels is None else check_labels(case.labels, samples=len(samples))
     names = [spec.name for spec in candidate.subject.outputs]
     readings = {
-        name: Reading(normalised=policy.role_of(name) == "probabilities", points=policy.points)
+        name: ClassReading(normalised=policy.role_of(name) == "probabilities", points=policy.points)
         for name in names
     }
     tracks = [

@@ -14,7 +14,7 @@ from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.runners.runner import Batch, Runner
-from gate.parity.statistics.answers import Reading
+from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.records.evidence import OutputParity, RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
@@ -29,7 +29,7 @@ class Track:
         name: RuntimeName,
         outputs: Sequence[str],
         *,
-        readings: Mapping[str, Reading] | None = None,
+        readings: Mapping[str, ClassReading] | None = None,
     ) -> None:
         """`readings`: as of `OutputComparison`."""
         self.name = name

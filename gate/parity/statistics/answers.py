@@ -16,7 +16,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClassReading:
     """How the numbers of an output of classes are read."""
 
     normalised: bool = False
@@ -24,11 +24,11 @@ class Reading:
     points: tuple[OperatingPoint, ...] = ()
 
 
-LOGITS = Reading()
+LOGITS = ClassReading()
 
 
 @dataclass(frozen=True)
-class Answers:
+class ClassAnswers:
     """Of one side, one row a sample."""
 
     values: Floats
@@ -43,7 +43,7 @@ class Answers:
     """Largest minus second largest value."""
 
     @classmethod
-    def of(cls, values: Floats, *, normalised: bool = False) -> Answers:
+    def of(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
         """The answers that these values are. `normalised`: no softmax is taken."""
         rows = np.arange(len(values))
         with np.errstate(all="ignore"):
@@ -59,9 +59,9 @@ class Answers:
         """Number of rows."""
         return len(self.values)
 
-    def rows(self, kept: Bools) -> Answers:
+    def rows(self, kept: Bools) -> ClassAnswers:
         """Those of a mask, shape (rows,)."""
-        return Answers(
+        return ClassAnswers(
             self.values[kept],
             self.probabilities[kept],
             self.top1[kept],

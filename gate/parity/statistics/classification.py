@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import LOGITS, Answers, Reading
+from gate.parity.statistics.answers import LOGITS, ClassAnswers, ClassReading
 from gate.parity.statistics.confidence import ConfidenceStatistics
 from gate.parity.statistics.crossings import CrossingStatistics
 from gate.parity.statistics.worst import worse
@@ -36,7 +36,7 @@ class ClassStatistics:
     compare, and is only counted.
     """
 
-    def __init__(self, classes: int, reading: Reading = LOGITS) -> None:
+    def __init__(self, classes: int, reading: ClassReading = LOGITS) -> None:
         self.classes = classes
         self._reading = reading
         self.samples = 0
@@ -56,8 +56,8 @@ class ClassStatistics:
 
     def update(
         self,
-        reference: Answers,
-        candidate: Answers,
+        reference: ClassAnswers,
+        candidate: ClassAnswers,
         *,
         start: int,
         labels: NDArray[np.int64] | None = None,
@@ -170,7 +170,7 @@ class ClassStatistics:
 
     def _update_agreement(
         self,
-        reference: Answers,
+        reference: ClassAnswers,
         candidate_top1: NDArray[np.intp],
         *,
         agree: Bools,

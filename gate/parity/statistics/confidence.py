@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gate.parity.statistics.answers import Answers
+from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.worst import worse
 from gate.records.evidence import Confidence, ConfidenceOfClass
 
@@ -35,7 +35,7 @@ class ConfidenceStatistics:
         self._bands = np.zeros(4, np.int64)
 
     @np.errstate(all="ignore")
-    def update(self, reference: Answers, candidate: Answers) -> None:
+    def update(self, reference: ClassAnswers, candidate: ClassAnswers) -> None:
         """Add a batch of both sides, at least one row."""
         signed = candidate.confidence - reference.confidence
         moved = np.abs(signed)

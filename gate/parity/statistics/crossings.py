@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import Answers, Bools
+from gate.parity.statistics.answers import Bools, ClassAnswers
 from gate.policy.operating_points import OperatingPoint
 from gate.records.samples import LISTED, Crossing
 
@@ -33,7 +33,9 @@ class CrossingStatistics:
         self._torn: list[_Crossed] = []
         """Those with another class; near-ties are among the first of them."""
 
-    def update(self, reference: Answers, candidate: Answers, places: NDArray[np.intp]) -> None:
+    def update(
+        self, reference: ClassAnswers, candidate: ClassAnswers, places: NDArray[np.intp]
+    ) -> None:
         """Add a batch of both sides; `places`: the indices of its samples."""
         threshold, label = self.point
         sides = (reference, candidate)

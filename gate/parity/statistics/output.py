@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import LOGITS, Answers, Reading
+from gate.parity.statistics.answers import LOGITS, ClassAnswers, ClassReading
 from gate.parity.statistics.classification import ClassStatistics
 from gate.parity.statistics.mismatches import Mismatches
 from gate.parity.statistics.moments import ElementMoments, Variation
@@ -45,7 +45,7 @@ class OutputStatistics:
     count as measured.
     """
 
-    def __init__(self, name: str, dtype: str, reading: Reading = LOGITS) -> None:
+    def __init__(self, name: str, dtype: str, reading: ClassReading = LOGITS) -> None:
         self.name = name
         self.dtype = dtype
         self._reading = reading
@@ -213,7 +213,9 @@ class OutputStatistics:
         self._l2_max = worse(self._l2_max, float(norms.max()))
         return largest
 
-    def _update_logits(self, r: Floats, c: Floats, span: Span) -> tuple[Answers, Answers] | None:
+    def _update_logits(
+        self, r: Floats, c: Floats, span: Span
+    ) -> tuple[ClassAnswers, ClassAnswers] | None:
         """Returns the answers of both sides; None where they are no classes."""
         if self.logits is None:
             self.logits = ClassStatistics(r.shape[1], self._reading)
@@ -222,8 +224,8 @@ class OutputStatistics:
             return None
         normalised = self._reading.normalised
         answers = (
-            Answers.of(r, normalised=normalised),
-            Answers.of(c, normalised=normalised),
+            ClassAnswers.of(r, normalised=normalised),
+            ClassAnswers.of(c, normalised=normalised),
         )
         self.logits.update(*answers, start=span.start, labels=span.labels)
         return answers

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import Answers
+from gate.parity.statistics.answers import ClassAnswers
 from gate.storage import atomic
 
 MOST = 1_000_000
@@ -46,7 +46,7 @@ class SampleRows:
         largest: NDArray[np.float64],
         *,
         start: int,
-        answers: tuple[Answers, Answers] | None = None,
+        answers: tuple[ClassAnswers, ClassAnswers] | None = None,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
         """Add the largest differences of a batch, whose first row is sample `start`, and the

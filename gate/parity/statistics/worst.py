@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import Answers
+from gate.parity.statistics.answers import ClassAnswers
 from gate.records.samples import WorstSample
 
 KEPT = 8
@@ -60,7 +60,7 @@ class WorstSamples:
         values: NDArray[np.float64],
         *,
         start: int,
-        answers: tuple[Answers, Answers] | None = None,
+        answers: tuple[ClassAnswers, ClassAnswers] | None = None,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
         """Add values, shape (rows,), whose first belongs to sample `start`. `answers`: of both
