@@ -69,7 +69,7 @@ def test_neither_batches_nor_order_matter(values, data):
     for part in parts:
         right = part.merge(right)
     whole = sorted(
-        (place for place, value in enumerate(values) if not value == 0),
+        (place for place, value in enumerate(values) if value != 0),
         key=lambda p: (not math.isnan(values[p]), -np.nan_to_num(values[p]), p),
     )[:KEPT]
     assert places(stream) == places(left) == places(right) == whole
