@@ -30,6 +30,7 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.measure import measure
+from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -115,6 +116,8 @@ class Verdicted:
     decision: Decision
     case: Case
     explanation: Explanation
+    samples: SampleTable = field(default_factory=SampleTable)
+    """One row a sample, for a file beside the report."""
 
     @property
     def policy(self) -> Policy:
@@ -138,7 +141,7 @@ def check(
     source files changed meanwhile; a bad file is a returned decision.
     """
     policy = policy or Policy.default()
-    evidence, case = evidence_on(
+    evidence, case, samples = evidence_on(
         onnx, reference=reference, workload=workload, policy=policy, progress=progress
     )
     _steps.debug("decide")
@@ -148,7 +151,7 @@ def check(
     decision = decide(policy, evidence, decided_at=now)
     if not decision.passed:
         _steps.debug("look for the layer that diverges first")
-    return Verdicted(evidence, decision, case, explain(case, evidence, decision))
+    return Verdicted(evidence, decision, case, explain(case, evidence, decision), samples)
 
 
 def evidence_on(
@@ -158,8 +161,9 @@ def evidence_on(
     workload: Workload,
     policy: Policy,
     progress: Progress | None = None,
-) -> tuple[Evidence, Case]:
-    """All that is measured on the file but parity of preprocessing, and what it was measured on.
+) -> tuple[Evidence, Case, SampleTable]:
+    """All that is measured on the file but parity of preprocessing, what it was measured on, and
+    one row a sample.
 
     Raises as `check`.
     """
@@ -181,7 +185,8 @@ def evidence_on(
         update={"labels_sha256": workload.labels_sha256, "code": code}
     )
     export = reference.note.record if reference.note else reference.export
-    return measurement.evidence(subject, source=source, export=export), case
+    evidence = measurement.evidence(subject, source=source, export=export)
+    return evidence, case, measurement.samples
 
 
 def _preprocessing(

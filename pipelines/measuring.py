@@ -11,9 +11,11 @@ from gate.front_door import Reference, Workload, evidence_on, parity_of_preproce
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
 from gate.model.code import code_of
+from gate.parity import thumbnails
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
+from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -26,8 +28,9 @@ from pipelines.params import ModelParams, ParityParams
 
 def measured(
     onnx: Path, policy: Policy, *, source: Source, export: ExportRecord | None, title: str
-) -> tuple[Evidence, Case]:
-    """The evidence on `onnx` over the evaluation samples, with a progress bar.
+) -> tuple[Evidence, Case, SampleTable]:
+    """The evidence on `onnx` over the evaluation samples, with a progress bar, what it was measured
+    on, and one row a sample.
 
     `source` gets the digest of the checkpoint and of the code that were used. Raises GateError
     where nothing can be measured.
@@ -66,6 +69,20 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
     except GateError as error:
         print(f"parity of preprocessing was not measured: {error}")
         return None
+
+
+def write_samples(case: Case, evidence: Evidence, table: SampleTable) -> None:
+    """Every sample as a row, and the worst ones as pictures; the reason alone where there are none,
+    because DVC brings back no empty folder."""
+    table.save(paths.SAMPLES)
+    spec = PreprocessSpec.load(paths.PREPROCESSING)
+    pictures = thumbnails.thumbnails(case.samples, evidence, spec)
+    thumbnails.save(paths.WORST_PICTURES, pictures)
+    none = paths.WORST_PICTURES / "none.txt"
+    if pictures:
+        none.unlink(missing_ok=True)
+    else:
+        atomic.write_text(none, "no sample differs, or the input of the model is no picture\n")
 
 
 def write_golden(folder: Path, case: Case, evidence: Evidence) -> None:

@@ -66,6 +66,7 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
         "evaluation", digest=str(evidence.dataset.sha256), source=paths.EVAL_IMAGES, context="eval"
     )
     page.file(paths.EVIDENCE)
+    page.file(paths.SAMPLES)
     for plot in sorted(paths.PLOTS.glob("*.png")):
         page.file(plot, "plots")
     page.note(

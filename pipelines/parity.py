@@ -15,13 +15,14 @@ from gate.decision.decision import decide
 from gate.localisation.explanation import explain
 from gate.onnxfile.subject import read_subject
 from gate.parity.case import Case
+from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
 from gate.report import localisation, plots
 from gate.storage import atomic
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
-from pipelines.measuring import measured, preprocessing_of, write_golden
+from pipelines.measuring import measured, preprocessing_of, write_golden, write_samples
 from pipelines.params import RegistryParams, load_policy
 from pipelines.run import Tracker
 from pipelines.run_page import RunPage
@@ -39,12 +40,13 @@ def main() -> int:
     with tracker.shared_run(
         "parity", earlier="export", settings=pages.switches(policy), replay=replay
     ) as page:
-        evidence, case = _measure(policy, report)
+        evidence, case, table = _measure(policy, report)
         evidence.save(paths.EVIDENCE)
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
         explanation = explain(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
         write_golden(paths.GOLDEN, case, evidence)
+        write_samples(case, evidence, table)
         _write_numbers(evidence)
         pages.write_parity(page, evidence, policy)
     print(
@@ -59,9 +61,9 @@ def main() -> int:
     return Status.DONE
 
 
-def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
+def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case, SampleTable]:
     same = _is_exported(read_subject(paths.ONNX), report)
-    evidence, case = measured(
+    evidence, case, table = measured(
         paths.ONNX,
         policy,
         source=report.source,
@@ -69,7 +71,7 @@ def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case]:
         title="parity",
     )
     seen = preprocessing_of(policy, paths.ONNX)
-    return evidence.model_copy(update={"preprocessing": seen}), case
+    return evidence.model_copy(update={"preprocessing": seen}), case, table
 
 
 def _is_exported(subject: Subject, report: ExportReport) -> bool:

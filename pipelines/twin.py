@@ -44,7 +44,7 @@ def _make(policy: Policy, folder: Path) -> None:
     calibration = _calibration(settings.batch_size)
     made = quantize(paths.ONNX, calibration, folder / NAME, settings=settings)
     report = ExportReport.load(paths.EXPORT_REPORT)
-    evidence, case = measured(
+    evidence, case, _ = measured(
         folder / NAME, policy, source=report.source, export=made.record, title="twin"
     )
     evidence.save(folder / RECORDS / EVIDENCE)

@@ -34,6 +34,7 @@ from gate.records.instruments import (
     drawn_batch_sizes,
 )
 from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.samples import Crossing, Histogram, SideAnswer, WorstSample
 from gate.storage.digest import Digest
 
 SAMPLES = 400
@@ -272,6 +273,44 @@ def evidence(**overrides: Any) -> Evidence:
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
     return with_drawn_probes(Evidence(**fields | overrides))
+
+
+def with_single_samples(measured: Evidence) -> Evidence:
+    """With what is recorded of single samples: sizes of differences, the worst, what crosses 0.5
+    and both sides' confidence by class."""
+    return measured.model_copy(
+        update={
+            "runtimes": tuple(
+                runtime.model_copy(update={"outputs": tuple(map(_looked_at, runtime.outputs))})
+                for runtime in measured.runtimes
+            )
+        }
+    )
+
+
+def _looked_at(output: OutputParity) -> OutputParity:
+    classes, answer = output.classification, SideAnswer(top1=3, probability=0.75, margin=1.5)
+    assert classes is not None
+    by_class = tuple(
+        one.model_copy(
+            update={"signed_mean": -1e-8, "reference_mean": 0.75, "candidate_mean": 0.75 - 1e-8}
+        )
+        for one in classes.confidence.per_class
+    )
+    confidence = classes.confidence.model_copy(update={"per_class": by_class})
+    crossing = Crossing(threshold=0.5, samples=output.samples, reference_above=300,
+                        candidate_above=299, crossed=1, crossing=(7,))  # fmt: skip
+    worst = WorstSample(sample=3, max_abs_diff=1.7e-5, label=3, reference=answer, candidate=answer)
+    counts = (output.elements - 200, 100)
+    return output.model_copy(
+        update={
+            "classification": classes.model_copy(
+                update={"confidence": confidence, "crossings": (crossing,)}
+            ),
+            "differences": Histogram(zeros=100, first=-80, counts=counts),
+            "worst": (worst,),
+        }
+    )
 
 
 def with_drawn_probes(seen: Evidence) -> Evidence:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -401,7 +402,25 @@ class TestCheck:
         assert decision.evidence_sha256 == Evidence.load(folder / "evidence.json").digest()
         assert {path.name for path in folder.iterdir()} == {
             "decision.json", "evidence.json", "localisation.json", "plots", "report.html", "report.md",
+            "samples.csv", "pictures",
         }  # fmt: skip
+        evidence = Evidence.load(folder / "evidence.json")
+        with (folder / "samples.csv").open(newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        worst = {}
+        for runtime in evidence.runtimes:
+            own = [row for row in rows if row["runtime"] == runtime.runtime]
+            assert [int(row["index"]) for row in own] == list(range(len(own)))
+            for output in runtime.outputs:
+                assert len(own) == output.samples
+                for one in output.worst:
+                    row = own[one.sample]
+                    assert float(row["max_abs_diff"]) == pytest.approx(one.max_abs_diff, rel=1e-5)
+                    assert int(row["candidate_top1"]) == one.candidate.top1
+                    worst[one.sample] = one
+        assert {path.name for path in (folder / "pictures").iterdir()} == {
+            f"{place}.png" for place in worst
+        }
 
     @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())
     def test_a_bad_policy(

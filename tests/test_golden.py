@@ -32,6 +32,11 @@ GOLDEN = Path(__file__).parent / "golden"
             "de6d3e8f4421c69b5524e74c26779ffb6523735247ae38d415e5cd034ffaa8a4",
         ),
         (
+            Evidence,
+            "evidence-v1-samples.json",
+            "4e758d488ad6eccfaed830af24e0ed970eac87c6a728aadb713e588701eb9919",
+        ),
+        (
             Policy,
             "policy-v1.json",
             "6fc97bc90532d1de5722d8c93deb110bd1504d2cb91fabd7c31c6d9be875ca04",
@@ -52,6 +57,7 @@ def test_old_records_are_read_forever(kind, name, digest):
 
 def test_the_golden_evidence_is_what_the_builders_make():
     now = builders.evidence()
+    assert Evidence.load(GOLDEN / "evidence-v1-samples.json") == builders.with_single_samples(now)
     assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == without_drawn_probes(now)
     before = builders.evidence(graph=builders.graph_report(weights=None))
     assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == without_drawn_probes(before)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
+    from gate.preprocess.spec import PreprocessSpec
     from gate.story.story import Story
 
 _TASKS = ("auto", "classification", "tensors")
@@ -78,7 +79,10 @@ class _Question(TypedDict):
     "outputs:. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR", help="Write records, page and figures here."
+    "--report",
+    type=NEW_FOLDER,
+    metavar="DIR",
+    help="Write records, page, figures and samples.csv here.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option(
@@ -155,6 +159,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
         confidence=verdicted.policy.confidence,
     ).with_files(_files(question))
     if question["report"] is not None:
+        # The page shows the pictures that are there.
+        _write_samples(question["report"], verdicted, spec=reference.spec)
         folder.write(
             question["report"], decision, evidence, story=story, explanation=verdicted.explanation
         )
@@ -198,6 +204,16 @@ def _files(question: _Question) -> dict[str, str]:
     """What the commands of the story are about."""
     names = {"MODEL.onnx": str(question["model"]), "SAMPLES": str(question["inputs"])}
     return names if question["report"] is None else {**names, "DIR": str(question["report"])}
+
+
+def _write_samples(folder: Path, verdicted: Verdicted, *, spec: PreprocessSpec | None) -> None:
+    """Every sample as a row, and the worst ones as pictures, where they are some."""
+    from gate.parity import thumbnails
+    from gate.records.names import PICTURES, SAMPLES
+
+    verdicted.samples.save(folder / SAMPLES)
+    worst = thumbnails.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
+    thumbnails.save(folder / PICTURES, worst)
 
 
 def _show(question: _Question, verdicted: Verdicted, story: Story, console: Console) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Measured, Record
+from gate.storage.record import Measured, Record, later
 
 
 class Verdict(StrEnum):
@@ -34,6 +34,8 @@ class CheckResult(Record):
     name: str
     runtime: RuntimeName | None = None
     output: str | None = None
+    point: str | None = later(None)
+    """The operating point that it is for: `0.5`, or `0.7 of class 3`."""
     observed: Observed = None
     bound: Observed = None
     """With its direction in `relation`."""
@@ -44,6 +46,11 @@ class CheckResult(Record):
     remedy: str | None = None
 
     @property
+    def label(self) -> str:
+        """The name with its operating point: `threshold_crossing at 0.5`."""
+        return f"{self.name} at {self.point}" if self.point else self.name
+
+    @property
     def title(self) -> str:
-        """`runtime / output / name`, without what does not apply."""
-        return " / ".join(part for part in (self.runtime, self.output, self.name) if part)
+        """`runtime / output / label`, without what does not apply."""
+        return " / ".join(part for part in (self.runtime, self.output, self.label) if part)

@@ -118,6 +118,13 @@ REMEDIES: dict[str, str] = {
     "gate preprocess prepend.",
     "preprocessing_flips": "Other pixels give other answers: run gate preprocess compare --model "
     "to see which pictures flip, and make the consumer follow the spec.",
+    "threshold_crossing": "Look at the crossing samples in samples.csv: confidences near the "
+    "operating point cross by rounding alone, so move the point or allow a share; far from it, "
+    "check precision (TF32, fp16, int8) and eval mode.",
+    "threshold_crossing_bound": "Too few samples, or too many that cross: without any crossing a "
+    "bound of 0.01 needs 299 samples, 0.001 needs 2995; of a point for one class, samples of it.",
+    "threshold_unmeasured": "Measure again with this policy: gate.operating_points decides what is "
+    "measured. A point for one class needs samples that are put into it.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.errors import OutputMismatch
 from gate.parity.float64.late import LateErrors, in_units
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.runner import Runner
+from gate.parity.statistics.answers import LOGITS, ClassReading
 from gate.parity.statistics.output import Array, OutputStatistics, Span
 from gate.records.evidence import OutputParity
 
@@ -24,9 +26,17 @@ policy's: the evidence must not depend on bounds."""
 class OutputComparison:
     """Checks number, dtype and shape of the outputs of each batch, then accumulates."""
 
-    def __init__(self, runtime: str, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        names: Sequence[str],
+        *,
+        readings: Mapping[str, ClassReading] | None = None,
+    ) -> None:
+        """`readings`: how outputs of classes are read, by name; else as logits."""
         self._runtime = runtime
         self._names = tuple(names)
+        self._readings = dict(readings or {})
         self._example: tuple[tuple[int, ...], ...] | None = None
         self._outputs: list[OutputStatistics] = []
         self._noise: dict[str, NoiseStatistics] = {}
@@ -83,7 +93,7 @@ class OutputComparison:
         self.check(reference, candidate)
         if not self._outputs:
             self._outputs = [
-                OutputStatistics(name, r.dtype.name)
+                OutputStatistics(name, r.dtype.name, self._readings.get(name, LOGITS))
                 for name, r in zip(self._names, reference, strict=True)
             ]
             self._drop_matrices(reference)
@@ -224,6 +234,11 @@ class OutputComparison:
     def result(self) -> tuple[OutputParity, ...]:
         """One record an output, in the file's order."""
         return tuple(self._of(statistics) for statistics in self._outputs)
+
+    def sample_rows(self) -> dict[str, NDArray[np.void]]:
+        """One row a sample, by output; none of an output whose axis 0 is not the batch."""
+        rows = {statistics.name: statistics.sample_rows() for statistics in self._outputs}
+        return {name: own for name, own in rows.items() if len(own)}
 
     def _of(self, statistics: OutputStatistics) -> OutputParity:
         noise = self._noise.get(statistics.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from torch import nn
@@ -27,7 +27,9 @@ from gate.parity.runners.onnx_runner import OnnxRunner
 from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.stand import ReferencePass, Stand, Truth, length
+from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
+from gate.parity.statistics.table import SampleTable
 from gate.parity.track import Track, describe_failure
 from gate.policy.policy import Policy
 from gate.records.evidence import (
@@ -59,6 +61,8 @@ class Measurement:
     trace_search: TraceSearch | None = None
     graph: GraphReport | None = None
     graph_unread: str | None = None
+    samples: SampleTable = field(default_factory=SampleTable)
+    """One row a sample, for a file beside the report: no part of the evidence."""
 
     def evidence(
         self, subject: Subject, *, source: Source, export: ExportRecord | None = None
@@ -99,8 +103,12 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
     binding = case.bind()
     labels = None if case.labels is None else check_labels(case.labels, samples=len(samples))
     names = [spec.name for spec in candidate.subject.outputs]
+    readings = {
+        name: ClassReading(normalised=policy.role_of(name) == "probabilities", points=policy.points)
+        for name in names
+    }
     tracks = [
-        Track(name, names)
+        Track(name, names, readings=readings)
         for name, runtime in policy.runtimes.items()
         if runtime.required != "never"
     ]
@@ -136,6 +144,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         look_again(stand, tracks)
         search = examination.run(tracks, advance)
         runtimes = tuple(track.evidence() for track in tracks)
+        table = SampleTable.of({track.name: track.sample_rows() for track in tracks})
         environment = describe_environment(switches)
     candidate.verify()
     return Measurement(
@@ -153,6 +162,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         trace_search=search,
         graph=graph,
         graph_unread=graph_unread,
+        samples=table,
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gate.errors import EvidenceError, GateError, first_line
 from gate.parity.comparison import OutputComparison
@@ -11,6 +14,7 @@ from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.runners.runner import Batch, Runner
+from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.records.evidence import OutputParity, RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
@@ -20,7 +24,14 @@ from gate.records.runtime import RUNTIMES, RuntimeName
 class Track:
     """Follows one runtime. What breaks in it is its failure, and doesn't stop the others."""
 
-    def __init__(self, name: RuntimeName, outputs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: RuntimeName,
+        outputs: Sequence[str],
+        *,
+        readings: Mapping[str, ClassReading] | None = None,
+    ) -> None:
+        """`readings`: as of `OutputComparison`."""
         self.name = name
         self.absent_reason: str | None = None
         self.failure: str | None = None
@@ -28,7 +39,7 @@ class Track:
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeParity] = []
-        self._comparison = OutputComparison(name, outputs)
+        self._comparison = OutputComparison(name, outputs, readings=readings)
         self._stopwatch = Stopwatch()
 
     def step(
@@ -149,6 +160,10 @@ class Track:
             latency=self._stopwatch.result(),
             probes=tuple(self.probes),
         )
+
+    def sample_rows(self) -> dict[str, NDArray[np.void]]:
+        """One row a sample, by output; nothing of a runtime that does not compute."""
+        return {} if self.runner is None else self._comparison.sample_rows()
 
     def _outputs(self) -> tuple[OutputParity, ...]:
         outputs = self._comparison.result()

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from gate.errors import PolicyError
+from gate.policy.operating_points import OperatingPoint, OperatingPoints, points_of
 from gate.policy.sections import (
     Bounds,
     ConfidenceBands,
@@ -48,8 +49,10 @@ __all__ = [
 Task = Literal["auto", "classification", "tensors"]
 
 _CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
-            "top1_lower_bound", "top5_agreement", "accuracy_drop")  # fmt: skip
+            "top1_lower_bound", "top5_agreement", "accuracy_drop", "threshold_crossing",
+            "threshold_crossing_bound")  # fmt: skip
 """Bounds on answers of classes."""
+_CROSSINGS = ("threshold_crossing", "threshold_crossing_bound")
 
 _NOISE = ("noise_ratio", "noise_peak", "noise_diff")
 _EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE)
@@ -71,12 +74,15 @@ class Policy(PolicyRecord):
     output where the samples can prove it, and nowhere demanded."""
     precision: Literal["exact", "reduced", "quantized"] = "exact"
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """Confidence level of `top1_lower_bound` (one-sided Clopper-Pearson)."""
+    """Confidence level of `top1_lower_bound` and `threshold_crossing_bound` (one-sided
+    Clopper-Pearson)."""
     min_samples: Annotated[int, Field(ge=2)] = 2
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     outputs: dict[str, Role] = later({})
     """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
+    operating_points: OperatingPoints = later(())
+    """Confidences from which on somebody acts on an answer: for all classes, or by class index."""
     nonfinite: NonFinite = later("refuse")
     determinism: DeterminismPolicy = DeterminismPolicy()
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
@@ -145,6 +151,24 @@ class Policy(PolicyRecord):
             self._check_bounds(name, runtime.bounds)
         return self
 
+    @model_validator(mode="after")
+    def _points_are_judged(self) -> Self:
+        bounded = [
+            f"{name}: {', '.join(stated)}"
+            for name, runtime in self.runtimes.items()
+            if runtime.required != "never" and (stated := _stated(runtime.bounds, _CROSSINGS))
+        ]
+        if bounded and not self.operating_points:
+            raise ValueError(
+                f"{bounded[0]} needs operating_points, such as [0.5], or {{3: [0.7]}} for class 3"
+            )
+        if self.operating_points and not bounded:
+            raise ValueError(
+                "operating_points are set, and no runtime bounds threshold_crossing or "
+                "threshold_crossing_bound, so nothing is judged there"
+            )
+        return self
+
     def _check_bounds(self, name: str, bounds: Bounds) -> None:
         exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - set(self.waive)
         if self.precision == "exact" and not _stated(bounds, exact):
@@ -203,6 +227,11 @@ class Policy(PolicyRecord):
     def of_file(cls, path: Path) -> Self:
         """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
         return cls.load(path, section="gate" if has_section(path, "gate") else None)
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """The operating points, by class and threshold."""
+        return points_of(self.operating_points)
 
     def role_of(self, name: str) -> Role | None:
         """What the policy says that the output of this name is; None: nothing."""

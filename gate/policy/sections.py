@@ -64,6 +64,10 @@ class Bounds(PolicyRecord):
     unequal_share: Share | None = later(None)
     """Of integers and bools: elements that differ, but for near-ties. None: 0 for the role
     `indices`, else not asked."""
+    threshold_crossing: Share | None = later(None)
+    """Of the samples, at each of the policy's operating points."""
+    threshold_crossing_bound: Share | None = later(None)
+    """Exact upper bound of that share, at the policy's confidence."""
 
     @property
     def empty(self) -> bool:

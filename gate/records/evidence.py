@@ -185,6 +185,9 @@ class ClassParity(Record):
     accuracy: Accuracy | None = None
     nan_rows: Count = later(0)
     """Samples with NaN on both sides in the same places: in none of the numbers above."""
+    normalised: bool = later(False)
+    """The values are probabilities as they are, by the role `probabilities`: no softmax was taken.
+    Records without it took one of them, too."""
     crossings: tuple[Crossing, ...] = later(())
     """One for each operating point of the policy."""
 

@@ -79,4 +79,4 @@ def _bound(check: CheckResult) -> float:
 
 def _row_name(check: CheckResult, several: bool) -> str:
     output = f"{check.output} / " if several else ""
-    return printable(f"{check.runtime} / {output}{check.name}  {observed(check)}")
+    return printable(f"{check.runtime} / {output}{check.label}  {observed(check)}")

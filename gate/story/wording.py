@@ -55,7 +55,7 @@ def allowed(check: CheckResult) -> str:
 
 def cells(check: CheckResult) -> tuple[str, str, str, str]:
     """Name with the output, observed, allowed, number of samples."""
-    name = f"{check.output} / {check.name}" if check.output else check.name
+    name = f"{check.output} / {check.label}" if check.output else check.label
     samples = "" if check.samples is None else str(check.samples)
     return printable(name), observed(check), allowed(check), samples
 

@@ -17,6 +17,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.measure import measure
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.storage.digest import Digest
 from tests.parity import tiny
 
@@ -87,6 +88,93 @@ def test_numbers_are_those_of_a_plain_loop(model, good):
     assert runtime.outputs[0].max_abs_diff == pytest.approx(
         np.abs(c.astype(float) - r.astype(float)).max(), abs=1e-6
     )
+
+
+def pointed(*names, **overrides):
+    bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0, threshold_crossing=0.5)
+    runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in names}
+    fields = {"operating_points": (0.5, 0.9), "instruments": Instruments.none()}
+    return Policy(**{"runtimes": runtimes} | fields | overrides)
+
+
+@pytest.mark.parametrize("batch_size", [3, 20])
+def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, batch_size):
+    bad = tiny.edit(good, tmp_path / "bad.onnx", swapped_head)
+    samples, labels = tiny.samples(20), np.arange(20) % tiny.CLASSES
+    case = Case(model, bad, samples, policy=pointed(*CPU), batch_size=batch_size, labels=labels)
+    measurement = measure(case)
+    with torch.no_grad():
+        r = model(torch.from_numpy(tiny.images(20))).double()
+    bias = model.head.bias.detach().double()
+    c = ((r - bias).flip(1) + bias).numpy()
+    p_r, p_c = (torch.softmax(torch.as_tensor(x), 1).numpy().max(1) for x in (r, c))
+    r = r.numpy()
+    apart = np.abs(c - r).max(1)
+    for runtime in measurement.runtimes:
+        (output,) = runtime.outputs
+        sizes = output.differences
+        assert sizes.zeros + sum(sizes.counts) + sizes.nonfinite == output.elements
+        assert [one.sample for one in output.worst] == list(np.argsort(-apart)[:8])
+        for one in output.worst:
+            assert one.label == labels[one.sample]
+            assert one.reference.top1 == r[one.sample].argmax()
+            assert one.candidate.top1 == c[one.sample].argmax()
+            assert one.reference.probability == pytest.approx(p_r[one.sample], abs=1e-5)
+            assert one.candidate.probability == pytest.approx(p_c[one.sample], abs=1e-5)
+        for crossing, point in zip(output.classification.crossings, (0.5, 0.9), strict=True):
+            above = p_r >= point, p_c >= point
+            other = above[0] & above[1] & (r.argmax(1) != c.argmax(1))
+            crossed = np.flatnonzero((above[0] != above[1]) | other)
+            assert crossing.threshold == point
+            assert (crossing.reference_above, crossing.candidate_above) == (
+                above[0].sum(), above[1].sum()
+            )  # fmt: skip
+            assert crossing.crossing == tuple(crossed)
+            assert crossing.crossed == len(crossed) > 0
+        for one in output.classification.confidence.per_class:
+            mine = r.argmax(1) == one.label
+            assert one.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
+            assert one.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
+        rows = measurement.samples.rows[runtime.runtime, "logits"]
+        assert rows["index"].tolist() == list(range(20))
+        assert rows["label"].tolist() == labels.tolist()
+        assert rows["max_abs_diff"] == pytest.approx(apart, abs=1e-5)
+        assert rows["candidate_probability"] == pytest.approx(p_c, abs=1e-5)
+
+
+def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
+    class Sure(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def forward(self, x):
+            return torch.softmax(self.net(x), dim=1)
+
+    own = Sure().eval()
+    good = tiny.export(own, tmp_path / "sure.onnx", outputs=("p",))
+    with torch.no_grad():
+        p = own(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
+    policy = pointed("ort-cpu", outputs={"p": "probabilities"})
+    measurement = measure(Case(own, good, tiny.samples(20), policy=policy))
+    (output,) = measurement.runtimes[0].outputs
+    assert output.classification.normalised
+    assert [c.reference_above for c in output.classification.crossings] == [
+        (p >= 0.5).sum(), (p >= 0.9).sum()
+    ]  # fmt: skip
+    assert output.worst[0].reference.probability == pytest.approx(p[output.worst[0].sample])
+    crossings = [
+        check for check in judged(good, measurement, policy).checks
+        if check.name == "threshold_crossing"
+    ]  # fmt: skip
+    assert [(c.point, c.verdict) for c in crossings] == [
+        ("0.5", Verdict.PASS), ("0.9", Verdict.PASS)
+    ]  # fmt: skip
+
+
+def test_a_runtime_that_breaks_has_no_rows(model, good, tmp_path):
+    bad = tiny.edit(good, tmp_path / "bad.onnx", extra_output)
+    assert measure(Case(model, bad, tiny.samples(), policy=tiny.policy())).samples.rows == {}
 
 
 def swapped_head(proto):

@@ -64,8 +64,14 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     names = {path.name for path in Path(folder).rglob("*")}
     assert {
         "report.html", "decision.json", "evidence.json", "checks.json", "policy.json",
-        "params.yaml", "export.json", "differences.png", "latency.png",
+        "params.yaml", "export.json", "differences.png", "latency.png", "samples.csv",
     } <= names  # fmt: skip
+    rows = paths.SAMPLES.read_text().splitlines()[1:]
+    runtimes = [runtime for runtime in evidence.runtimes if runtime.measured]
+    assert len(rows) == evidence.dataset.samples * len(runtimes)
+    worst = {one.sample for runtime in runtimes for one in runtime.outputs[0].worst}
+    pictures = {path.name for path in paths.WORST_PICTURES.iterdir()}
+    assert pictures == ({f"{sample}.png" for sample in worst} or {"none.txt"})
     assert ExportReport.load(paths.EXPORT_REPORT).subject.sha256 == digest
     assert Evidence.load(paths.EVIDENCE).subject.sha256 == digest
     assert version.tags["gate.sha256"] == run.data.tags["gate.sha256"] == digest.hex

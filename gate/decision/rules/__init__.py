@@ -15,6 +15,7 @@ from gate.decision.rules import (
     preprocessing,
     roles,
     statements,
+    thresholds,
 )
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.policy.roles import all_nonfinite
@@ -68,6 +69,8 @@ def _of_runtime(
             for c in compared
             if c.bound is not None
         ]
+        if not all_nonfinite(output):
+            checks += thresholds.crossings(policy, runtime_policy.bounds, runtime, output)
         if roles.judges_noise(policy, output):
             checks += noise.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):

@@ -140,7 +140,8 @@ def unbounded(runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
 
 def _judged(policy: Policy, output: OutputParity) -> OutputParity:
     """The record without the numbers that nothing is judged by."""
-    unused: dict[str, None] = {}
+    # What is NaN in single samples is NaN in the sums over all of them.
+    unused: dict[str, object] = {"worst": ()}
     if classes_of(policy, output) is None or guessed(policy, output):
         unused["classification"] = None
     if policy.role_of(output.name) not in ("embedding", "probabilities"):

@@ -10,16 +10,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.parity.statistics.answers import LOGITS, ClassAnswers, ClassReading
+from gate.parity.statistics.confidence import ConfidenceStatistics
+from gate.parity.statistics.crossings import CrossingStatistics
 from gate.parity.statistics.worst import worse
-from gate.records.evidence import Accuracy, ClassParity, Confidence, ConfidenceOfClass, Disagreement
+from gate.policy.operating_points import OperatingPoint
+from gate.records.evidence import Accuracy, ClassParity, Disagreement
+from gate.records.samples import LISTED
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-LISTED = 100
-"""Disagreements that are kept one by one; all are counted."""
-
-_BAND_EDGES = (0.01, 0.05, 0.10)
+__all__ = ["ClassStatistics"]
 
 
 class ClassStatistics:
@@ -34,8 +36,9 @@ class ClassStatistics:
     compare, and is only counted.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, reading: ClassReading = LOGITS) -> None:
         self.classes = classes
+        self._reading = reading
         self.samples = 0
         self._nan_rows = 0
         self._disagreements = 0
@@ -45,53 +48,64 @@ class ClassStatistics:
         self._listed: list[Disagreement] = []
         self._l2_sum = 0.0
         self._l2_max = 0.0
-        self._confidence_min = math.inf
-        self._bands = np.zeros(4, np.int64)
-        self._class_samples = np.zeros(classes, np.int64)
-        self._class_sum = np.zeros(classes)
-        self._class_max = np.zeros(classes)
+        self._confidence = ConfidenceStatistics(classes)
+        self._crossings = [CrossingStatistics(point) for point in self._points]
         self._labelled = 0
         self._right_reference = 0
         self._right_candidate = 0
 
     def update(
-        self, r: Floats, c: Floats, *, start: int, labels: NDArray[np.int64] | None = None
+        self,
+        reference: ClassAnswers,
+        candidate: ClassAnswers,
+        *,
+        start: int,
+        labels: NDArray[np.int64] | None = None,
     ) -> None:
         """Add a batch whose first row is sample `start`; labels have shape (batch,)."""
-        places = np.arange(start, start + len(r))
-        alike = _nan_alike(r, c)
+        places = np.arange(start, start + len(reference))
+        alike = _nan_alike(reference.values, candidate.values)
         if alike.any():
             self._nan_rows += int(alike.sum())
-            r, c, places = r[~alike], c[~alike], places[~alike]
+            reference, candidate = reference.rows(~alike), candidate.rows(~alike)
+            places = places[~alike]
             labels = None if labels is None else labels[~alike]
-        if not len(r):
+        if not len(reference):
             return
-        self.samples += len(r)
+        self.samples += len(reference)
+        r, c = reference.values, candidate.values
+        nan_r, nan_c = np.isnan(r).any(axis=1), np.isnan(c).any(axis=1)
         with np.errstate(all="ignore"):
-            comparable = ~(np.isnan(r).any(axis=1) | np.isnan(c).any(axis=1))
-            top_r, top_c = r.argmax(axis=1), c.argmax(axis=1)
-            self._update_agreement(
-                r, (top_r, top_c), agree=comparable & (top_r == top_c), places=places
-            )
+            comparable = ~(nan_r | nan_c)
+            agree = comparable & (reference.top1 == candidate.top1)
+            self._update_agreement(reference, candidate.top1, agree=agree, places=places)
             self._top5_agreements += int((comparable & _same_top(r, c, min(5, self.classes))).sum())
-            self._update_probabilities(r, c, top_r)
+            apart = np.square(candidate.probabilities - reference.probabilities)
+            norms = np.sqrt(apart.sum(axis=1))
+        self._l2_sum += float(norms.sum())
+        self._l2_max = worse(self._l2_max, float(norms.max()))
+        self._confidence.update(reference, candidate)
+        for crossings in self._crossings:
+            crossings.update(reference, candidate, places)
         if labels is not None:
             self._labelled += len(labels)
-            self._right_reference += int(((top_r == labels) & ~np.isnan(r).any(axis=1)).sum())
-            self._right_candidate += int(((top_c == labels) & ~np.isnan(c).any(axis=1)).sum())
+            self._right_reference += int(((reference.top1 == labels) & ~nan_r).sum())
+            self._right_candidate += int(((candidate.top1 == labels) & ~nan_c).sum())
 
     def merge(self, other: ClassStatistics) -> ClassStatistics:
         """Statistics of both streams; both have the same number of classes."""
-        merged = ClassStatistics(self.classes)
+        merged = ClassStatistics(self.classes, self._reading)
         for field in ("samples", "_nan_rows", "_disagreements", "_unsure", "_sure",
-                      "_top5_agreements", "_l2_sum", "_bands", "_class_samples", "_class_sum",
-                      "_labelled", "_right_reference", "_right_candidate"):  # fmt: skip
+                      "_top5_agreements", "_l2_sum", "_labelled", "_right_reference",
+                      "_right_candidate"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
         merged._listed = _first(self._listed + other._listed)
         merged._ties = self._ties | other._ties
         merged._l2_max = worse(self._l2_max, other._l2_max)
-        merged._confidence_min = -worse(-self._confidence_min, -other._confidence_min)
-        merged._class_max = np.maximum(self._class_max, other._class_max)
+        merged._confidence = self._confidence.merge(other._confidence)
+        merged._crossings = [
+            own.merge(others) for own, others in zip(self._crossings, other._crossings, strict=True)
+        ]
         return merged
 
     def result(self) -> ClassParity:
@@ -101,7 +115,7 @@ class ClassStatistics:
         disagreements = self._disagreements - len(self._ties)
         return ClassParity(
             classes=self.classes,
-            predicted_classes=int(np.count_nonzero(self._class_samples)),
+            predicted_classes=int(np.count_nonzero(self._confidence.samples)),
             top1_agreement=(decided - disagreements) / (decided or math.nan),
             top1_disagreements=disagreements,
             top1_ties=len(self._ties),
@@ -111,10 +125,17 @@ class ClassStatistics:
             disagreeing=tuple(self._listed),
             l2_probabilities_mean=self._l2_sum / n,
             l2_probabilities_max=self._l2_max if self.samples else math.nan,
-            confidence=self._confidence(n),
+            confidence=self._confidence.result(),
             accuracy=self._accuracy(),
             nan_rows=self._nan_rows,
+            normalised=self._reading.normalised,
+            crossings=tuple(crossings.result(self._ties) for crossings in self._crossings),
         )
+
+    @property
+    def _points(self) -> list[OperatingPoint]:
+        """The operating points of which it has the class."""
+        return [p for p in self._reading.points if p.label is None or p.label < self.classes]
 
     @property
     def doubtful(self) -> list[int]:
@@ -137,24 +158,6 @@ class ClassStatistics:
         self._sure += same
         self._unsure += len(truth) - same
 
-    def _confidence(self, n: float) -> Confidence:
-        below_1, to_5, to_10, over_10 = (float(count) / n for count in self._bands)
-        return Confidence(
-            mean=float(self._class_sum.sum()) / n,
-            min=self._confidence_min if self.samples else math.nan,
-            max=float(self._class_max.max()) if self.samples else math.nan,
-            bands=(below_1, to_5, to_10, over_10),
-            per_class=tuple(
-                ConfidenceOfClass(
-                    label=int(label),
-                    samples=int(self._class_samples[label]),
-                    mean=float(self._class_sum[label] / self._class_samples[label]),
-                    max=float(self._class_max[label]),
-                )
-                for label in np.flatnonzero(self._class_samples)
-            ),
-        )
-
     def _accuracy(self) -> Accuracy | None:
         """None unless every sample has a label."""
         if not self.samples or self._labelled != self.samples:
@@ -167,44 +170,26 @@ class ClassStatistics:
 
     def _update_agreement(
         self,
-        r: Floats,
-        tops: tuple[NDArray[np.intp], NDArray[np.intp]],
+        reference: ClassAnswers,
+        candidate_top1: NDArray[np.intp],
         *,
         agree: Bools,
         places: NDArray[np.intp],
     ) -> None:
         rows = np.flatnonzero(~agree)
         self._disagreements += len(rows)
-        rows = rows[:LISTED]
         if not len(rows):
             return
-        best = np.partition(r[rows], self.classes - 2, axis=1)[:, -2:]
-        margins = best[:, 1] - best[:, 0]
         new = [
             Disagreement(
                 sample=int(places[row]),
-                reference=int(tops[0][row]),
-                candidate=int(tops[1][row]),
-                margin=float(margin),
+                reference=int(reference.top1[row]),
+                candidate=int(candidate_top1[row]),
+                margin=float(reference.margin[row]),
             )
-            for row, margin in zip(rows, margins, strict=True)
+            for row in rows[:LISTED]
         ]
         self._listed = _first(self._listed + new)
-
-    def _update_probabilities(self, r: Floats, c: Floats, label: NDArray[np.intp]) -> None:
-        p_r, p_c = _softmax(r), _softmax(c)
-        norms = np.sqrt(np.square(p_c - p_r).sum(axis=1))
-        self._l2_sum += float(norms.sum())
-        self._l2_max = worse(self._l2_max, float(norms.max()))
-        moved = np.abs(p_c.max(axis=1) - p_r.max(axis=1))
-        self._confidence_min = -worse(-self._confidence_min, -float(moved.min()))
-        first, second, third = _BAND_EDGES
-        inner = [int((moved < first).sum()), int((moved < second).sum())]
-        within = int((moved <= third).sum())  # false for NaN, so NaN falls into the last band
-        self._bands += [inner[0], inner[1] - inner[0], within - inner[1], len(moved) - within]
-        self._class_samples += np.bincount(label, minlength=self.classes)
-        self._class_sum += np.bincount(label, weights=moved, minlength=self.classes)
-        np.maximum.at(self._class_max, label, moved)
 
 
 def _nan_alike(r: Floats, c: Floats) -> Bools:
@@ -212,13 +197,6 @@ def _nan_alike(r: Floats, c: Floats) -> Bools:
     nan_r, nan_c = np.isnan(r), np.isnan(c)
     alike: Bools = nan_r.any(axis=1) & (nan_r == nan_c).all(axis=1)
     return alike
-
-
-def _softmax(logits: Floats) -> Floats:
-    """Softmax over axis 1; NaN for rows with NaN or +inf."""
-    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
-    powers /= powers.sum(axis=1, keepdims=True)
-    return powers
 
 
 def _same_top(r: Floats, c: Floats, k: int) -> Bools:

@@ -25,7 +25,8 @@ class Mismatches:
         self._kept: dict[int, dict[int, tuple[float, object]]] = {}
         """By sample, and by place in it: |c - r|, and what the candidate says."""
         self._count = 0
-        self._excused = 0
+        self._excused: list[float] = []
+        """|c - r| of each near-tie."""
         self._widths: set[int] = set()
         """Elements of a sample; of all pairs of a batch, more than one number."""
         self._overflown = False
@@ -71,9 +72,7 @@ class Mismatches:
             return
         flat = alternative.reshape(-1)
         ties = [place for place, (_, value) in places.items() if flat[place].item() == value]
-        for place in ties:
-            del places[place]
-        self._excused += len(ties)
+        self._excused += [places.pop(place)[0] for place in ties]
         if not places:
             del self._kept[sample]
 
@@ -84,7 +83,20 @@ class Mismatches:
     @property
     def excused(self) -> int:
         """Number of near-ties."""
-        return 0 if self._overflown else self._excused
+        return len(self.excused_sizes)
+
+    @property
+    def excused_sizes(self) -> list[float]:
+        """|c - r| of the near-ties."""
+        return [] if self._overflown else self._excused
+
+    @property
+    def largest(self) -> dict[int, float]:
+        """Of what is not excused: the largest |c - r| of each sample."""
+        return {
+            sample: max(size for size, _ in places.values())
+            for sample, places in self._kept.items()
+        }
 
     def remaining(self) -> tuple[Worst, float, tuple[float, float]]:
         """Of what is not excused: the worst |c - r|, the sum of all, and the sum and the largest of

@@ -1,4 +1,5 @@
-"""Count, mean and variance of a stream of numbers, of all or of each element, mergeable.
+"""Count, mean and variance of a stream of numbers, of all or of each element, mergeable; and
+whether its rows vary at all.
 
 The scale of an output is its standard deviation without what is the same in every sample.
 """
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.parity.statistics.tally import Floats
+
+Array = NDArray[np.generic]
 
 MOST = 1 << 20
 """Elements of a sample that are followed one by one; larger samples are taken as they are."""
@@ -142,3 +145,42 @@ class ElementMoments:
         self._means = start + step * share
         self._deviations = self._deviations + part._deviations + step * step * self._counts * share
         self._counts, self._unequal = counts, self._unequal | part._unequal | once
+
+
+@dataclass(frozen=True, eq=False)
+class Variation:
+    """Whether the reference rows differ from each other; the first row stands for all."""
+
+    rows: int = 0
+    first: Array | None = None
+    same: bool = True
+
+    @classmethod
+    def of(cls, rows: Array) -> Variation:
+        """Of an array, shape (rows > 0, elements)."""
+        same = len(rows) == 1 or _equal(rows, rows[:1])
+        return cls(len(rows), rows[0].copy(), same)
+
+    def merge(self, other: Variation) -> Variation:
+        """Of both streams."""
+        if self.first is None or other.first is None:
+            return other if self.first is None else self
+        same = (
+            self.same
+            and other.same
+            and self.first.shape == other.first.shape
+            and _equal(self.first, other.first)
+        )
+        return Variation(self.rows + other.rows, self.first, same)
+
+    def constant(self, samples: int) -> bool:
+        """True if all rows are equal. One row for several samples must vary within itself."""
+        if self.first is None or not self.same:
+            return self.first is None
+        return self.rows > 1 or samples == 1 or _equal(self.first, self.first[:1])
+
+
+def _equal(left: Array, right: Array) -> bool:
+    """Equal element by element, `right` broadcast; NaN equals NaN."""
+    both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
+    return bool(((left == right) | both_nan).all())

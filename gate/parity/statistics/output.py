@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.parity.statistics.answers import LOGITS, ClassAnswers, ClassReading
 from gate.parity.statistics.classification import ClassStatistics
 from gate.parity.statistics.mismatches import Mismatches
-from gate.parity.statistics.moments import ElementMoments
+from gate.parity.statistics.moments import ElementMoments, Variation
 from gate.parity.statistics.rows import LARGEST, RowStatistics
-from gate.parity.statistics.worst import Worst, worse
+from gate.parity.statistics.sizes import SizeHistogram
+from gate.parity.statistics.table import SampleRows
+from gate.parity.statistics.worst import Worst, WorstSamples, worse
 from gate.records.evidence import OutputParity
 
 Floats = NDArray[np.float64]
@@ -42,19 +45,23 @@ class OutputStatistics:
     count as measured.
     """
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, dtype: str, reading: ClassReading = LOGITS) -> None:
         self.name = name
         self.dtype = dtype
+        self._reading = reading
         self._samples = 0
         self._elements = 0
         self._nonfinite_reference = 0
         self._nonfinite_mismatched = 0
         self._nonfinite_same = 0
         self._unequal = 0
-        self._variation = _Variation()
+        self._variation = Variation()
         self._finite = ElementMoments()
         self._abs_max = 0.0
         self._worst = Worst()
+        self._worst_samples = WorstSamples()
+        self._sizes = SizeHistogram()
+        self._sample_rows = SampleRows()
         self._sum_diff = 0.0
         self._rows = 0
         self._l2_sum = 0.0
@@ -88,24 +95,29 @@ class OutputStatistics:
                 self._unequal += int(unequal.sum())
                 diff = np.where(unequal, np.maximum(diff, 1.0), diff)
                 self.mismatches.update(diff, candidate.reshape(rows, -1), start=span.start)
-            self._update_differences(diff, span)
+            largest = self._update_differences(diff, span)
         if self._variation.same:
-            self._variation = self._variation.merge(_Variation.of(reference.reshape(rows, -1)))
+            self._variation = self._variation.merge(Variation.of(reference.reshape(rows, -1)))
         vectors = batched and reference.dtype.kind == "f" and r.shape[1] >= 2
         if vectors and r.shape[1] <= LARGEST:
             self._vectors.update(r, c)
+        answers = None
         if vectors and reference.ndim == 2:
-            self._update_logits(r, c, span)
+            answers = self._update_logits(r, c, span)
         else:
             self._not_logits = True
+        self._worst_samples.update(largest, start=span.start, answers=answers, labels=span.labels)
+        if batched:
+            self._sample_rows.update(largest, start=span.start, answers=answers, labels=span.labels)
 
     def merge(self, other: OutputStatistics) -> OutputStatistics:
         """Statistics of both streams; `other` is about other samples of the same output."""
-        merged = OutputStatistics(self.name, self.dtype)
+        merged = OutputStatistics(self.name, self.dtype, self._reading)
         for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
                       "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
-        for field in ("_variation", "_finite", "_worst", "_vectors", "mismatches"):
+        for field in ("_variation", "_finite", "_worst", "_worst_samples", "_sizes",
+                      "_sample_rows", "_vectors", "mismatches"):  # fmt: skip
             setattr(merged, field, getattr(self, field).merge(getattr(other, field)))
         merged._abs_max = max(self._abs_max, other._abs_max)
         merged._l2_max = worse(self._l2_max, other._l2_max)
@@ -121,10 +133,14 @@ class OutputStatistics:
     def result(self) -> OutputParity:
         """The record. Without elements every number is NaN, which no bound lets pass."""
         std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
-        if self.mismatches.excused:
+        excused, samples, sizes = self.mismatches.excused, self._worst_samples, self._sizes
+        if excused:
             worst, total, norms = self.mismatches.remaining()
+            sizes = sizes.without(self.mismatches.excused_sizes)
+            samples = WorstSamples()
+            for sample, size in self.mismatches.largest.items():
+                samples.update(np.array([size]), start=sample)
         scale = std if np.dtype(self.dtype).kind == "f" else 1.0
-        excused = self.mismatches.excused
         return OutputParity(
             name=self.name,
             dtype=self.dtype,
@@ -144,11 +160,19 @@ class OutputStatistics:
             scaled_diff=_scaled(worst.value, scale),
             l2_mean=norms[0] / self._rows if self._rows else math.nan,
             l2_max=norms[1] if self._rows else math.nan,
-            classification=None
-            if self.logits is None or self._not_logits
-            else self.logits.result(),
+            classification=self.logits.result() if self.logits and self._classes else None,
             rows=self._vectors.result(),
+            differences=sizes.result(),
+            worst=samples.result(classes=self._classes),
         )
+
+    def sample_rows(self) -> NDArray[np.void]:
+        """One row a sample, of an output whose axis 0 is the batch."""
+        return self._sample_rows.result(classes=self._classes)
+
+    @property
+    def _classes(self) -> bool:
+        return self.logits is not None and not self._not_logits
 
     @property
     def _norms(self) -> tuple[float, float]:
@@ -177,58 +201,34 @@ class OutputStatistics:
             self._nonfinite_mismatched += int(mismatched.sum())
         return diff
 
-    def _update_differences(self, diff: Floats, span: Span) -> None:
-        self._worst = self._worst.merge(Worst.of(diff.max(axis=1), start=span.start))
+    def _update_differences(self, diff: Floats, span: Span) -> Floats:
+        """Returns the largest of each row."""
+        largest: Floats = diff.max(axis=1)
+        self._worst = self._worst.merge(Worst.of(largest, start=span.start))
+        self._sizes.update(diff)
         self._sum_diff += float(diff.sum())
-        norms = np.sqrt(np.square(diff).sum(axis=1))
+        norms = np.sqrt(np.einsum("ij,ij->i", diff, diff))
         self._rows += len(norms)
         self._l2_sum += float(norms.sum())
         self._l2_max = worse(self._l2_max, float(norms.max()))
+        return largest
 
-    def _update_logits(self, r: Floats, c: Floats, span: Span) -> None:
+    def _update_logits(
+        self, r: Floats, c: Floats, span: Span
+    ) -> tuple[ClassAnswers, ClassAnswers] | None:
+        """Returns the answers of both sides; None where they are no classes."""
         if self.logits is None:
-            self.logits = ClassStatistics(r.shape[1])
+            self.logits = ClassStatistics(r.shape[1], self._reading)
         if self.logits.classes != r.shape[1]:
             self._not_logits = True
-        else:
-            self.logits.update(r, c, start=span.start, labels=span.labels)
-
-
-@dataclass(frozen=True, eq=False)
-class _Variation:
-    """Whether the reference rows differ from each other; the first row stands for all."""
-
-    rows: int = 0
-    first: Array | None = None
-    same: bool = True
-
-    @classmethod
-    def of(cls, rows: Array) -> _Variation:
-        same = len(rows) == 1 or _equal(rows, rows[:1])
-        return cls(len(rows), rows[0].copy(), same)
-
-    def merge(self, other: _Variation) -> _Variation:
-        if self.first is None or other.first is None:
-            return other if self.first is None else self
-        same = (
-            self.same
-            and other.same
-            and self.first.shape == other.first.shape
-            and _equal(self.first, other.first)
+            return None
+        normalised = self._reading.normalised
+        answers = (
+            ClassAnswers.of(r, normalised=normalised),
+            ClassAnswers.of(c, normalised=normalised),
         )
-        return _Variation(self.rows + other.rows, self.first, same)
-
-    def constant(self, samples: int) -> bool:
-        """True if all rows are equal. One row for several samples must vary within itself."""
-        if self.first is None or not self.same:
-            return self.first is None
-        return self.rows > 1 or samples == 1 or _equal(self.first, self.first[:1])
-
-
-def _equal(left: Array, right: Array) -> bool:
-    """Equal element by element, `right` broadcast; NaN equals NaN."""
-    both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
-    return bool(((left == right) | both_nan).all())
+        self.logits.update(*answers, start=span.start, labels=span.labels)
+        return answers
 
 
 def _scaled(largest: float, std: float) -> float:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from gate.parity.statistics.classification import LISTED, ClassStatistics
+from gate.parity.statistics.answers import ClassAnswers
+from gate.parity.statistics.classification import ClassStatistics
+from gate.records.samples import LISTED
 from tests.parity.close import assert_close
 
 NAN, INF = math.nan, math.inf
@@ -18,7 +20,7 @@ NAN, INF = math.nan, math.inf
 def measured(r, c, labels=None, start=0):
     r, c = np.array(r, float), np.array(c, float)
     statistics = ClassStatistics(r.shape[1])
-    statistics.update(r, c, start=start, labels=labels)
+    statistics.update(ClassAnswers.of(r), ClassAnswers.of(c), start=start, labels=labels)
     return statistics.result()
 
 
@@ -118,7 +120,12 @@ def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
     parts = [ClassStatistics(3) for _ in rows]
     for part, start in zip(parts, rows, strict=True):
         stop = start + batch
-        part.update(r[start:stop], c[start:stop], start=start, labels=labels[start:stop])
+        part.update(
+            ClassAnswers.of(r[start:stop]),
+            ClassAnswers.of(c[start:stop]),
+            start=start,
+            labels=labels[start:stop],
+        )
     result = functools.reduce(ClassStatistics.merge, parts).result()
     assert result.nan_rows == 1
     assert (result.top1_agreement, result.top1_disagreements) == (0.5, 1)
@@ -163,7 +170,7 @@ def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
     r = np.tile([1.0, 0.0], (300, 1))
     statistics = ClassStatistics(2)
     for start in (150, 0):
-        statistics.update(r[:150], -r[:150], start=start)
+        statistics.update(ClassAnswers.of(r[:150]), ClassAnswers.of(-r[:150]), start=start)
     result = statistics.result()
     assert result.top1_disagreements == 300
     assert [d.sample for d in result.disagreeing] == list(range(LISTED))
@@ -172,8 +179,8 @@ def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
 def test_accuracy_needs_a_label_for_every_sample():
     statistics = ClassStatistics(3)
     r = np.eye(3)
-    statistics.update(r, r, start=0, labels=np.arange(3))
-    statistics.update(r, r, start=3)
+    statistics.update(ClassAnswers.of(r), ClassAnswers.of(r), start=0, labels=np.arange(3))
+    statistics.update(ClassAnswers.of(r), ClassAnswers.of(r), start=3)
     assert statistics.result().accuracy is None
 
 
@@ -195,7 +202,12 @@ def test_merging_parts_equals_the_whole(seed, cut, scale):
     parts = []
     for start, stop in ((0, cut), (cut, 20)):
         part = ClassStatistics(8)
-        part.update(r[start:stop], c[start:stop], start=start, labels=labels[start:stop])
+        part.update(
+            ClassAnswers.of(r[start:stop]),
+            ClassAnswers.of(c[start:stop]),
+            start=start,
+            labels=labels[start:stop],
+        )
         parts.append(part)
     whole = measured(r, c, labels).model_dump()
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):

@@ -1,0 +1,263 @@
+"""Checks at operating points: what crosses, what was not measured, and what can't be true."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision, decide
+from gate.decision.rules.thresholds import crossing_upper_bound
+from gate.policy.policy import RuntimePolicy
+from gate.records.evidence import Evidence, TensorSpec
+from gate.records.samples import LISTED, Crossing
+from tests import builders
+from tests.builders import SAMPLES, class_parity, output_parity, runtime_evidence
+
+NAMES = ("threshold_crossing", "threshold_crossing_bound")
+
+
+def crossing(crossed: int = 0, **overrides: Any) -> Crossing:
+    """At 0.5: half of the samples are above on both sides, these in the reference alone."""
+    fields: dict[str, Any] = {
+        "threshold": 0.5,
+        "samples": SAMPLES,
+        "reference_above": 200 + crossed,
+        "candidate_above": 200,
+        "crossed": crossed,
+        "crossing": tuple(range(min(crossed, LISTED))),
+    }
+    return Crossing(**fields | overrides)
+
+
+def policy(share: float | None = 0.01, upper: float | None = 0.05, **overrides: Any):
+    plain = builders.policy()
+    runtimes = {
+        name: RuntimePolicy(
+            required=runtime.required,
+            bounds=runtime.bounds.model_copy(
+                update={"threshold_crossing": share, "threshold_crossing_bound": upper}
+            ),
+        )
+        for name, runtime in plain.runtimes.items()
+    }
+    return builders.policy(**{"runtimes": runtimes, "operating_points": (0.5,)} | overrides)
+
+
+def evidence(
+    *crossings: Crossing, output: dict[str, Any] | None = None, **classes: Any
+) -> Evidence:
+    """Good evidence but for the classes of `ort-cpu` and `ort-cpu-optimized`."""
+    logits = output_parity(
+        classification=class_parity(crossings=crossings, **classes), **(output or {})
+    )
+    good = builders.evidence()
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (logits,)}) if r.outputs else r for r in good.runtimes
+    )
+    return good.model_copy(update={"runtimes": runtimes})
+
+
+def judge(record: Evidence, **fields: Any) -> Decision:
+    return decide(policy(**fields), record, decided_at="2026-01-01T00:00:00+00:00")
+
+
+def of_points(decision: Decision) -> list[CheckResult]:
+    return [c for c in decision.checks if c.name in NAMES and c.runtime == "ort-cpu"]
+
+
+def test_few_that_cross_pass_and_are_shown_with_their_point():
+    decision = judge(evidence(crossing(4)))
+    assert decision.verdict is Verdict.PASS
+    share, upper = of_points(decision)
+    assert (share.title, share.observed, share.bound, share.samples) == (
+        "ort-cpu / logits / threshold_crossing at 0.5", 0.01, 0.01, SAMPLES
+    )  # fmt: skip
+    assert upper.observed == pytest.approx(0.0227, abs=1e-4)
+    assert "4 of 400 samples" in share.explanation
+    assert "samples 0, 1, 2, 3;" in share.explanation
+    assert Decision.from_json(decision.to_json()) == decision
+
+
+@pytest.mark.parametrize(
+    ("crossed", "bounds", "failing"),
+    [
+        (5, {}, {"threshold_crossing"}),
+        (5, {"share": None}, set()),
+        (13, {}, {"threshold_crossing", "threshold_crossing_bound"}),
+        (4, {"upper": 0.02}, {"threshold_crossing_bound"}),
+        (4, {"upper": None}, set()),
+        (0, {"share": 0.0, "upper": 0.007}, {"threshold_crossing_bound"}),
+        (0, {"share": 0.0, "upper": 0.0075}, set()),
+        (SAMPLES - 200, {"share": 1.0, "upper": 1.0}, set()),
+    ],
+)
+def test_each_bound_judges_its_own_number(crossed, bounds, failing):
+    decision = judge(evidence(crossing(crossed)), **bounds)
+    assert {c.name for c in decision.problems} == failing
+    assert {c.verdict for c in decision.problems} <= {Verdict.FAIL}
+    assert decision.passed is not bool(failing)
+
+
+CONTRADICTIONS = {
+    "other samples": crossing(samples=SAMPLES + 1),
+    "far more samples": crossing(4, samples=10**9),
+    "too few samples": crossing(samples=SAMPLES - 1),
+    "more cross than there are": crossing(SAMPLES + 1),
+    "more above than there are": crossing(200, reference_above=SAMPLES + 1),
+    "fewer cross than the sides differ by": crossing(0, reference_above=201),
+    "some are not listed": crossing(4, crossing=(1, 2)),
+    "one is listed twice": crossing(4, crossing=(1, 1, 2, 3)),
+    "listed, and none crosses": crossing(0, crossing=(1,)),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_counts_that_contradict_each_other_never_pass(name):
+    decision = judge(evidence(CONTRADICTIONS[name]), share=1.0, upper=1.0)
+    assert [c.verdict for c in of_points(decision)] == [Verdict.ERROR] * 2
+    assert all("contradict" in c.explanation and c.remedy for c in of_points(decision))
+    assert decision.verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (evidence(), "no records of this point"),
+        (evidence(crossing(threshold=0.9)), "no records of this point"),
+        (evidence(crossing(threshold=math.nan)), "no records of this point"),
+        (evidence(crossing(label=3)), "no records of this point"),
+        (evidence(crossing(), crossing()), "2 records of this point"),
+        (evidence(crossing(), normalised=True), "without a softmax"),
+    ],
+)
+def test_what_was_not_measured_is_an_error(record, words):
+    checks = of_points(judge(record))
+    assert [c.verdict for c in checks] == [Verdict.ERROR] * 2
+    assert all(words in c.explanation for c in checks)
+    assert not judge(record).passed
+
+
+def test_probabilities_are_judged_as_they_were_measured():
+    stated = {"outputs": {"logits": "probabilities"}}
+    rows = builders.row_parity()
+    right = evidence(crossing(), output={"rows": rows}, normalised=True)
+    assert judge(right, **stated).passed
+    by_softmax = evidence(crossing(), output={"rows": rows})
+    assert {c.verdict for c in of_points(judge(by_softmax, **stated))} == {Verdict.ERROR}
+
+
+BY_CLASS = {"operating_points": {3: (0.7,), 12: (0.5,)}}
+THIRD = crossing(2, threshold=0.7, label=3, samples=50, reference_above=20, candidate_above=18)
+
+
+def test_a_point_of_a_class_is_judged_on_the_samples_of_that_class():
+    stated = {"operating_points": {3: (0.7,)}}
+    share, upper = of_points(judge(evidence(THIRD), share=0.04, upper=0.2, **stated))
+    assert (share.point, share.observed, share.samples) == ("0.7 of class 3", 0.04, 50)
+    assert (share.verdict, upper.verdict) == (Verdict.PASS, Verdict.PASS)
+    empty = crossing(threshold=0.7, label=3, samples=0, reference_above=0, candidate_above=0)
+    checks = of_points(judge(evidence(empty), **stated))
+    assert {c.verdict for c in checks} == {Verdict.ERROR}
+    assert "no sample was compared" in checks[0].explanation
+
+
+def test_a_class_that_no_output_has_is_an_error_and_one_of_another_output_is_not():
+    decision = judge(evidence(THIRD), share=0.1, upper=0.2, **BY_CLASS)
+    problems = [c for c in of_points(decision) if c.verdict is Verdict.ERROR]
+    assert {c.point for c in problems} == {"0.5 of class 12"}
+    assert "no output has a class 12, this one has 10" in problems[0].explanation
+
+    twelfth = crossing(label=12, samples=30, reference_above=9, candidate_above=9)
+    wide = output_parity(
+        name="wide", classification=class_parity(classes=20, crossings=(THIRD, twelfth))
+    )
+    good = evidence(THIRD)
+    spec = good.subject.outputs[0]
+    subject = good.subject.model_copy(
+        update={"outputs": (spec, TensorSpec(name="wide", dtype="float32", shape=("batch", 20)))}
+    )
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (*r.outputs, wide)}) if r.outputs else r
+        for r in good.runtimes
+    )
+    both = good.model_copy(update={"subject": subject, "runtimes": runtimes})
+    decision = judge(both, share=0.1, upper=0.2, **BY_CLASS)
+    assert decision.passed, [c.explanation for c in decision.problems]
+    assert [(c.output, c.point) for c in of_points(decision)[::2]] == [
+        ("logits", "0.7 of class 3"), ("wide", "0.7 of class 3"), ("wide", "0.5 of class 12")
+    ]  # fmt: skip
+    # An output that is no classifier takes no point away from one that is.
+    beside = judge(both, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
+    assert {c.point for c in beside.problems} == {"0.5 of class 12"}
+
+
+def test_near_ties_are_left_out_of_the_samples_and_no_more_than_there_are():
+    for excused, verdict in ((0, Verdict.PASS), (2, Verdict.PASS), (3, Verdict.ERROR)):
+        record = crossing(1, samples=SAMPLES - excused)
+        decision = judge(evidence(record, top1_ties=2))
+        assert {c.verdict for c in of_points(decision)} == {verdict}
+
+
+def test_a_runtime_without_these_bounds_has_no_such_check():
+    runtimes = policy().runtimes | {"ort-cpu": builders.policy().runtimes["ort-cpu"]}
+    decision = judge(evidence(crossing()), runtimes=runtimes)
+    assert of_points(decision) == []
+    assert decision.passed
+
+
+@given(
+    st.integers(0, SAMPLES - 200), st.integers(0, SAMPLES - 200), st.floats(0, 1), st.floats(0, 1)
+)
+def test_one_more_that_crosses_never_turns_a_refusal_into_a_pass(a, b, share, upper):
+    fewer, more = sorted((a, b))
+    bounds = {"share": share, "upper": upper}
+    if not judge(evidence(crossing(fewer)), **bounds).passed:
+        assert not judge(evidence(crossing(more)), **bounds).passed
+
+
+counts = st.integers(0, SAMPLES + 2)
+
+
+@given(counts, counts, counts, counts, st.integers(0, LISTED))
+def test_whatever_is_recorded_it_passes_only_within_the_bound(samples, r, c, crossed, listed):
+    record = crossing(samples=samples, reference_above=r, candidate_above=c, crossed=crossed,
+                      crossing=tuple(range(listed)))  # fmt: skip
+    if judge(evidence(record), upper=1.0).passed:
+        assert samples == SAMPLES
+        assert crossed <= 4
+        assert max(r, c) <= SAMPLES
+        assert abs(r - c) <= crossed
+
+
+@pytest.mark.parametrize(("samples", "bound"), [(299, 0.01), (2995, 0.001)])
+def test_samples_needed_without_a_crossing(samples, bound):
+    assert crossing_upper_bound(0, samples, confidence=0.95) <= bound
+    assert crossing_upper_bound(0, samples - 1, confidence=0.95) > bound
+
+
+@given(st.integers(1, 2000), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_upper_bound_solves_the_binomial_equation(samples, data, confidence):
+    """At the bound, seeing so few crossings or fewer has probability 1 - confidence."""
+    crossed = data.draw(st.integers(0, samples))
+    bound = crossing_upper_bound(crossed, samples, confidence=confidence)
+    if crossed == samples:
+        assert bound == 1.0
+        return
+    assert binom.cdf(crossed, samples, bound) == pytest.approx(1 - confidence, rel=1e-6)
+    assert bound > crossed / samples
+
+
+def test_no_samples_prove_nothing():
+    assert crossing_upper_bound(0, 0, confidence=0.95) == 1.0
+
+
+def test_old_evidence_without_points_is_an_error_where_points_are_asked_for():
+    assert not decide(policy(), builders.evidence(), decided_at="now").passed
+    assert decide(builders.policy(), evidence(crossing(200)), decided_at="now").passed
+    assert runtime_evidence().outputs[0].differences is None

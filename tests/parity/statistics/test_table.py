@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+
+from gate.parity.statistics.answers import ClassAnswers
+from gate.parity.statistics.table import COLUMNS, MOST, SampleRows, SampleTable
+
+R = np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
+C = np.array([[0.0, 2.5], [0.0, 1.0], [1.0, math.nan]])
+LABELS = np.array([1, 0, 1])
+
+
+def rows(start=0, stop=3, *, answers=True, labels=True):
+    table = SampleRows()
+    r, c = R[start:stop], C[start:stop]
+    table.update(
+        np.abs(r - c).max(axis=1),
+        start=start,
+        answers=(ClassAnswers.of(r), ClassAnswers.of(c)) if answers else None,
+        labels=LABELS[start:stop] if labels else None,
+    )
+    return table
+
+
+def read(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_row_has_both_answers_and_the_sign_of_the_difference(tmp_path):
+    table = SampleTable.of({"ort-cpu": {"logits": rows().result(classes=True)}})
+    table.save(tmp_path / "samples.csv")
+    first, second, third = read(tmp_path / "samples.csv")
+    assert tuple(first) == COLUMNS
+    assert (first["runtime"], first["output"], first["index"]) == ("ort-cpu", "logits", "0")
+    assert (second["label"], second["reference_top1"], second["candidate_top1"]) == ("0", "0", "1")
+    assert first["confidence_diff"].startswith("+")
+    assert second["confidence_diff"].startswith("-")
+    assert float(second["confidence_diff"]) == pytest.approx(
+        float(second["candidate_probability"]) - float(second["reference_probability"]), rel=1e-5
+    )
+    assert (second["reference_margin"], second["candidate_margin"]) == ("3", "1")
+    assert second["max_abs_diff"] == "3"
+    assert third["candidate_probability"] == "nan"
+
+
+@pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
+def test_cells_without_a_meaning_are_empty(tmp_path, answers, classes):
+    made = rows(answers=answers, labels=False).result(classes=classes)
+    SampleTable.of({"ort-cpu": {"boxes": made}}).save(tmp_path / "samples.csv")
+    for row in read(tmp_path / "samples.csv"):
+        filled = {name for name, cell in row.items() if cell}
+        assert filled == {"runtime", "output", "index", "max_abs_diff"}
+
+
+def test_rows_are_by_sample_however_they_came():
+    whole = rows().result(classes=True)
+    parts = [rows(0, 1), rows(1, 3)]
+    for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
+        assert merged.result(classes=True).tobytes() == whole.tobytes()
+    assert whole["index"].tolist() == [0, 1, 2]
+
+
+def test_only_the_first_million_get_a_row():
+    table = SampleRows()
+    for start in (MOST - 2, MOST, 0):
+        table.update(np.ones(3), start=start)
+    assert table.result(classes=False)["index"].tolist() == [0, 1, 2, MOST - 2, MOST - 1]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])
+def test_a_stranger_s_name_is_a_text(tmp_path, name):
+    made = rows().result(classes=True)
+    SampleTable.of({"ort-cpu": {name: made}}).save(tmp_path / "samples.csv")
+    seen = {row["output"] for row in read(tmp_path / "samples.csv")}
+    assert len(seen) == 1
+    assert seen.pop()[0] in "'a"
+    assert "\x1b" not in (tmp_path / "samples.csv").read_text()

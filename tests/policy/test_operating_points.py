@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gate.errors import PolicyError
+from gate.policy.operating_points import OperatingPoint
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from tests import builders
+
+BOUNDED = {
+    "ort-cpu": RuntimePolicy(
+        required="always",
+        bounds=Bounds(max_abs_diff=1e-4, top1_agreement=1.0, threshold_crossing=0.01),
+    )
+}
+
+
+def policy(**fields):
+    return Policy(**{"runtimes": BOUNDED, "operating_points": (0.5,)} | fields)
+
+
+@pytest.mark.parametrize(
+    ("stated", "points"),
+    [
+        ((0.9, 0.5, 0.9), [OperatingPoint(0.5), OperatingPoint(0.9)]),
+        ({3: (0.7,), 0: (0.8, 0.6)}, [(0.6, 0), (0.8, 0), (0.7, 3)]),
+    ],
+)
+def test_points_are_sorted_and_each_is_there_once(stated, points):
+    made = policy(operating_points=stated)
+    assert list(made.points) == points
+    assert Policy.from_json(made.to_json()) == made
+    assert Policy.from_json(made.to_json()).digest() == made.digest()
+
+
+def test_their_order_in_the_file_is_no_part_of_the_digest():
+    assert (
+        policy(operating_points=(0.5, 0.9)).digest() == policy(operating_points=(0.9, 0.5)).digest()
+    )
+    one, other = policy(operating_points={0: (0.5,), 3: (0.9,)}), {3: (0.9,), 0: (0.5,)}
+    assert one.digest() == policy(operating_points=other).digest()
+
+
+@pytest.mark.parametrize("nothing", [(), {}])
+def test_no_points_are_no_part_of_the_digest(nothing):
+    assert builders.policy(operating_points=nothing).digest() == builders.policy().digest()
+    assert "operating_points" not in builders.policy(operating_points=nothing).to_plain()
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ((0.0,), "greater than 0"),
+        ((1.0,), "less than 1"),
+        ((float("nan"),), "finite number"),
+        (("0.5",), "valid number"),
+        ({-1: (0.5,)}, "greater than or equal to 0"),
+        ({3: ()}, "at least 1 item"),
+        ({"three": (0.5,)}, "valid integer"),
+        (0.5, "tuple"),
+    ],
+)
+def test_what_is_no_point_is_refused(points, words):
+    with pytest.raises(ValidationError, match=words):
+        policy(operating_points=points)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"operating_points": ()}, "ort-cpu: threshold_crossing needs operating_points"),
+        ({"runtimes": builders.policy().runtimes}, "no runtime bounds threshold_crossing"),
+        ({"task": "tensors"}, "threshold_crossing, top1_agreement need logits"),
+        ({"task": "auto"}, "threshold_crossing need logits, and a guess is not enough"),
+    ],
+)
+def test_points_and_bounds_come_together_and_on_classes(fields, words):
+    with pytest.raises(ValidationError, match=words):
+        policy(**fields)
+
+
+def test_a_guess_is_enough_where_the_output_is_named():
+    assert policy(task="auto", outputs={"logits": "logits"}).points == (OperatingPoint(0.5),)
+
+
+def test_the_bounds_of_a_runtime_that_is_never_measured_judge_nothing():
+    runtimes = {"ort-cuda": RuntimePolicy(required="never", bounds=BOUNDED["ort-cpu"].bounds)}
+    with pytest.raises(ValidationError, match="no runtime bounds"):
+        builders.policy(operating_points=(0.5,), runtimes=builders.policy().runtimes | runtimes)
+
+
+def written(path: Path, points: str) -> Path:
+    path.write_text(
+        "gate:\n"
+        f"  operating_points: {points}\n"
+        "  runtimes:\n"
+        "    ort-cpu:\n"
+        "      required: always\n"
+        "      bounds: {max_abs_diff: 1e-4, top1_agreement: 1.0, threshold_crossing_bound: 0.02}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [("[0.5, 0.9]", [(0.5, None), (0.9, None)]), ("{3: [0.7]}", [(0.7, 3)])],
+)
+def test_they_are_read_from_a_file(tmp_path, points, expected):
+    assert list(Policy.load(written(tmp_path / "params.yaml", points)).points) == expected
+
+
+@pytest.mark.parametrize("points", ["[1.5]", "{3: [1.5]}"])
+def test_a_wrong_one_is_named_with_its_line(tmp_path, points):
+    with pytest.raises(PolicyError, match=r"params.yaml:2: gate.operating_points.*less than 1"):
+        Policy.load(written(tmp_path / "params.yaml", points))
