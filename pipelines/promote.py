@@ -17,6 +17,7 @@ from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
+from gate.registry.status_line import DESCRIPTION_LIMIT, STATUS_LIMIT
 from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_story
 from gate.storage import atomic
@@ -31,8 +32,8 @@ from pipelines.run import Tracker
 from pipelines.run_page import RunPage, cut
 from pipelines.twin_files import judged_twin
 
-DESCRIPTION_LIMIT = 5000
-"""Characters of a version's description: databases other than SQLite refuse more."""
+BODY_LIMIT = DESCRIPTION_LIMIT - STATUS_LIMIT - 2
+"""Characters of a version's description below its status line."""
 
 
 def main() -> int:
@@ -78,7 +79,7 @@ def main() -> int:
             run_id=page.run_id,
             description=cut(
                 markdown.describe(story, _links(page)),
-                DESCRIPTION_LIMIT - len(beside),
+                BODY_LIMIT - len(beside),
             )
             + beside,
             golden=_golden(Path(folder), policy, evidence) if decision.passed else None,

@@ -41,7 +41,7 @@ class PromotionReport(Record):
         if self.outcome == "passed":
             return (
                 f"Passed, waits for review: candidate is version {self.version} of {file}. "
-                "A reviewer sets its tag gate.review to approved or rejected."
+                "On its page a reviewer sets the tag gate.review to approved or rejected."
             )
         if self.outcome == "unchanged":
             return f"Unchanged: champion is version {self.version} of {file} already."

@@ -132,7 +132,8 @@ def told(registry: str, service: str, model: str) -> list[str]:
         f"service:  {service}/readyz, {service}/metrics",
         f"deployed: {service}/models/{model}/manifest.json",
         f"promote:  MLFLOW_TRACKING_URI={registry} make repro",
-        "review:   with review: required in params.yaml, set the tag gate.review to approved",
+        f"review:   with review: required in params.yaml, open {registry}/#/models/{model} and the "
+        "version, and add under Tags: gate.review, approved or rejected",
         "Ctrl-C stops it all.",
     ]
 

@@ -13,6 +13,7 @@ from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_page import refresh
 from gate.storage.temporary import temporary_folder
 
 
@@ -51,6 +52,7 @@ def absolve(
         except (DigestMismatch, EvidenceError, OnnxFileError) as error:
             return Absolution(version, str(error), reason)
         model.write("absolved", reason, version=version, about=vouched)
+        refresh(model, (version,))
     return Absolution(version, None, reason)
 
 

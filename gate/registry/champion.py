@@ -24,6 +24,7 @@ from gate.registry.ledger import Ledger, LedgerEntry, locks, now
 from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_page import refresh
 from gate.storage.atomic import write_text
 from gate.storage.lock import private_lock
 
@@ -86,7 +87,8 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
 
     `previous` goes where a rollback may go: to the old champion, if that may serve again. After a
     rollback it is the version that was come from, whatever is said of it. An alias that is where
-    it should be is left alone, so that no event tells of nothing.
+    it should be is left alone, so that no event tells of nothing. The pages of both versions follow
+    at last; that they can't be written undoes nothing.
 
     A registry without compare-and-swap leaves a gap between the look and the move; the look
     afterwards sees most of what slips through it. Raises PromotionConflict where `champion` is not
@@ -110,6 +112,7 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
         raise
     line = model.ledger.append(begun.entry)
     _end(model, journal, begun)
+    refresh(model, (line.version, line.previous_version))
     return line
 
 
@@ -159,6 +162,7 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     if not written:
         model.ledger.append(begun.entry)
     _end(model, journal, begun)
+    refresh(model, (begun.target, begun.seen))
     return None if whole else begun.entry
 
 

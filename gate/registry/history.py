@@ -39,6 +39,11 @@ class History:
         vars(longer)["_index"] = self._index.followed_by(entries)
         return longer
 
+    def naming(self, version: str) -> Sequence[LedgerEntry]:
+        """The lines that name a version, as what they are about or as what was left, oldest first;
+        without violations that were lifted."""
+        return effective(self._naming(version), version)
+
     def vouching_for(self, version: str) -> LedgerEntry | None:
         """The last line that says that the gate passed a version, with digests; None: none does."""
         return last_of(

@@ -103,6 +103,8 @@ class LedgerEntry(Record):
     """What made the service look: `delivery <id>`, `timer`, or who called `gate reconcile`."""
     operation: str | None = later(None)
     """Id of the move of `champion` that the line tells of (`gate.registry.journal`)."""
+    comment: Prose | None = later(None)
+    """What the reviewer wrote beside his word."""
     parent: Sha256 | None = None
     """Digest of the line before, without its newline; None in the first line. `append` sets it."""
 

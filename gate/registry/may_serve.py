@@ -16,10 +16,11 @@ from pathlib import Path
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
+from gate.registry import reviewer
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
 from gate.registry.ledger import LedgerEntry
-from gate.registry.port import APPROVED, REJECTED, Tag, Version
+from gate.registry.port import APPROVED, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
@@ -145,7 +146,7 @@ def _objection(version: Version, history: History) -> str | None:
         return f"the bytes of version {number} were found to be others than those that passed"
     if rolled_back is not None:
         return f"version {number} was rolled back ({rolled_back.at}: {rolled_back.reason})"
-    if "rejected" in actions or version.tags.get(Tag.REVIEW) == REJECTED:
+    if "rejected" in actions or reviewer.rejects(version.tags):
         return f"a reviewer rejected version {number}"
     return None
 
@@ -157,7 +158,7 @@ def _wait(version: Version, vouched: LedgerEntry | None, terms: Terms | None) ->
         return None
     promoted = vouched is not None and vouched.action != "passed"
     by = None if vouched is None else vouched.policy_sha256
-    if (promoted and by == terms.policy.digest()) or version.tags.get(Tag.REVIEW) == APPROVED:
+    if (promoted and by == terms.policy.digest()) or reviewer.approves(version.tags):
         return None
     return f"version {version.number} waits for review: no tag {Tag.REVIEW}={APPROVED}"
 

@@ -47,7 +47,11 @@ class Tag:
     PREPROCESS = "gate.preprocess_sha256"
     """Digest of the preprocessing spec, on versions that have it beside their file."""
     REVIEW = "gate.review"
-    """A reviewer's word on a version that passed."""
+    """A reviewer's word on a version that passed (`gate.registry.reviewer` reads it)."""
+    REVIEW_COMMENT = "gate.review_comment"
+    """What the reviewer writes beside it; it goes into the ledger's line of the review."""
+    REVIEW_RESULT = "gate.review_result"
+    """What became of the word, for the reviewer. It decides nothing."""
     REVERTED = "gate.reverted"
     """Set on a version that the guard took `champion` from: when, and why."""
     ROLLED_BACK = "gate.rolled_back"
@@ -130,4 +134,8 @@ class Registry(Protocol):
 
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         """Set a tag on a version."""
+        ...
+
+    def set_description(self, name: str, number: str, text: str) -> None:
+        """Put another text in the place of a version's description."""
         ...

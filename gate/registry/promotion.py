@@ -23,16 +23,19 @@ from gate.errors import (
 from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
+from gate.registry import reviewer
 from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, REJECTED, Registry, Tag, Version
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import RECORDS, Records
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
+from gate.registry.status_line import HANDED_IN, with_status
 from gate.registry.twin import QUANTIZED, lay_out
+from gate.registry.version_page import refresh
 from gate.storage.temporary import temporary_folder
 
 __all__ = ["Promotion", "Release", "promote", "rollback"]
@@ -132,7 +135,7 @@ class _Attempt:
                 f"{rolled_back.reason}). To promote them all the same, delete the tag "
                 f"{Tag.ROLLED_BACK} of version {number} of {name}, then repeat."
             )
-        if "rejected" in self.history.since_passed(number) or tags.get(Tag.REVIEW) == REJECTED:
+        if "rejected" in self.history.since_passed(number) or reviewer.rejects(tags):
             return (
                 f"a reviewer rejected these bytes as version {number} of {name}. Train or export "
                 "anew, and hand that in."
@@ -167,6 +170,7 @@ class _Attempt:
             # A crash between the alias and the ledger's line, or a promotion from elsewhere.
             reason = f"version {champion} was champion already, without a line in this ledger"
             model.write("promoted", reason, version=champion, previous=previous, about=self.release)
+        refresh(model, (champion, previous))
         return Promotion("unchanged", champion, previous, reason)
 
     def _hand_in(self, number: str, champion: str | None) -> Promotion:
@@ -178,6 +182,7 @@ class _Attempt:
             self.model.write(
                 "passed", reason, version=number, previous=champion, about=self.release
             )
+        refresh(self.model, (number,))
         return Promotion("passed", number, champion, reason)
 
     def _left_behind(self, versions: Sequence[Version]) -> str | None:
@@ -193,6 +198,7 @@ class _Attempt:
     def _create(self) -> str:
         """Make a version, read it back and prove it; gives its number."""
         model, release, draft = self.model, self.release, self.release.draft()
+        draft = replace(draft, description=with_status(draft.description, HANDED_IN))
         with temporary_folder() as folder:
             folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
             Records(release.evidence, release.decision).write(folders[RECORDS])

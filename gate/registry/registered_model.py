@@ -47,6 +47,8 @@ class Details(TypedDict, total=False):
     previous: str | None
     about: Release | LedgerEntry | Digest | None
     """Gives the digests."""
+    comment: str | None
+    """A reviewer's."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class RegisteredModel:
                 "previous_version": details.get("previous"),
                 "reason": reason,
                 "cause": self.cause,
+                "comment": details.get("comment"),
                 **_digests(details.get("about")),
             }
         )

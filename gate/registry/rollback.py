@@ -19,6 +19,7 @@ from gate.registry.port import CHAMPION, PREVIOUS, Registry, Tag
 from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
+from gate.registry.version_page import refresh
 
 
 def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str) -> Promotion:
@@ -115,6 +116,7 @@ def _rolled_back_by_hand(
     with contextlib.suppress(ResourceGone):
         model.registry.version(model.name, left)
         model.point(PREVIOUS, left)
+    refresh(model, (champion, left))
     return _outcome(line)
 
 
@@ -147,6 +149,7 @@ def _resumed(model: RegisteredModel, line: LedgerEntry) -> Promotion:
     the registry refused, `previous` still has to follow."""
     if line.previous_version is not None:
         model.point(PREVIOUS, line.previous_version)
+    refresh(model, (line.version, line.previous_version))
     return _outcome(line)
 
 

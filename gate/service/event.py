@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from gate.registry.port import APPROVED, REJECTED, Tag
+from gate.registry import reviewer
+from gate.registry.port import Tag
 
 EVENTS = (
     "registered_model.created",
@@ -26,7 +27,8 @@ EXAMPLE_MODEL = "example_model"
 """The model in MLflow's test deliveries, which carry no other mark."""
 
 _OUR_TAGS = "gate."
-_REVIEWS = (APPROVED, REJECTED)
+_FOR_PEOPLE = (Tag.REVIEW_COMMENT, Tag.REVIEW_RESULT)
+"""Tags of ours that change nothing; the second one we set ourselves."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,14 @@ def _event(kind: str, data: Any) -> Event | Malformed:
 
 
 def _hint(kind: str, *, tag: str, value: Any) -> str | None:
-    if kind != "model_version_tag.set" or tag != Tag.REVIEW or value in _REVIEWS:
+    if kind != "model_version_tag.set" or tag != Tag.REVIEW:
         return None
-    return f"{Tag.REVIEW}={str(value)[:80]!r} says nothing: expected {' or '.join(_REVIEWS)}"
+    correction = reviewer.correction({tag: str(value)})
+    return correction and f"{Tag.REVIEW} says nothing: {correction}"
 
 
 def _is_ours(tag: str | None) -> bool:
-    return tag is not None and tag.startswith(_OUR_TAGS)
+    return tag is not None and tag.startswith(_OUR_TAGS) and tag not in _FOR_PEOPLE
 
 
 def _no_number(word: str) -> None:

@@ -13,12 +13,14 @@ from gate.errors import (
     StorageError,
 )
 from gate.policy.policy import Policy
+from gate.registry import reviewer
 from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry, now
 from gate.registry.may_serve import Examined, Terms, examine, veto
-from gate.registry.port import CHAMPION, REJECTED, Tag
+from gate.registry.port import CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_page import refresh
 from gate.service.port import Taken
 
 _TAIL = 4000
@@ -87,6 +89,7 @@ def _accept(model: RegisteredModel, examined: Examined, history: History) -> Tak
     model.write(
         "promoted", reason, version=number, previous=history.serving, about=examined.vouched
     )
+    refresh(model, (number, history.serving))
     return Taken("guard", "accepted", number, reason)
 
 
@@ -101,8 +104,10 @@ def _revert(
         goes += f" until another version can be proven; now it can't be: {trouble}"
     reason = f"{problem}; '{CHAMPION}' {goes}"
     rejected = "rejected" in history.since_passed(champion)
-    if tags.get(Tag.REVIEW) == REJECTED and examined.vouched and not rejected:
-        model.write("rejected", problem, version=champion, about=examined.vouched)
+    if reviewer.rejects(tags) and examined.vouched and not rejected:
+        comment = reviewer.comment(tags)
+        why = f"{problem}{reviewer.quoted(comment)}"
+        model.write("rejected", why, version=champion, about=examined.vouched, comment=comment)
     standing = history.standing(champion)
     if examined.unreviewed and standing is not None and standing.action != "passed":
         model.write("passed", problem, version=champion, about=examined.vouched)  # it waits

@@ -7,13 +7,14 @@ same state.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gate.bounded.limits import ChildLimits
 from gate.deploy.store import Store
-from gate.errors import ResourceGone
+from gate.errors import GateError, ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.addresses import declare
 from gate.registry.champion import alone
@@ -26,6 +27,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
 from gate.service.keeper import kept_ledger
+from gate.service.pages import Pages
 from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings
@@ -55,6 +57,7 @@ class Reconciler:
         self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
+        self._pages = Pages()
         self._doubts: Counter[str] = Counter()
         """By model: how often what is deployed was found damaged."""
 
@@ -92,6 +95,8 @@ class Reconciler:
             # What was found damaged meanwhile is for the next look.
             if thoroughly and failed <= {"review"} and doubts == self._doubts[model]:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
+            with contextlib.suppress(GateError):  # of the ledger: the steps above tell of it
+                self._pages.follow(registered, thoroughly=thoroughly)
         return done
 
     def doubt(self, model: str) -> None:

@@ -5,17 +5,22 @@ Approval can veto, never waive: what is approved is examined as if it were promo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
-from gate.errors import GateError, RegistryUnavailable, ResourceGone
+from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceGone
 from gate.policy.policy import Policy
+from gate.registry import reviewer
 from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine
-from gate.registry.port import APPROVED, CANDIDATE, CHAMPION, REJECTED, Tag
+from gate.registry.port import CANDIDATE, CHAMPION, Version
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_page import answer, refresh
 from gate.service.port import Failed, Taken
+
+_log = logging.getLogger(__name__)
 
 
 def review(model: RegisteredModel, policy: Policy) -> Iterator[Taken | Failed]:
@@ -49,37 +54,64 @@ def _reviewed(
     history: History,
 ) -> list[Taken]:
     assert waiting.version is not None
-    word = model.registry.version(model.name, waiting.version).tags.get(Tag.REVIEW)
-    if word == REJECTED:
-        reason = f"a reviewer rejected version {waiting.version} ({Tag.REVIEW}={REJECTED})"
-        return [_close(model, waiting, "rejected", reason=reason)]
-    if word == APPROVED and waiting.version == candidate:
-        return [_approved(model, waiting, policy=policy, history=history)]
-    if word == APPROVED:
-        reason = (
-            f"version {waiting.version} was approved, but version {candidate or 'none'} is the "
-            "candidate now: approve that, or hand this one in again"
-        )
-        return [_close(model, waiting, "refused", reason=reason)]
-    return []
-
-
-def _close(model: RegisteredModel, waiting: LedgerEntry, outcome: Action, *, reason: str) -> Taken:
-    """The version waits no longer, and does not serve."""
-    model.write(outcome, reason, version=waiting.version, about=waiting)
-    return Taken("review", outcome, waiting.version, reason)
-
-
-def _approved(
-    model: RegisteredModel, waiting: LedgerEntry, *, policy: Policy, history: History
-) -> Taken:
-    number = waiting.version
-    assert number is not None
-    problem = examine(model, number, history=history, terms=Terms.now(policy)).problem
+    version = model.registry.version(model.name, waiting.version)
+    comment = reviewer.comment(version.tags)
+    if reviewer.rejects(version.tags):
+        reason = f"a reviewer rejected version {version.number}{reviewer.quoted(comment)}"
+        return [_close(model, waiting, "rejected", reason=reason, comment=comment)]
+    if not reviewer.approves(version.tags):
+        _correct(model, version)
+        return []
+    problem = _problem(model, version.number, candidate=candidate, policy=policy, history=history)
     if problem is not None:
-        reason = f"version {number} was approved and is not promoted: {problem}"
-        return _close(model, waiting, "refused", reason=reason)
+        reason = f"approved, but not promoted: {problem}"
+        return [_close(model, waiting, "refused", reason=reason, comment=comment)]
+    return [_promoted(model, waiting, comment)]
+
+
+def _correct(model: RegisteredModel, version: Version) -> None:
+    """Answer a word that says nothing; that it can't be answered now keeps nobody waiting."""
+    correction = reviewer.correction(version.tags)
+    if correction is None:
+        return
+    try:
+        answer(model, version, correction)
+    except RegistryError as error:
+        _log.warning("the reviewer of version %s is not answered: %s", version.number, error)
+
+
+def _close(
+    model: RegisteredModel,
+    waiting: LedgerEntry,
+    outcome: Action,
+    *,
+    reason: str,
+    comment: str | None = None,
+) -> Taken:
+    """The version waits no longer, and does not serve."""
+    version = waiting.version
+    model.write(outcome, reason, version=version, about=waiting, comment=comment)
+    refresh(model, (version,))
+    return Taken("review", outcome, version, reason)
+
+
+def _problem(
+    model: RegisteredModel, number: str, *, candidate: str | None, policy: Policy, history: History
+) -> str | None:
+    """Why an approved version is not promoted; None where it is."""
+    if number != candidate:
+        other = f"version {candidate} is" if candidate else "no version is"
+        instead = "approve that, or hand this one in again" if candidate else "hand it in again"
+        return f"{other} the candidate now: {instead}"
+    return examine(model, number, history=history, terms=Terms.now(policy)).problem
+
+
+def _promoted(model: RegisteredModel, waiting: LedgerEntry, comment: str | None) -> Taken:
+    number = waiting.version
     champion = model.alias(CHAMPION)
-    reason = f"version {number} passed and was approved in review"
-    move(model, model.entry("promoted", reason, version=number, previous=champion, about=waiting))
+    reason = f"version {number} passed and was approved in review{reviewer.quoted(comment)}"
+    entry = model.entry(
+        "promoted", reason, version=number, previous=champion, about=waiting, comment=comment
+    )
+    move(model, entry)
     return Taken("review", "promoted", number, reason)

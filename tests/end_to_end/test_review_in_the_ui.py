@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.end_to_end.stack import SOON_S, Stack, until
 
@@ -20,6 +20,7 @@ PAGE_MS = 60_000
 
 @pytest.fixture
 def page() -> Iterator[Page]:
+    SHOTS.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "no chromium: make test installs it as root, else apt install chromium"
     with sync_playwright() as playwright:
@@ -33,15 +34,33 @@ def page() -> Iterator[Page]:
         browser.close()
 
 
+def tag(page: Page, name: str, value: str) -> None:
+    """As a reviewer does it on the version's page."""
+    page.get_by_label("tag name").fill(name)
+    page.get_by_label("tag value").fill(value)
+    page.get_by_test_id("add-tag-button").click()
+    expect(page.get_by_label("tag name")).to_have_value("")  # it was saved
+
+
+def answer(whole: Stack, number: str) -> str:
+    return whole.registry.version(whole.model, number).tags.get("gate.review_result", "")
+
+
 def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     number = whole.hand_in(1).version
     assert number is not None
     version = f"{whole.server.uri}/#/models/{whole.model}/versions/{number}"
     page.goto(version)
     page.get_by_text("@ candidate").wait_for()
-    page.get_by_label("tag name").fill("gate.review")
-    page.get_by_label("tag value").fill("approved")
-    page.get_by_test_id("add-tag-button").click()
+    page.get_by_text("Status: waits for review: set the tag gate.review to approved").wait_for()
+    page.screenshot(path=SHOTS / "waiting.png")
+    tag(page, "gate.review", "yes")
+    assert until(lambda: "write approved or rejected" in answer(whole, number))
+    tag(page, "gate.review_comment", "sevens are <b>sevens</b>")
+    row = page.locator("tr", has=page.get_by_text("gate.review", exact=True))
+    row.get_by_test_id("editable-table-button-edit").click()
+    row.get_by_test_id("editable-table-edited-input").fill("Approved ")
+    row.get_by_test_id("editable-table-button-save").click()
     clicked = time.monotonic()
     assert until(lambda: whole.deployed() == whole.digest(number))
     assert time.monotonic() - clicked <= SOON_S + 0.5
@@ -50,9 +69,15 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     live = whole.store.live_path(whole.model) / "model.onnx"
     assert live.read_bytes() == (whole.folder / f"release-{whole.model}-1/model.onnx").read_bytes()
 
-    SHOTS.mkdir(parents=True, exist_ok=True)
+    assert answer(whole, number).startswith("approved: became champion at 20")
+    promoted = whole.entries()[1]
+    assert promoted.comment == "sevens are <b>sevens</b>"
+    assert "MLflow does not say who" in promoted.reason
+
     page.reload()
     page.get_by_text("@ champion").wait_for()
+    page.get_by_text("Status: champion since 20").wait_for()
+    page.get_by_text('approved in review: "sevens are <b>sevens</b>"').wait_for()
     page.screenshot(path=SHOTS / "version.png")
     run = whole.registry.version(whole.model, number).run_id
     page.goto(f"{whole.server.uri}/#/experiments/{_experiment(whole, run)}/runs/{run}")
@@ -64,10 +89,15 @@ def test_a_rejection_in_the_pages_is_final(whole: Stack, page: Page) -> None:
     number = whole.hand_in(1).version
     assert number is not None
     page.goto(f"{whole.server.uri}/#/models/{whole.model}/versions/{number}")
-    page.get_by_label("tag name").fill("gate.review")
-    page.get_by_label("tag value").fill("rejected")
-    page.get_by_test_id("add-tag-button").click()
+    tag(page, "gate.review_comment", "too dark")
+    tag(page, "gate.review", "REJECTED")
     assert until(lambda: ("rejected", number) in whole.lines())
+    assert until(lambda: answer(whole, number).startswith("rejected at 20"))
+    assert until(lambda: whole.waits() is None)
+    page.reload()
+    page.get_by_text('because "too dark"').wait_for()
+    page.get_by_text("REJECTED by review").first.wait_for()
+    page.screenshot(path=SHOTS / "rejected.png")
     whole.point(number)
     assert until(lambda: ("reverted", None) in whole.lines())
     assert whole.deployed() is None

@@ -83,7 +83,9 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     note = run.data.tags["mlflow.note.content"]
     assert note.startswith("Passed")
     assert "#/models/tiny/versions/1" in note
-    assert version.description.startswith("Passed")
+    status, _, body = version.description.partition("\n\n")
+    assert status.startswith("Status: champion since ")
+    assert body.startswith("Passed")
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
 

@@ -82,6 +82,9 @@ class Simulator:
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         self.versions[int(number) - 1].tags[key] = value
 
+    def set_description(self, name: str, number: str, text: str) -> None:
+        self.versions[int(number) - 1].description = text
+
 
 class Watched:
     """Passes calls on to a registry, keeps their names, and runs hooks before and after each."""

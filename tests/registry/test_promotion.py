@@ -31,7 +31,7 @@ from tests.registry.releases import DECIDED_AT, NAME, evidence, failing_release,
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
 
 POLICY = builders.policy()
-MUTATIONS = ("ensure_model", "create_version", "set_alias", "set_tag")
+MUTATIONS = ("ensure_model", "create_version", "set_alias", "set_tag", "set_description")
 
 CALLS_OF_A_PROMOTION = [
     "ensure_model",
@@ -52,6 +52,10 @@ CALLS_OF_A_PROMOTION = [
     "alias champion",
     "set_alias champion",
     "alias champion",
+    "version",
+    "set_description",
+    "version",
+    "set_description",
 ]
 
 
@@ -80,7 +84,9 @@ def test_the_first_promotion(ledger: Ledger, first: Release) -> None:
     assert registry.aliases == {CANDIDATE: "1", CHAMPION: "1"}
     (stored,) = registry.versions
     assert stored.data == first.onnx_path.read_bytes()
-    assert stored.description == first.description
+    status, _, rest = stored.description.partition("\n\n")
+    assert status.startswith("Status: champion since 20")
+    assert rest == first.description
     assert stored.tags == {
         "gate.verdict": "PASS",
         "gate.sha256": first.decision.subject_sha256.hex,
@@ -156,9 +162,10 @@ def test_a_crash_at_any_call_is_finished_by_the_next_promotion(
         run(registry, second, ledger)
     done = CALLS_OF_A_PROMOTION.index("set_alias champion")
     moved = index > done or (index == done and moment == "after")
+    written = index > done + 1
     simulator = registry.inner
     assert simulator.aliases[CHAMPION] == ("2" if moved else "1")
-    assert actions(ledger) == ["promoted"]
+    assert actions(ledger) == ["promoted", "promoted"] if written else ["promoted"]
 
     outcome = run(simulator, second, ledger)
     assert outcome.outcome == ("unchanged" if moved else "promoted")
@@ -167,6 +174,10 @@ def test_a_crash_at_any_call_is_finished_by_the_next_promotion(
     assert actions(ledger) == ["promoted", "promoted", *(["unchanged"] if moved else [])]
     told = ledger.entries()[1]
     assert (told.version, told.previous_version) == ("2", "1")
+    assert [v.description.split(" ")[1:3] for v in simulator.versions] == [
+        ["was", "champion"],
+        ["champion", "since"],
+    ]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

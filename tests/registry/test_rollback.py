@@ -14,6 +14,7 @@ from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.service.guard import guard
+from gate.service.pages import Pages
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
@@ -33,6 +34,10 @@ CALLS_OF_A_ROLLBACK = [
     "alias previous",
     "set_alias previous",
     "alias previous",
+    "version",
+    "set_description",
+    "version",
+    "set_description",
 ]
 
 
@@ -140,11 +145,23 @@ def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
         with pytest.raises(RegistryError, match="was itself rolled back"):  # nothing is left to do
             back(simulator, ledger)
         assert ledger.entries()[-2].action == "rolled_back"
+        Pages().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
+        assert_pages(simulator)
         return
     assert back(simulator, ledger).version == "1"
     assert (simulator.aliases[CHAMPION], simulator.aliases[PREVIOUS]) == ("1", "2")
     assert Tag.ROLLED_BACK in simulator.versions[1].tags
     assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
+    assert_pages(simulator)
+
+
+def assert_pages(simulator: Simulator) -> None:
+    """Version 1 came back from 2."""
+    one, two = (version.description for version in simulator.versions)
+    assert one.startswith("Status: champion since")
+    assert "again: version 2 was rolled back" in one
+    assert two.startswith("Status: rolled back on")
+    assert "because sevens read as ones; version 1 came back." in two
 
 
 def test_a_crash_before_the_line_is_finished(registry: Watched, ledger: Ledger) -> None:
@@ -222,7 +239,7 @@ def test_who_rolled_back_by_hand_has_it_written_down(
 
 
 @pytest.mark.parametrize("seen", [no_guard, accepted])
-@pytest.mark.parametrize("index", range(12))
+@pytest.mark.parametrize("index", range(16))
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_rollback_by_hand_is_written_down_once_whatever_crashes(
     registry: Watched, ledger: Ledger, seen, index: int, moment: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -12,10 +13,11 @@ from typing import Any
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
+from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
 from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
@@ -129,8 +131,25 @@ class Model:
                 for e in self.place.ledger.entries()
             ],
             "champion": self.registry.alias(self.name, CHAMPION),
+            "candidate": self.registry.alias(self.name, CANDIDATE),
             "live": live and live.slots[EXACT].sha256,
+            "pages": [self._page(str(number)) for number in (1, 2, 3)],
             "kept": sorted(path.name for path in (self.place.folder / "store" / "store").iterdir()),
+        }
+
+    def _page(self, number: str) -> dict[str, str] | None:
+        """What people read there, but for the time."""
+        try:
+            version = self.registry.version(self.name, number)
+        except ResourceGone:
+            return None
+        texts = {
+            "status": version.description.partition("\n")[0],
+            **{key: version.tags.get(key, "") for key in (Tag.VERDICT, Tag.REVIEW_RESULT)},
+        }
+        return {
+            key: re.sub(r"20\d\d-[-+T:0-9]+( \d\d:\d\d)?", "then", text)
+            for key, text in texts.items()
         }
 
 

@@ -70,7 +70,7 @@ def test_what_is_unknown(entity: str, action: str) -> None:
     ("kind", "key", "value", "told"),
     [
         ("model_version_tag.set", "gate.review", "approve", True),
-        ("model_version_tag.set", "gate.review", "Approved", True),
+        ("model_version_tag.set", "gate.review", "Approved ", False),
         ("model_version_tag.set", "gate.review", None, True),
         ("model_version_tag.set", "gate.review", ["approved"], True),
         ("model_version_tag.set", "gate.review", "approved", False),

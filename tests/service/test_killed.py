@@ -18,7 +18,7 @@ import pytest
 
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION
+from gate.registry.port import CHAMPION, Tag
 from tests.service.places import Beginning, Model
 
 pytestmark = [
@@ -30,7 +30,7 @@ pytestmark = [
 LASTING = (
     (os, "replace"), (os, "rename"), (os, "symlink"), (os, "fsync"),
     (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
-    (Ledger, "append"),
+    (MlflowRegistry, "set_description"), (Ledger, "append"),
 )  # fmt: skip
 
 
@@ -47,6 +47,13 @@ def offence(model: Model) -> None:
         model.approve(model.hand_in(seed))
         model.look()
     model.registry.set_alias(model.name, CHAMPION, model.hand_in(3))
+
+
+def rejection(model: Model) -> None:
+    """Version 1 serves, version 2 is the candidate and was rejected."""
+    model.approve(model.hand_in(1))
+    model.look()
+    model.registry.set_tag(model.name, model.hand_in(2), key=Tag.REVIEW, value="REJECTED")
 
 
 @contextmanager
@@ -93,9 +100,17 @@ def killed(model: Model, at: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
+STEPS = {
+    approval: {"set_alias", "rename", "symlink", "set_tag"},
+    offence: {"set_alias", "set_tag"},
+    rejection: {"delete_alias", "set_tag"},
+}
+"""That a scenario is about, among others."""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
 @pytest.mark.proof
-@pytest.mark.parametrize("scenario", [approval, offence])
+@pytest.mark.parametrize("scenario", [approval, offence, rejection])
 def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
     database = tmp_path / "mlflow.db"
     model = Model(tmp_path, f"sqlite:///{database}", "digits")
@@ -105,8 +120,8 @@ def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path)
         assert model.look() > 0
     wanted = model.state()
     assert wanted != before
-    assert {"set_alias", "append", "fsync"} <= set(steps)
-    assert scenario is offence or {"rename", "symlink"} <= set(steps)
+    assert {"append", "fsync", "set_description"} <= set(steps)
+    assert STEPS[scenario] <= set(steps)
     for at in range(len(steps)):
         beginning.again()
         assert model.state() == before

@@ -16,9 +16,14 @@ from gate.errors import (
 from gate.registry.doubts import Doubts
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.reading import Reading
+from gate.registry.reviewer import COMMENT_LIMIT
+from gate.registry.status_line import STATUS_LIMIT
+from gate.service.pages import Pages
 from gate.service.port import Failed
 from gate.service.review import review
 from tests import builders
+from tests.registry.releases import NAME
+from tests.registry.simulator import Watched
 from tests.service.places import REVIEWED, Place
 
 
@@ -80,11 +85,150 @@ def test_rejection_is_recorded_once_and_final(place):
     assert place.lines()[-2:] == [("rejected", "2"), ("refused", "2")]
 
 
-@pytest.mark.parametrize("word", ["Approved", "approved ", "yes", "", "true", "APPROVED"])
-def test_other_words_are_none(place, word):
+@pytest.mark.parametrize("word", ["Approved", "approved ", "\tAPPROVED\n"])
+def test_case_and_space_of_an_approval_do_not_matter(place, word):
     place.tag("2", word)
-    assert look(place) == []
+    assert look(place) == [("promoted", "2")]
+    assert place.champion == "2"
+
+
+@pytest.mark.parametrize(
+    "word", ["Rejected", " REJECTED ", "rejected!", "re\u200bjected", "rejected."]
+)
+def test_a_rejection_is_one_however_it_is_spelled(place, word):
+    place.tag("2", word)
+    assert look(place) == [("rejected", "2")]
+
+
+WRONG = ["yes", "approve", "ok", "lgtm", "", "true", "no", "reject", "approved?", "not rejected"]
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_other_words_are_none_and_are_answered_once(place, word):
+    place.tag("2", word)
+    watched = Watched(place.registry)
+    place.registry = watched
+    for _ in range(2):
+        assert look(place) == []
+    assert watched.calls.count("set_tag") == 1
     assert place.champion == "1"
+    said = watched.inner.version(NAME, "2").tags[Tag.REVIEW_RESULT]
+    assert said == f'write approved or rejected; seen: "{word}"'
+    assert place.lines() == [("passed", "1"), ("promoted", "1"), ("passed", "2")]
+    place.tag("2", "something else" * 100)
+    look(place)
+    said = watched.inner.version(NAME, "2").tags[Tag.REVIEW_RESULT]
+    assert 'seen: "something elsesome' in said
+    assert len(said) < 150
+
+
+def test_a_reviewer_that_can_not_be_answered_keeps_nobody_waiting(place):
+    place.tag("2", "yes")
+    place.promote(3)
+    place.tag("3", "approved")
+    fail(place, "set_tag")
+    assert look(place) == [("promoted", "3")]
+
+
+def fail(place, name):
+    """This call of the registry is never answered."""
+
+    def away(*_: object, **_options: object) -> None:
+        raise RegistryUnavailable("no answer")
+
+    setattr(place.registry, name, away)
+
+
+ANSWERS = {
+    "approved": ("Approved", "approved: became champion at 20"),
+    "rejected": ("Rejected ", "rejected at 20"),
+}
+
+
+@pytest.mark.parametrize(("word", "begins"), ANSWERS.values(), ids=list(ANSWERS))
+def test_a_right_word_replaces_the_answer_to_a_wrong_one(place, word, begins):
+    place.tag("2", "yes")
+    look(place)
+    place.tag("2", word)
+    look(place)
+    assert place.stored("2").tags[Tag.REVIEW_RESULT].startswith(begins)
+
+
+def test_an_approval_that_promotes_nothing_is_answered_with_the_reason(place):
+    place.tag("2", "approved")
+    assert look(place, builders.policy(review="required", min_samples=500)) == [("refused", "2")]
+    said = place.stored("2").tags[Tag.REVIEW_RESULT]
+    assert said.startswith("approved, but not promoted: ")
+    assert "400 samples" in said
+    assert status(place, "2").startswith("Status: approved, but not promoted: ")
+
+
+@pytest.mark.parametrize("word", ["approved", "rejected"])
+def test_the_comment_goes_into_the_line_of_the_review(place, word):
+    place.tag("2", "looks\n \x1b[31mgood \u202e" + "x" * 1000, Tag.REVIEW_COMMENT)
+    place.tag("2", word)
+    look(place)
+    line = place.ledger.entries()[-1]
+    assert line.comment.startswith("looks �[31mgood �xxx")
+    assert len(line.comment) == COMMENT_LIMIT
+    assert "MLflow does not say who" in line.reason
+    assert "looks �\\[31mgood" in status(place, "2")
+    assert len(status(place, "2")) <= STATUS_LIMIT
+
+
+def status(place, number):
+    return place.stored(number).description.partition("\n")[0]
+
+
+def test_the_pages_say_what_became_of_the_versions(place):
+    body = place.release(2).description
+    assert status(place, "2").startswith("Status: waits for review: set the tag gate.review to")
+    place.tag("2", "approved")
+    look(place)
+    assert status(place, "1").startswith("Status: was champion until 20")
+    assert status(place, "1").endswith("UTC, replaced by version 2.")
+    assert status(place, "2").startswith("Status: champion since 20")
+    assert place.stored("2").description.endswith(f".\n\n{body}")
+
+
+def test_after_a_rejection_the_alias_goes_and_the_tag_says_so(place):
+    place.tag("2", "too dark", Tag.REVIEW_COMMENT)
+    place.tag("2", "Rejected")
+    look(place)
+    assert place.registry.aliases == {CHAMPION: "1"}
+    assert place.stored("2").tags[Tag.VERDICT] == "REJECTED by review"
+    assert status(place, "2").startswith("Status: rejected by review on 20")
+    assert 'because "too dark"' in status(place, "2")
+
+
+def test_the_alias_stays_where_another_one_is_the_candidate(place):
+    place.promote(3)
+    place.tag("2", "rejected")
+    look(place)
+    assert place.registry.aliases == {CANDIDATE: "3", CHAMPION: "1"}
+
+
+def test_without_a_candidate_an_approval_is_answered(place):
+    del place.registry.aliases[CANDIDATE]
+    place.tag("2", "approved")
+    assert look(place) == [("refused", "2")]
+    assert "no version is the candidate now: hand it in again" in place.ledger.entries()[-1].reason
+
+
+@pytest.mark.parametrize("word", ["approved", "rejected"])
+@pytest.mark.parametrize("call", ["set_description", "set_tag", "delete_alias"])
+def test_a_page_that_can_not_be_written_undoes_nothing(place, call, word):
+    place.tag("2", word)
+    fail(place, call)
+    assert look(place) == [("promoted" if word == "approved" else "rejected", "2")]
+    assert place.champion == ("2" if word == "approved" else "1")
+    delattr(place.registry, call)
+    Pages().follow(place.model(), thoroughly=False)
+    assert (CANDIDATE in place.registry.aliases) is (word == "approved")
+    assert place.stored("2").tags[Tag.REVIEW_RESULT].startswith(word)
+    assert status(place, "2").startswith(
+        "Status: champion" if word == "approved" else "Status: rejected"
+    )
 
 
 def test_approval_waives_nothing(place):

@@ -19,9 +19,11 @@ from gate.deploy.store import Store
 from gate.errors import ArtifactMissing, GateError, RegistryUnavailable
 from gate.registry.doubts import Doubts
 from gate.registry.ledger import Ledger, LedgerEntry
-from gate.registry.port import CHAMPION
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.reading import Reading
+from gate.registry.status_line import Fate
+from gate.registry.version_page import REJECTED_VERDICT
 from gate.service.port import Taken
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
@@ -214,6 +216,17 @@ class World:
         live = self.store.live(NAME)
         return None if live is None else live.slots[EXACT].sha256
 
+    def assert_pages(self) -> None:
+        """What people read of the versions that were told of last is what the ledger says."""
+        history = self.place.model().history()
+        lasts = [line.version for line in history.entries[-10:] if line.version]
+        for number in {*lasts, *filter(None, (history.serving,))}:
+            fate, page = Fate.of(history, number), self.place.stored(number)
+            assert fate is None or page.description.startswith(fate.status_line)
+            if fate is not None and fate.kind == "rejected":
+                assert page.tags[Tag.VERDICT] == REJECTED_VERDICT
+                assert self.place.registry.aliases.get(CANDIDATE) != number
+
     def passed(self) -> set[Digest | None]:
         """All that the gate ever vouched for."""
         return {entry.sha256 for entry in self.ledger.entries() if entry.action in _PASSED}
@@ -271,6 +284,7 @@ def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
     else:
         assert champion in world.good()
         assert world.live() == Digest.of_bytes(world.place.stored(champion).data)
+    world.assert_pages()
     entries = world.ledger.entries()
     conflicts = sum(e.action == "conflict" for e in entries)
     told = [(e.previous_version, e.version) for e in entries if e.operation]

@@ -155,6 +155,11 @@ class MlflowRegistry:
         with self._using(f"tag version {number} of '{name}'") as client:
             client.set_model_version_tag(name, number, key, encodable(value))
 
+    def set_description(self, name: str, number: str, text: str) -> None:
+        """Put another text in the place of a version's description."""
+        with self._using(f"describe version {number} of '{name}'") as client:
+            client.update_model_version(name, number, description=encodable(text))
+
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
         _steps.debug(doing)

@@ -115,7 +115,12 @@ def test_a_promoted_file_is_the_measured_file(
     version = place.registry.version(place.name, "2")
     assert version.tags[Tag.SHA256] == want.hex
     assert version.run_id == place.run_id
-    assert version.description == second.description
+    status, _, body = version.description.partition("\n\n")
+    assert status.startswith("Status: champion since ")
+    assert body == second.description
+    before = place.registry.version(place.name, "1").description
+    assert before.startswith("Status: was champion until ")
+    assert "replaced by version 2." in before
     assert ledger.entries()[-1].sha256 == want
     (found,) = place.registry.find(place.name, want)
     assert found.number == "2"
