@@ -9,7 +9,7 @@ assert verdicted.decision.passed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
 from gate.localisation.explanation import explain
 from gate.model.code import code_of
@@ -28,6 +29,7 @@ from gate.onnxfile.export_note import ExportNote
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
+from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
@@ -35,6 +37,8 @@ from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.localisation import Explanation
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage.digest import Digest
+from gate.story.change import change_of, unasked
+from gate.story.story import Change
 
 Progress = Callable[[int, int], None]
 """Called with the samples that are done and their total."""
@@ -93,6 +97,8 @@ class Workload:
     """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
     dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+    against: Champion | None = None
+    """The version that serves now, which computes on the same samples, too."""
 
     @classmethod
     def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
@@ -113,6 +119,8 @@ class Verdicted:
     decision: Decision
     case: Case
     explanation: Explanation
+    change: Change = field(default_factory=unasked)
+    """Against the version that serves now."""
 
     @property
     def policy(self) -> Policy:
@@ -141,9 +149,26 @@ def check(
     )
     preprocessing = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
+    champion = _beside(case, evidence, workload.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    decision = decide(policy, evidence, decided_at=now)
-    return Verdicted(evidence, decision, case, explain(case, evidence, decision))
+    compared = champion.incumbent if champion else None
+    decision = decide(policy, evidence, incumbent=compared, decided_at=now)
+    return Verdicted(
+        evidence,
+        decision,
+        case,
+        explain(case, evidence, decision),
+        change_of(decision, evidence, champion),
+    )
+
+
+def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
+    """The version that serves, with what came of running it beside the file."""
+    if champion is None:
+        return None
+    compared = Compared(case.candidate, case.samples, case.labels, case.batch_size, case.policy)
+    incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
+    return replace(champion, incumbent=incumbent)
 
 
 def evidence_on(

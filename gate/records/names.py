@@ -3,6 +3,7 @@ a version in the registry, and in a pipeline."""
 
 EVIDENCE = "evidence.json"
 DECISION = "decision.json"
+TREND = "trend.json"
 EXPLANATION = "explanation.json"
 LOCALISATION = "localisation.json"
 MARKDOWN = "report.md"

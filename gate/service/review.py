@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from gate.errors import GateError, RegistryUnavailable, ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.champion import move
+from gate.registry.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine
@@ -80,6 +81,11 @@ def _approved(
         reason = f"version {number} was approved and is not promoted: {problem}"
         return _close(model, waiting, "refused", reason=reason)
     champion = model.alias(CHAMPION)
+    if policy.incumbent is not None and champion != number:
+        problem = outdated(waiting.compared_with, champion, history)
+    if problem is not None:
+        reason = f"version {number} was approved and is not promoted: {problem}"
+        return _close(model, waiting, "refused", reason=reason)
     reason = f"version {number} passed and was approved in review"
     move(model, model.entry("promoted", reason, version=number, previous=champion, about=waiting))
     return Taken("review", "promoted", number, reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gate.decision.checks import CheckResult, Verdict
+from gate.records.trend import TrendRow
 from gate.storage.record import Measured, Record, Sha256
 
 CauseKind = Literal[
@@ -121,6 +122,8 @@ class Change(Record):
     rows: tuple[ChangeRow, ...] = ()
     """What changed first."""
     absent: str | None = None
+    trend: tuple[TrendRow, ...] = ()
+    """Of the versions before and this one, the oldest first."""
 
 
 class Step(Record):
