@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.bounded.limits import CHECK_S
+from gate.commands.against import AGAINST, champion_against
 from gate.commands.child import in_child, limit_options
-from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
+from gate.commands.options import (
+    CHECKPOINT,
+    FILE,
+    INPUTS,
+    LEDGER,
+    MODEL,
+    REFERENCE,
+    TRACKING_URI,
+    tracking_uri,
+)
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -18,6 +28,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.decision.champion import Champion
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
 
@@ -42,6 +53,9 @@ class _Question(TypedDict):
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
     export_record: Path | None
+    against: str | None
+    ledger: Path
+    tracking_uri: str | None
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -85,6 +99,9 @@ class _Question(TypedDict):
     help="What gate export wrote beside the file: what the lint found then, and the exporter's "
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
+@AGAINST
+@LEDGER
+@TRACKING_URI
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -100,12 +117,15 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
       gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
           --role image_embeds=embedding --role logits_per_image=scores
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --labels labels.npy --policy params.yaml --against digits --report report
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.front_door import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
-    from gate.records.names import GOLDEN
+    from gate.records.names import CHANGE, GOLDEN
     from gate.report import folder
+    from gate.storage.temporary import temporary_folder
     from gate.story.making import story_of
 
     policy, labels = _policy(question), question["labels"]
@@ -120,17 +140,20 @@ def command(**question: Unpack[_Question]) -> Outcome:
         preprocessing=question["preprocessing"],
         export_record=question["export_record"],
     )
-    with bar("measuring") as progress:
-        verdicted = check(
-            question["model"],
-            reference=reference,
-            workload=workload,
-            policy=policy,
-            progress=progress,
-        )
+    with temporary_folder() as served:
+        workload = replace(workload, against=_champion(question, policy, served))
+        with bar("measuring") as progress:
+            verdicted = check(
+                question["model"],
+                reference=reference,
+                workload=workload,
+                policy=policy,
+                progress=progress,
+            )
     decision, evidence = verdicted.decision, verdicted.evidence
     if question["report"] is not None:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
+        verdicted.change.save(question["report"] / CHANGE)
         _write_golden(question["report"] / GOLDEN, verdicted)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
@@ -140,7 +163,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "decision": decision.to_plain(),
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
-            "story": story_of(decision, evidence, explanation=verdicted.explanation).to_plain(),
+            "story": story_of(
+                decision, evidence, explanation=verdicted.explanation, change=verdicted.change
+            ).to_plain(),
         },
         lambda console: _show(question, verdicted, console),
     )
@@ -154,6 +179,11 @@ def _policy(question: _Question) -> Policy:
     policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
     stated = dict(map(_role, question["roles"]))
     return policy.with_answers(outputs=stated, task=task) if stated or task else policy
+
+
+def _champion(question: _Question, policy: Policy, folder: Path) -> Champion | None:
+    places = tracking_uri(question["tracking_uri"]), question["ledger"]
+    return champion_against(question["against"], policy=policy, places=places, into=folder)
 
 
 def _role(text: str) -> tuple[str, Role]:
