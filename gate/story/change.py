@@ -21,6 +21,8 @@ from gate.story.wording import allowed, number, printable
 
 Sense = Literal["better", "worse"]
 UNRECORDED = "not recorded"
+_UNASKED = "not asked"
+_OF_THE_FILE = ("probe_", "graph_", "near_ties")
 _SHOWN = 200
 """Characters of one value at most: settings may be whole lists."""
 
@@ -140,19 +142,26 @@ def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
 
 
 def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
-    """Which bounds of the policy moved, by the checks that both decisions have."""
+    """Which bounds of the policy moved, came or went, as they were applied."""
     yield _texts(
         "policy", _short(None if old is None else old.policy_sha256), _short(new.policy_sha256)
     )
     if old is None or old.policy_sha256 == new.policy_sha256:
         return
-    before, now = ({c.title: c for c in each.checks} for each in (old, new))
-    for title, check in now.items():
-        earlier = before.get(title)
-        if earlier is None or (earlier.bound is None and check.bound is None):
-            continue
-        if (earlier.relation, earlier.bound) != (check.relation, check.bound):
-            yield _texts(f"bound of {title}", allowed(earlier), allowed(check))
+    before, now = _applied(old), _applied(new)
+    for title in dict.fromkeys((*now, *before)):
+        was, given = before.get(title, _UNASKED), now.get(title, _UNASKED)
+        if was != given:
+            yield _texts(f"bound of {title}", was, given)
+
+
+def _applied(decision: Decision) -> dict[str, str]:
+    """Bounds by their checks; not of probes and of the graph, which depend on the file."""
+    return {
+        check.title: allowed(check)
+        for check in decision.checks
+        if check.bound is not None and not check.name.startswith(_OF_THE_FILE)
+    }
 
 
 def _settings(evidence: Evidence) -> dict[str, str]:
