@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
 from gate.localisation.explanation import explain
 from gate.model.code import code_of
@@ -29,6 +30,7 @@ from gate.onnxfile.export_note import ExportNote
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
+from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy, PreprocessingPolicy
@@ -37,6 +39,8 @@ from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.localisation import Explanation
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage.digest import Digest
+from gate.story.change import change_of, unasked
+from gate.story.story import Change
 
 _steps = logging.getLogger("gate.steps")
 Progress = Callable[[int, int], None]
@@ -96,6 +100,8 @@ class Workload:
     """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
     dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+    against: Champion | None = None
+    """The version that serves now, which computes on the same samples, too."""
 
     @classmethod
     def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
@@ -118,6 +124,8 @@ class Verdicted:
     explanation: Explanation
     samples: SampleTable = field(default_factory=SampleTable)
     """One row a sample, for a file beside the report."""
+    change: Change = field(default_factory=unasked)
+    """Against the version that serves now."""
 
     @property
     def policy(self) -> Policy:
@@ -147,11 +155,29 @@ def check(
     _steps.debug("decide")
     preprocessing = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
+    champion = _beside(case, evidence, workload.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    decision = decide(policy, evidence, decided_at=now)
+    compared = champion.incumbent if champion else None
+    decision = decide(policy, evidence, incumbent=compared, decided_at=now)
     if not decision.passed:
         _steps.debug("look for the layer that diverges first")
-    return Verdicted(evidence, decision, case, explain(case, evidence, decision), samples)
+    return Verdicted(
+        evidence,
+        decision,
+        case,
+        explain(case, evidence, decision),
+        samples,
+        change_of(decision, evidence, champion),
+    )
+
+
+def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
+    """The version that serves, with what came of running it beside the file."""
+    if champion is None:
+        return None
+    compared = Compared(case.candidate, case.samples, case.labels, case.batch_size, case.policy)
+    incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
+    return replace(champion, incumbent=incumbent)
 
 
 def evidence_on(

@@ -36,6 +36,7 @@ PARITY_METRICS = REPORTS / "parity.json"
 PLOTS = REPORTS / names.PLOTS
 CONFIDENCE_BY_CLASS = REPORTS / "confidence_by_class.csv"
 DECISION = REPORTS / names.DECISION
+CHANGE = REPORTS / names.CHANGE
 PROMOTION = REPORTS / "promotion.json"
 PAGE = REPORTS / names.PAGE
 

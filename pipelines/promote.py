@@ -17,14 +17,17 @@ from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.status_line import DESCRIPTION_LIMIT, STATUS_LIMIT
 from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_story
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
+from gate.story.change import change_of
 from gate.story.making import story_of
 from gate.story.story import Story
 from pipelines import pages, paths, stage
+from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
 from pipelines.promotion_report import PromotionReport
@@ -42,17 +45,25 @@ def main() -> int:
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)
     paths.PROMOTION.unlink(missing_ok=True)
-    decision = decide(policy, evidence, decided_at=now())
+    tracker = Tracker(registry_params.experiment)
+    model = RegisteredModel(
+        MlflowRegistry(tracker.uri),
+        Ledger(paths.state() / "ledger.jsonl"),
+        registry_params.model_name,
+    )
+    champion = champion_beside(model, policy, evidence)
+    decision = decide(policy, evidence, incumbent=champion.incumbent, decided_at=now())
     decision.save(paths.DECISION)
+    change = change_of(decision, evidence, champion)
+    change.save(paths.CHANGE)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
     story = story_of(
-        decision, evidence, explanation=explanation, confidence=policy.confidence
+        decision, evidence, explanation=explanation, change=change, confidence=policy.confidence
     ).about(name=registry_params.model_name)
     drawn = plots.draw(evidence, decision)
     if explanation.localisation is not None:
         drawn["localisation"] = localisation.chart(explanation.localisation)
     atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn, explanation))
-    tracker = Tracker(registry_params.experiment)
 
     def replay(page: RunPage) -> None:
         pages.write_export(page, export)
@@ -66,6 +77,7 @@ def main() -> int:
         for name, png in drawn.items():
             page.bytes(png, f"plots/{name}.png")
         page.file(paths.EXPLANATION)
+        page.file(paths.CHANGE)
         page.note(markdown.describe(story, {}))
         twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
         if twin is not None:
@@ -85,9 +97,9 @@ def main() -> int:
             golden=_golden(Path(folder), policy, evidence) if decision.passed else None,
             preprocessing=paths.PREPROCESSING,
             twin=twin,
+            trend=champion.trend,
         )
-        ledger = Ledger(paths.state() / "ledger.jsonl")
-        promotion = promote(MlflowRegistry(tracker.uri), release, policy=policy, ledger=ledger)
+        promotion = promote(model.registry, release, policy=policy, ledger=model.ledger)
         report = PromotionReport(
             verdict=decision.verdict,
             outcome=promotion.outcome,

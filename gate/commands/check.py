@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.bounded.limits import CHECK_S
+from gate.commands.against import AGAINST, champion_against
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import (
     LABELS_FILE,
@@ -20,7 +21,15 @@ from gate.commands.given import (
     ConsumerTensors,
     NamedRole,
 )
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
+from gate.commands.options import (
+    CHECKPOINT,
+    INPUTS,
+    LEDGER,
+    MODEL,
+    REFERENCE,
+    TRACKING_URI,
+    tracking_uri,
+)
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar, spinner
 from gate.commands.status import Status
@@ -28,6 +37,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.decision.champion import Champion
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
     from gate.preprocess.spec import PreprocessSpec
@@ -55,6 +65,9 @@ class _Question(TypedDict):
     tensors: tuple[str, ...]
     export_record: Path | None
     verbose: bool
+    against: str | None
+    ledger: Path
+    tracking_uri: str | None
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -104,6 +117,9 @@ class _Question(TypedDict):
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
+@AGAINST
+@LEDGER
+@TRACKING_URI
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -119,6 +135,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
       gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
           --role image_embeds=embedding --role logits_per_image=scores
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --labels labels.npy --policy params.yaml --against digits --report report
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.preprocess.dumped import read_dumped
@@ -128,8 +146,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
     with spinner("loading PyTorch and the model"):  # after what is wrong without them
         from gate.front_door import Reference, Workload, check
-        from gate.records.names import GOLDEN
+        from gate.records.names import CHANGE, GOLDEN
         from gate.report import folder
+        from gate.storage.temporary import temporary_folder
         from gate.story.making import story_of
 
         workload = replace(
@@ -143,19 +162,22 @@ def command(**question: Unpack[_Question]) -> Outcome:
             preprocessing=question["preprocessing"],
             export_record=question["export_record"],
         )
-    with bar("measuring") as progress:
-        verdicted = check(
-            question["model"],
-            reference=reference,
-            workload=workload,
-            policy=policy,
-            progress=progress,
-        )
+    with temporary_folder() as served:
+        workload = replace(workload, against=_champion(question, policy, served))
+        with bar("measuring") as progress:
+            verdicted = check(
+                question["model"],
+                reference=reference,
+                workload=workload,
+                policy=policy,
+                progress=progress,
+            )
     decision, evidence = verdicted.decision, verdicted.evidence
     story = story_of(
         decision,
         evidence,
         explanation=verdicted.explanation,
+        change=verdicted.change,
         confidence=verdicted.policy.confidence,
     ).with_files(_files(question))
     if question["report"] is not None:
@@ -164,6 +186,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
         folder.write(
             question["report"], decision, evidence, story=story, explanation=verdicted.explanation
         )
+        verdicted.change.save(question["report"] / CHANGE)
         _write_golden(question["report"] / GOLDEN, verdicted)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
@@ -187,6 +210,11 @@ def _policy(question: _Question) -> Policy:
     policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
     stated = dict(question["roles"])
     return policy.with_answers(outputs=stated, task=task) if stated or task else policy
+
+
+def _champion(question: _Question, policy: Policy, folder: Path) -> Champion | None:
+    places = tracking_uri(question["tracking_uri"]), question["ledger"]
+    return champion_against(question["against"], policy=policy, places=places, into=folder)
 
 
 def _write_golden(folder: Path, verdicted: Verdicted) -> None:

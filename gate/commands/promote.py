@@ -24,12 +24,13 @@ from gate.commands.options import LEDGER, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
-from gate.errors import PolicyError
-from gate.records.names import DECISION, EVIDENCE, GOLDEN
+from gate.errors import EvidenceError, PolicyError
+from gate.records.names import CHANGE, DECISION, EVIDENCE, GOLDEN
 
 if TYPE_CHECKING:
     from gate.decision.decision import Decision
     from gate.policy.policy import Policy
+    from gate.records.trend import Trend
     from gate.registry.judged import GoldenFolder, Judged
 
 _EXPERIMENT = "gate-promote"
@@ -127,6 +128,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     preflight(uri)
     given = contextlib.nullcontext(release.run_id)
     ledger = Ledger(request["ledger"])
+    release = replace(release, trend=_trend(request, uri))
     with (
         spinner("promoting"),
         given if release.run_id else _release_run(uri, request["report"]) as run_id,
@@ -145,6 +147,20 @@ def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
     if named is None and not (beside / GOLDEN_JSON).exists():
         return None
     return GoldenFolder.open(named or beside)
+
+
+def _trend(request: _Request, uri: str) -> Trend:
+    """The numbers of the versions before, as gate check --against found them; else those of what
+    serves now. They are only shown: what goes wrong leaves them out."""
+    from gate.commands.against import champion_shown
+    from gate.records.trend import Trend
+    from gate.story.story import Change
+
+    with contextlib.suppress(EvidenceError):
+        known = Change.load(request["report"] / CHANGE)
+        if known.trend:
+            return Trend(rows=known.trend)
+    return champion_shown(request["name"], uri=uri, ledger=request["ledger"]).trend
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:

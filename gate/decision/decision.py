@@ -8,8 +8,9 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.rules import all_checks
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Record, Sha256
+from gate.storage.record import Record, Sha256, later
 
 
 class Decision(Record):
@@ -23,6 +24,8 @@ class Decision(Record):
     checks: tuple[CheckResult, ...]
     runtimes: tuple[RuntimeName, ...]
     """The runtimes that were measured and passed every check that is not waived."""
+    incumbent: Incumbent | None = later(None)
+    """The version that served, where the policy asks for it."""
     decided_at: str
     """UTC, ISO 8601, passed in by the caller."""
 
@@ -42,14 +45,18 @@ class Decision(Record):
         return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
 
 
-def decide(policy: Policy, evidence: Evidence, *, decided_at: str) -> Decision:
-    """Judge the evidence by the policy.
+def decide(
+    policy: Policy, evidence: Evidence, *, incumbent: Incumbent | None = None, decided_at: str
+) -> Decision:
+    """Judge the evidence by the policy. `incumbent`: the version that serves now; a policy that
+    does not ask for it takes no notice.
 
     Total: never raises on bad evidence; what can't be judged is an ERROR check.
     Monotone: making any metric worse never turns a FAIL into a PASS.
     PASS only if every check is PASS or WAIVED and at least one measured runtime passed.
     """
-    checks = tuple(all_checks(policy, evidence))
+    compared = None if policy.incumbent is None else incumbent
+    checks = tuple(all_checks(policy, evidence, compared))
     passed = _passed_runtimes(policy, evidence, checks)
     return Decision(
         subject_sha256=evidence.subject.sha256,
@@ -58,6 +65,7 @@ def decide(policy: Policy, evidence: Evidence, *, decided_at: str) -> Decision:
         verdict=_verdict(checks, passed),
         checks=checks,
         runtimes=passed,
+        incumbent=compared,
         decided_at=decided_at,
     )
 

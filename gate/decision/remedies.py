@@ -125,6 +125,17 @@ REMEDIES: dict[str, str] = {
     "bound of 0.01 needs 299 samples, 0.001 needs 2995; of a point for one class, samples of it.",
     "threshold_unmeasured": "Measure again with this policy: gate.operating_points decides what is "
     "measured. A point for one class needs samples that are put into it.",
+    "incumbent": "Decide where the registry and its ledger are: gate check --against NAME, or the "
+    "stage 'promote'. What can't be compared with the version that serves is promoted by a policy "
+    "without the section incumbent, knowingly and once.",
+    "incumbent_accuracy_drop": "The model is worse on these labels than the one that serves: train "
+    "longer or on more data, look at the labels; or allow more (incumbent.max_accuracy_drop).",
+    "incumbent_agreement": "The model answers otherwise than the one that serves: look at the "
+    "order of the classes and at the preprocessing first; a better model changes answers, too: "
+    "then allow fewer equal ones (incumbent.min_agreement).",
+    "incumbent_latency_ratio": "The file is slower than the one that serves: compare the operators "
+    "and the opset of the two, export with constant folding, measure on a quiet machine; or allow "
+    "more (incumbent.max_latency_ratio).",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

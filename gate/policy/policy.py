@@ -21,6 +21,7 @@ from gate.policy.sections import (
     CudaProviderPolicy,
     DeterminismPolicy,
     ExportFindings,
+    IncumbentPolicy,
     Instruments,
     NonFinite,
     PolicyRecord,
@@ -38,6 +39,7 @@ __all__ = [
     "CudaProviderPolicy",
     "DeterminismPolicy",
     "ExportFindings",
+    "IncumbentPolicy",
     "Instruments",
     "Policy",
     "PreprocessingPolicy",
@@ -93,6 +95,8 @@ class Policy(PolicyRecord):
     export_findings: ExportFindings = later(ExportFindings())
     preprocessing: PreprocessingPolicy | None = later(None)
     """Parity of preprocessing between the training side and named consumers; None: not asked."""
+    incumbent: IncumbentPolicy | None = later(None)
+    """Bounds relative to the version that serves now; None: not asked."""
     review: Literal["automatic", "required"] = later("automatic")
     """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
@@ -114,9 +118,11 @@ class Policy(PolicyRecord):
             )
         if self.twin.preprocessing is not None:
             raise ValueError("the twin eats what the exact file eats: ask for preprocessing there")
-        own = (self.twin.review, self.twin.max_age_days)
-        if own != ("automatic", 90.0):
-            raise ValueError("review and max_age_days hold for both; set them beside twin")
+        own = (self.twin.review, self.twin.max_age_days, self.twin.incumbent)
+        if own != ("automatic", 90.0, None):
+            raise ValueError(
+                "review, max_age_days and incumbent hold for both; set them beside twin"
+            )
         if self.task not in ("auto", self.twin.task):
             raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
         return self
@@ -131,6 +137,16 @@ class Policy(PolicyRecord):
                     f"the role of '{name}' is '{role}', and task 'tensors' has no classes; set "
                     "task: auto, or task: classification"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_answers_to_compare(self) -> Self:
+        asked = self.incumbent is not None and self.incumbent.asks_for_answers
+        if self.task == "tensors" and asked:
+            raise ValueError(
+                "incumbent: max_accuracy_drop and min_agreement need classes, and task 'tensors' "
+                "has none; bound max_latency_ratio alone, or set another task"
+            )
         return self
 
     @model_validator(mode="after")

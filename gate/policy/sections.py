@@ -1,4 +1,5 @@
-"""The sections of the policy: bounds, runtimes, switches, instruments, findings, preprocessing."""
+"""The sections of the policy: bounds, runtimes, switches, instruments, findings, preprocessing,
+incumbent."""
 
 from __future__ import annotations
 
@@ -178,6 +179,34 @@ class ExportFindings(PolicyRecord):
     """Findings of the trace-safety rules (docs/lint) that no `# noqa` silences."""
     record: Literal["optional", "required"] = "optional"
     """`required`: evidence that does not say how the file was exported is an ERROR."""
+
+
+class IncumbentPolicy(PolicyRecord):
+    """How much worse than the version that serves now a file may be, on the same samples. None:
+    not asked for."""
+
+    max_accuracy_drop: Share | None = None
+    """Accuracy of the version that serves minus that of the new file."""
+    min_agreement: Share | None = None
+    """Share of samples to which both give the same class."""
+    max_latency_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    """Median time of a batch, new by old."""
+    first_release: Literal["allow", "refuse"] = "allow"
+    """Where no version serves, so that there is nothing to compare with."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if (self.max_accuracy_drop, self.min_agreement, self.max_latency_ratio) == (None,) * 3:
+            raise ValueError(
+                "no bound is set, so everything would pass; set max_accuracy_drop, min_agreement "
+                "or max_latency_ratio"
+            )
+        return self
+
+    @property
+    def asks_for_answers(self) -> bool:
+        """Whether it bounds answers of classes."""
+        return self.max_accuracy_drop is not None or self.min_agreement is not None
 
 
 class PreprocessingPolicy(PolicyRecord):

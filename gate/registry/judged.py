@@ -75,7 +75,9 @@ class Judged:
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
-        again = decide(policy, self.evidence, decided_at=decision.decided_at)
+        again = decide(
+            policy, self.evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
+        )
         if self.golden is not None:
             made_for, origin = self.golden.golden.model.sha256, self.golden.golden.origin
             vectors = f"the golden vectors in {self.golden.path}"

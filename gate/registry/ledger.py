@@ -21,6 +21,7 @@ from pydantic import Field
 
 from gate.errors import EvidenceError, GateError, StorageError, first_line
 from gate.registry.chain import Chain
+from gate.registry.compared import ComparedWith
 from gate.registry.head import Head, Keeper, Keepers
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes
@@ -93,6 +94,8 @@ class LedgerEntry(Record):
     """Of the preprocessing spec beside the file."""
     twin: TwinDigests | None = later(None)
     """Of the quantized twin beside the file."""
+    compared_with: ComparedWith | None = later(None)
+    """The version that served when it was decided, where the policy asked for it."""
     extent: Extent | None = later(None)
     """How much the version was with all that is beside its file."""
     run_id: str | None = None

@@ -17,6 +17,7 @@ from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
 from gate.registry import reviewer
+from gate.registry.compared import verify_comparison
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
 from gate.registry.ledger import LedgerEntry
@@ -121,6 +122,7 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     records = Records.beside(path, evidence=vouched.evidence_sha256)
     assert vouched.sha256 is not None
     records.evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
+    verify_comparison(records.decision, vouched.compared_with)
     release = _release(path, records, name=model.name, twin=vouched.twin)
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if passed_by != policy.digest():
@@ -201,4 +203,7 @@ def _decided_anew(release: Release, policy: Policy) -> Release:
 
 
 def _decision(judged: Judged, policy: Policy) -> Decision:
-    return decide(policy, judged.evidence, decided_at=judged.decision.decided_at)
+    decision = judged.decision
+    return decide(
+        policy, judged.evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
+    )

@@ -46,6 +46,9 @@ class Tag:
     """Digest of the quantized twin, on versions that have one beside their file."""
     PREPROCESS = "gate.preprocess_sha256"
     """Digest of the preprocessing spec, on versions that have it beside their file."""
+    COMPARED_WITH = "gate.compared_with_sha256"
+    """Digest of the record of the version that served when this one was decided, where the policy
+    asked for it."""
     REVIEW = "gate.review"
     """A reviewer's word on a version that passed (`gate.registry.reviewer` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"

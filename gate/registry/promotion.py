@@ -23,8 +23,10 @@ from gate.errors import (
 from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
+from gate.records.names import TREND
 from gate.registry import reviewer
 from gate.registry.champion import alone, move
+from gate.registry.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
@@ -102,9 +104,9 @@ class _Attempt:
         serving = next((v.number for v in there if self._serves_already(v)), None)
         if serving is not None and self._served_rightly(serving):
             return self._unchanged(serving)
-        untimely = self.release.untimely(self.policy, at=datetime.now(UTC))
-        if untimely is not None:
-            return _refuse(model, self.release, untimely)
+        late = self._too_late(champion, serving)
+        if late is not None:
+            return _refuse(model, self.release, late)
         required = self.policy.review == "required"
         if serving is not None and not required:
             return self._unchanged(serving)
@@ -118,6 +120,14 @@ class _Attempt:
         why, about = _why(self.release), self.release
         move(model, model.entry("promoted", why, version=number, previous=champion, about=about))
         return Promotion("promoted", number, champion, why)
+
+    def _too_late(self, champion: str | None, serving: str | None) -> str | None:
+        """Why what was measured and decided holds no more at this moment, or None. `serving`: the
+        champion, where that is this release already."""
+        untimely = self.release.untimely(self.policy, at=datetime.now(UTC))
+        if untimely is not None or serving is not None or self.policy.incumbent is None:
+            return untimely
+        return outdated(self.release.compared_with, champion, self.history)
 
     def _objection(self, number: str, tags: Mapping[str, str] | None) -> str | None:
         """What was said against these bytes that keeps them out for good, or None. `tags`: of the
@@ -155,7 +165,7 @@ class _Attempt:
             return same and twins[0] == twins[1] and self._is_whole(champion)
         # Of a champion that came from elsewhere only its tags say what is beside its file.
         tags = release.draft().tags
-        names = (*tags, Tag.TWIN, Tag.PREPROCESS)
+        names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
         same = all(champion.tags.get(name) == tags.get(name) for name in names)
         return same and self._is_whole(champion)
 
@@ -202,6 +212,7 @@ class _Attempt:
         with temporary_folder() as folder:
             folders = {**draft.beside, RECORDS: Path(folder, RECORDS)}
             Records(release.evidence, release.decision).write(folders[RECORDS])
+            release.trend.followed_by(release.evidence).save(folders[RECORDS] / TREND)
             if release.preprocessing is not None:
                 folders[PREPROCESSING] = Path(folder, PREPROCESSING)
                 PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.decision.decision import Decision
-from gate.errors import EvidenceError
+from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.records.evidence import Evidence
-from gate.records.names import DECISION, EVIDENCE
+from gate.records.names import DECISION, EVIDENCE, TREND
+from gate.records.trend import Trend
 from gate.storage.digest import Digest
 from gate.storage.foreign import RECORD_LIMIT, read_foreign
 
 RECORDS = "gate"
 """The folder of the records, beside the ONNX file."""
+_TREND_LIMIT = 1 << 16
+"""Bytes of a trend at most: twenty rows take some 5 kB."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,26 @@ class Records:
                 "promoted by this version of the gate. Promote the file anew."
             )
         measured = evidence_beside(onnx_path, sha256=evidence)
-        data = read_foreign(folder / DECISION, limit=RECORD_LIMIT)
-        return cls(measured, Decision.from_foreign(data, what="the decision beside the version"))
+        return cls(measured, decision_beside(onnx_path))
 
 
 def evidence_beside(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
     """The evidence beside a downloaded file. Raises as `Records.beside`."""
     data = read_foreign(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
     return Evidence.from_foreign(data, what="the evidence beside the version", sha256=sha256)
+
+
+def decision_beside(onnx_path: Path) -> Decision:
+    """The decision beside a downloaded file. Raises as `Records.beside`."""
+    data = read_foreign(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
+    return Decision.from_foreign(data, what="the decision beside the version")
+
+
+def trend_beside(onnx_path: Path) -> Trend:
+    """The trend beside a downloaded file. It is there to be looked at, and anybody may have written
+    it: what is not there, or can't be read, is an empty one."""
+    try:
+        data = read_foreign(onnx_path.parent / RECORDS / TREND, limit=_TREND_LIMIT)
+        return Trend.from_foreign(data, what="the trend beside the version")
+    except (DigestMismatch, EvidenceError, StorageError):
+        return Trend()

@@ -20,6 +20,7 @@ from gate.errors import (
     ResourceGone,
 )
 from gate.registry.addresses import same
+from gate.registry.compared import ComparedWith
 from gate.registry.download import Download
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry
@@ -35,7 +36,7 @@ from gate.storage.temporary import temporary_folder
 T = TypeVar("T")
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
-    "extent", "run_id",
+    "compared_with", "extent", "run_id",
 )  # fmt: skip
 """Fields that one line takes over from another about the same version."""
 
@@ -213,7 +214,7 @@ def _nothing(_path: Path) -> None:
 
 def _digests(
     about: Release | LedgerEntry | Digest | None,
-) -> dict[str, Digest | TwinDigests | Extent | str | None]:
+) -> dict[str, ComparedWith | Digest | TwinDigests | Extent | str | None]:
     if about is None:
         return {}
     if isinstance(about, Digest):
@@ -227,6 +228,7 @@ def _digests(
         "golden_sha256": about.golden_sha256,
         "preprocess_sha256": about.preprocess_sha256,
         "twin": about.twin_digests,
+        "compared_with": about.compared_with,
         "extent": about.extent,
         "run_id": about.run_id,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -10,6 +10,8 @@ from gate.bounded.limits import ChildLimits
 from gate.errors import EvidenceError
 from gate.golden.folder import files_of
 from gate.policy.policy import Policy
+from gate.records.trend import Trend
+from gate.registry.compared import ComparedWith
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN, Draft, Tag
 from gate.registry.twin import TwinDigests
@@ -30,6 +32,8 @@ class Release(Judged):
     run_id: str
     description: str
     twin: Judged | None = None
+    trend: Trend = field(default_factory=Trend)
+    """Of the releases before this one."""
 
     def verify(self, policy: Policy, *, limits: ChildLimits | None = None) -> None:
         """Prove that all of it belongs together, the twin too.
@@ -116,6 +120,11 @@ class Release(Judged):
         return None if self.twin is None else TwinDigests.of(self.twin)
 
     @property
+    def compared_with(self) -> ComparedWith | None:
+        """What the ledger notes of the version that it was compared with."""
+        return ComparedWith.of(self.decision)
+
+    @property
     def preprocess_sha256(self) -> Digest | None:
         """Digest of the preprocessing spec that goes with the file."""
         return None if self.preprocessing is None else self.evidence.source.preprocess_sha256
@@ -149,6 +158,8 @@ class Release(Judged):
             tags[Tag.TWIN] = self.twin.decision.subject_sha256.hex
         if self.preprocess_sha256 is not None:
             tags[Tag.PREPROCESS] = self.preprocess_sha256.hex
+        if self.compared_with is not None:
+            tags[Tag.COMPARED_WITH] = self.compared_with.record_sha256.hex
         beside = {}
         if self.golden is not None:
             tags[Tag.GOLDEN] = self.golden.sha256.hex

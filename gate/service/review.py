@@ -12,6 +12,7 @@ from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceG
 from gate.policy.policy import Policy
 from gate.registry import reviewer
 from gate.registry.champion import move
+from gate.registry.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine
@@ -103,6 +104,12 @@ def _problem(
         other = f"version {candidate} is" if candidate else "no version is"
         instead = "approve that, or hand this one in again" if candidate else "hand it in again"
         return f"{other} the candidate now: {instead}"
+    champion = model.alias(CHAMPION)
+    if policy.incumbent is not None and champion != number:
+        waiting = history.standing(number)
+        problem = outdated(waiting.compared_with if waiting else None, champion, history)
+        if problem is not None:
+            return problem
     return examine(model, number, history=history, terms=Terms.now(policy)).problem
 
 

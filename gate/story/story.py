@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Literal, Self
 
 from gate.decision.checks import CheckResult, Verdict
+from gate.records.trend import TrendRow
 from gate.storage.record import Measured, Record, Sha256
 
 CauseKind = Literal[
@@ -124,6 +125,8 @@ class Change(Record):
     rows: tuple[ChangeRow, ...] = ()
     """What changed first."""
     absent: str | None = None
+    trend: tuple[TrendRow, ...] = ()
+    """Of the versions before and this one, the oldest first."""
 
 
 class Step(Record):

@@ -15,13 +15,15 @@ from onnx import numpy_helper
 
 from gate.commands.status import Status
 from gate.decision.decision import Decision
+from gate.errors import RegistryUnavailable
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
 from gate.records.evidence import Evidence
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.storage.digest import Digest
-from pipelines import export, parity, paths, promote, train
+from gate.story.story import Change
+from pipelines import beside, export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
 from pipelines.params import load_policy
@@ -189,6 +191,48 @@ def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> Non
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
     assert promote.main() == Status.REJECTED
     assert str(champion().version) == "1"
+
+
+def test_against_the_version_that_serves(measured: Path) -> None:
+    """A first release, the file that serves, and then the same network with one weight changed."""
+    text = paths.PARAMS.read_text()
+    section = "incumbent: {max_accuracy_drop: 0.0, min_agreement: 0.99}"
+    paths.PARAMS.write_text(text.replace("incumbent: null", section))
+    assert promote.main() == Status.DONE
+    first = Decision.load(paths.DECISION)
+    assert first.incumbent is not None
+    assert first.incumbent.state == "first"
+    assert promote.main() == Status.DONE
+    assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
+    assert Change.load(paths.CHANGE).absent == "it is this very file"
+    spoil_weight()
+    assert parity.main() == Status.DONE
+    assert promote.main() == Status.REJECTED
+    decision = Decision.load(paths.DECISION)
+    assert decision.incumbent is not None
+    assert (decision.incumbent.version, decision.incumbent.sha256) == ("1", first.subject_sha256)
+    assert "incumbent_agreement" in {check.name for check in decision.checks}
+    change = Change.load(paths.CHANGE)
+    assert {"accuracy", "same answers", "latency"} <= {row.name for row in change.rows}
+    assert len(change.trend) == 2
+    assert promote.main() == Status.REJECTED  # what was compared before is not measured anew
+    assert Decision.load(paths.DECISION).incumbent == decision.incumbent
+    assert str(champion().version) == "1"
+
+
+def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RegistryUnavailable("the store is away")
+
+    monkeypatch.setattr(beside, "champion_of", fail)
+    assert promote.main() == Status.DONE
+    assert "the store is away" in str(Change.load(paths.CHANGE).absent)
+    assert "incumbent" not in Decision.load(paths.DECISION).to_plain()
+    section = "incumbent: {min_agreement: 0.99}"
+    paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
+    assert code_of(promote.main) == Status.NOT_JUDGED
 
 
 def test_an_experiment_decides_and_reports_only(

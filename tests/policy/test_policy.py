@@ -1,3 +1,6 @@
+import math
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -5,6 +8,7 @@ from gate.errors import PolicyError
 from gate.policy.policy import (
     Bounds,
     ConfidenceBands,
+    IncumbentPolicy,
     Instruments,
     Policy,
     PreprocessingPolicy,
@@ -219,3 +223,34 @@ def test_provider_options_are_text():
         "do_copy_in_default_stream": "1",
         "use_tf32": "0",
     }
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, "no bound is set"),
+        ({"first_release": "refuse"}, "no bound is set"),
+        ({"max_accuracy_drop": -0.1}, "greater than or equal to 0"),
+        ({"min_agreement": 1.1}, "less than or equal to 1"),
+        ({"max_latency_ratio": 0.0}, "greater than 0"),
+        ({"max_latency_ratio": math.nan}, "finite number"),
+        ({"min_agreement": 0.9, "first_release": "maybe"}, "'allow' or 'refuse'"),
+        ({"min_agreement": 0.9, "more": 1}, "Extra inputs"),
+    ],
+)
+def test_a_wrong_section_incumbent_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        IncumbentPolicy(**section)
+
+
+def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
+    answers = IncumbentPolicy(min_agreement=0.9)
+    tensors = builders.policy().model_copy(update={"task": "tensors"}).runtimes
+    bounds = Bounds(max_abs_diff=1e-4)
+    runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in tensors}
+    with pytest.raises(ValueError, match="need classes"):
+        Policy(task="tensors", runtimes=runtimes, incumbent=answers)
+    Policy(task="tensors", runtimes=runtimes, incumbent=IncumbentPolicy(max_latency_ratio=2.0))
+    twin = Policy.quantized().model_copy(update={"incumbent": answers})
+    with pytest.raises(ValueError, match="incumbent hold for both"):
+        builders.policy(twin=twin)

@@ -9,6 +9,7 @@ from gate.decision.rules import (
     comparisons,
     devices,
     export,
+    incumbent,
     instruments,
     noise,
     outputs,
@@ -20,10 +21,13 @@ from gate.decision.rules import (
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.policy.roles import all_nonfinite
 from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
 from gate.records.runtime import RUNTIMES, RuntimeName
 
 
-def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def all_checks(
+    policy: Policy, evidence: Evidence, compared: Incumbent | None = None
+) -> Iterator[CheckResult]:
     """All checks, in the order in which people should read them.
 
     It does not follow the order in the policy's file, which is no part of the policy's digest.
@@ -37,6 +41,7 @@ def all_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     yield from roles.named(policy, evidence)
     yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)
+    yield from incumbent.beside(policy, evidence, compared)
     for name in RUNTIMES:
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":

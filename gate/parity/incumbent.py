@@ -1,0 +1,233 @@
+"""The new file beside the version that serves: both compute the same samples in one process.
+
+ONNX Runtime on the CPU, optimised, as a consumer opens a file. Batches are computed by the two in
+turns, so that what slows the machine down slows down both.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.decision.champion import Champion
+from gate.errors import GateError, InputMismatch, LimitExceeded, OutputMismatch, first_line
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.session import open_session, quiet_options, refuse_out_of_memory
+from gate.parity.arrays.binding import Binding, bind
+from gate.parity.arrays.samples import Samples
+from gate.parity.runners.latency import Stopwatch
+from gate.parity.runners.runner import Batch
+from gate.parity.statistics.classification import ClassStatistics
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence, Latency
+from gate.records.incumbent import AnswersBeside, Incumbent, IncumbentState
+from gate.records.runtime import RUNTIMES
+from gate.records.trend import TrendRow
+
+_TIMED = 16
+"""Batches that are timed at least: of few samples the first batch again and again."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The new file and what both compute on."""
+
+    candidate: Candidate
+    samples: Samples
+    labels: NDArray[np.int64] | None
+    """Class indices, shape (samples,)."""
+    batch_size: int
+    policy: Policy
+
+
+def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidence) -> Incumbent:
+    """Compare; or say why there is nothing to compare. `evidence`: on the new file.
+
+    Raises LimitExceeded where memory runs out, StorageError and DigestMismatch where a file is not
+    what it was, DataError for samples that can't be read.
+    """
+    fields: dict[str, Any] = {
+        "version": champion.version,
+        "sha256": champion.sha256,
+        "subject_sha256": evidence.subject.sha256,
+        "data_sha256": evidence.dataset.sha256,
+        "noise_ratio": TrendRow.of(evidence).noise_ratio,
+    }
+    if champion.evidence is not None:
+        fields["evidence_sha256"] = champion.evidence.digest()
+        fields["champion_noise_ratio"] = TrendRow.of(champion.evidence).noise_ratio
+    if champion.onnx_path is None or champion.evidence is None:
+        return Incumbent(state=_state(champion), absent=champion.absent, **fields)
+    if champion.sha256 == evidence.subject.sha256:
+        return Incumbent(state="compared", samples=len(beside.samples), **fields)
+    old = Candidate(champion.onnx_path, champion.evidence.subject)
+    try:
+        _check_preprocessing(champion.evidence, evidence)
+        _check_outputs(old, beside.candidate)
+        both = _Pair(old, beside)
+        both.run()
+    except (InputMismatch, OutputMismatch) as error:
+        return Incumbent(state="incomparable", absent=str(error).rstrip("."), **fields)
+    return Incumbent(
+        state="compared",
+        samples=len(beside.samples),
+        outputs=both.answers(),
+        champion_latency=both.latency(0),
+        latency=both.latency(1),
+        **fields,
+    )
+
+
+def _state(champion: Champion) -> IncumbentState:
+    """What is proven is compared; what the registry does not give is no comparison."""
+    if champion.state in ("first", "unvouched", "unrecorded"):
+        return champion.state
+    return "incomparable"
+
+
+def _check_preprocessing(old: Evidence, new: Evidence) -> None:
+    """Samples that were made for one file make the other look worse than it is."""
+    theirs, ours = old.source.preprocess_sha256, new.source.preprocess_sha256
+    if theirs is not None and ours is not None and theirs != ours:
+        raise InputMismatch(
+            f"its inputs are made by another preprocessing ({theirs.short}) than these samples "
+            f"({ours.short})"
+        )
+
+
+def _check_outputs(old: Candidate, new: Candidate) -> None:
+    theirs = {spec.name: spec.shape[1:] for spec in old.subject.outputs}
+    for spec in new.subject.outputs:
+        if spec.name not in theirs or not _fits(theirs[spec.name], spec.shape[1:]):
+            has = ", ".join(f"'{name}' {list(shape)}" for name, shape in theirs.items())
+            raise OutputMismatch(
+                f"it gives {has} a sample, the new file '{spec.name}' {list(spec.shape[1:])}"
+            )
+
+
+def _fits(old: tuple[int | str, ...], new: tuple[int | str, ...]) -> bool:
+    return len(old) == len(new) and all(
+        isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(old, new, strict=True)
+    )
+
+
+class _Side(NamedTuple):
+    """One of the two files, opened."""
+
+    session: Any
+    binding: Binding
+    stopwatch: Stopwatch
+
+    def run(self, batch: Batch, outputs: list[str]) -> list[Any]:
+        """Raises OutputMismatch where ONNX Runtime does not compute it, LimitExceeded."""
+        feed = self.binding.by_input(batch)
+        start = time.perf_counter()
+        try:
+            found: list[Any] = self.session.run(outputs, feed)
+        except Exception as error:
+            raise _unusable(error) from error
+        self.stopwatch.add(time.perf_counter() - start, batch_size=len(next(iter(batch.values()))))
+        return found
+
+
+class _Pair:
+    """Both files: first the one that serves."""
+
+    def __init__(self, old: Candidate, beside: Compared) -> None:
+        self._beside = beside
+        self._sides = [self._open(old), self._open(beside.candidate)]
+        sizes = {side.binding.batch_size for side in self._sides if side.binding.fixed}
+        if len(sizes) > 1:
+            raise InputMismatch(f"the two files have different fixed batch sizes: {sorted(sizes)}")
+        self._batch_size = min(sizes, default=self._sides[0].binding.batch_size)
+        self._names = [spec.name for spec in beside.candidate.subject.outputs]
+        self._classes: dict[str, ClassStatistics] = {}
+
+    def run(self) -> None:
+        """All samples through both, then enough batches to time."""
+        labels, start, turns = self._beside.labels, 0, 0
+        first: Batch | None = None
+        # A sample with NaN is no matter here: both get the same.
+        for batch in self._beside.samples.with_gaps().batches(self._batch_size):
+            first = batch if first is None else first
+            outputs = self._turn(batch, turns)
+            rows = len(next(iter(batch.values())))
+            self._update(outputs, start, None if labels is None else labels[start : start + rows])
+            start, turns = start + rows, turns + 1
+        while first is not None and turns < _TIMED:
+            self._turn(first, turns)
+            turns += 1
+
+    def answers(self) -> tuple[AnswersBeside, ...]:
+        """Of each output of classes."""
+        return tuple(_answers(name, each) for name, each in self._classes.items())
+
+    def latency(self, side: int) -> Latency | None:
+        """Of the one that serves (0), or of the new one (1)."""
+        return self._sides[side].stopwatch.result()
+
+    def _open(self, file: Candidate) -> _Side:
+        beside = self._beside
+        binding = bind(
+            file.subject.inputs,
+            beside.samples.specs,
+            count=len(beside.samples),
+            batch_size=beside.batch_size,
+        )
+        traits = RUNTIMES["ort-cpu-optimized"]
+        try:
+            session = open_session(file.loadable(), quiet_options(), traits, beside.policy)
+        except GateError:
+            raise
+        except Exception as error:
+            raise _unusable(error) from error
+        return _Side(session, binding, Stopwatch())
+
+    def _turn(self, batch: Batch, turn: int) -> list[list[Any]]:
+        """Outputs of both; who goes first changes from batch to batch."""
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        found = {side: self._sides[side].run(batch, self._names) for side in order}
+        return [found[0], found[1]]
+
+    def _update(
+        self, outputs: list[list[Any]], start: int, labels: NDArray[np.int64] | None
+    ) -> None:
+        for name, old, new in zip(self._names, *outputs, strict=True):
+            if not (self._beside.policy.counts_classes(name) and _is_classes(old, new)):
+                continue
+            if name not in self._classes:
+                self._classes[name] = ClassStatistics(new.shape[1])
+            r, c = old.astype(np.float64), new.astype(np.float64)
+            self._classes[name].update(r, c, start=start, labels=labels)
+
+
+def _is_classes(old: Any, new: Any) -> bool:
+    """Whether both are arrays of shape (batch, classes >= 2), of as many classes."""
+    both = (old, new)
+    if not all(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in both):
+        return False
+    return bool(new.ndim == 2 and new.shape[1] >= 2 and old.shape == new.shape)
+
+
+def _answers(name: str, classes: ClassStatistics) -> AnswersBeside:
+    result = classes.result()
+    accuracy = result.accuracy
+    return AnswersBeside(
+        name=name,
+        samples=classes.samples,
+        disagreements=result.top1_disagreements,
+        champion_accuracy=None if accuracy is None else accuracy.reference,
+        accuracy=None if accuracy is None else accuracy.candidate,
+    )
+
+
+def _unusable(error: Exception) -> OutputMismatch:
+    """Raises LimitExceeded where memory ran out: that is no word on the files."""
+    if isinstance(error, LimitExceeded):
+        raise error
+    refuse_out_of_memory(error, what="running the new file beside the one that serves")
+    return OutputMismatch(f"ONNX Runtime does not compute both: {first_line(error)[:300]}")

@@ -1,0 +1,218 @@
+"""What changes against the version that serves now: what changed first, what did not after it.
+
+Nothing is decided here. A number is better or worse where nobody would say otherwise; how the files
+were made is only shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from gate.decision.champion import Champion
+from gate.decision.decision import Decision
+from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
+from gate.records.trend import TrendRow
+from gate.storage.digest import Digest
+from gate.story.story import Change, ChangeRow
+from gate.story.wording import allowed, number, printable
+
+Sense = Literal["better", "worse"]
+UNRECORDED = "not recorded"
+_UNASKED = "not asked"
+_OF_THE_FILE = ("probe_", "graph_", "near_ties")
+_SHOWN = 200
+"""Characters of one value at most: settings may be whole lists."""
+
+
+def unasked() -> Change:
+    """Of whom nobody asked what serves."""
+    return Change(absent="nobody asked for the version that serves")
+
+
+def change_of(decision: Decision, evidence: Evidence, champion: Champion | None) -> Change:
+    """The change. `champion`: None where nobody asked; its `incumbent` tells what came of running
+    both files."""
+    if champion is None:
+        return unasked()
+    incumbent = decision.incumbent or champion.incumbent
+    trend = champion.trend.followed_by(evidence).rows
+    old = champion.evidence
+    if old is None:
+        return Change(
+            version=champion.version,
+            sha256=champion.sha256,
+            absent=printable(champion.absent or "its evidence is not there"),
+            trend=trend,
+        )
+    if champion.sha256 == evidence.subject.sha256:
+        reason = "it is this very file"
+        return Change(version=champion.version, sha256=champion.sha256, absent=reason, trend=trend)
+    rows = [
+        *_compared(incumbent),
+        *_measured(old, evidence, incumbent),
+        *_made(old, evidence),
+        *_bounds(champion.decision, decision),
+    ]
+    return Change(
+        version=champion.version,
+        sha256=champion.sha256,
+        rows=tuple(sorted(rows, key=lambda row: not row.changed)),
+        trend=trend,
+    )
+
+
+def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
+    """What the two files say of the same samples."""
+    if incumbent is None or incumbent.state != "compared":
+        why = incumbent.absent if incumbent is not None else None
+        yield ChangeRow(
+            name="answers to these samples",
+            before="not compared",
+            now=printable(why or "nobody ran the two files side by side"),
+            changed=True,
+        )
+        return
+    several = len(incumbent.outputs) > 1
+    for answers in incumbent.outputs:
+        place = f" of {printable(answers.name)}" if several else ""
+        if answers.champion_accuracy is not None and answers.accuracy is not None:
+            yield _numbers(
+                f"accuracy{place}", answers.champion_accuracy, answers.accuracy, more_is="better"
+            )
+        equal = answers.samples - answers.disagreements
+        yield ChangeRow(
+            name=f"same answers{place}",
+            before=f"{answers.samples} of {answers.samples}",
+            now=f"{equal} of {answers.samples}",
+            changed=answers.disagreements > 0,
+        )
+    if incumbent.champion_latency is not None and incumbent.latency is not None:
+        old, new = incumbent.champion_latency, incumbent.latency
+        unit = f"ms for {new.batch_size} samples, side by side"
+        yield _numbers("latency", old.median_ms, new.median_ms, more_is="worse", unit=unit)
+
+
+def _measured(old: Evidence, new: Evidence, incumbent: Incumbent | None) -> Iterator[ChangeRow]:
+    """What the evidence of each says of itself."""
+    before, now = TrendRow.of(old), TrendRow.of(new)
+    yield _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse")
+    yield _numbers(
+        "agreement with its own model", before.agreement, now.agreement, more_is="better"
+    )
+    if incumbent is None or incumbent.latency is None:
+        # Of two machines, or two moods of one: neither better nor worse.
+        yield _numbers(
+            "latency", before.latency_ms, now.latency_ms, more_is=None, unit="ms, measured apart"
+        )
+    sizes = [float(each.subject.size_bytes) for each in (old, new)]
+    yield ChangeRow(
+        name="size",
+        before=_bytes(old.subject.size_bytes),
+        now=_bytes(new.subject.size_bytes),
+        changed=sizes[0] != sizes[1],
+        sense=_sense(sizes[0], sizes[1], "worse"),
+    )
+
+
+def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
+    """How the two came about."""
+    yield _texts("opset", str(old.subject.opset), str(new.subject.opset))
+    yield _texts("exporter", old.subject.producer, new.subject.producer)
+    before, now = _settings(old), _settings(new)
+    for name in dict.fromkeys((*now, *before)):
+        yield _texts(f"export {name}", before.get(name), now.get(name))
+    yield _texts("model", old.source.factory, new.source.factory)
+    yield _texts(
+        "checkpoint", _short(old.source.checkpoint_sha256), _short(new.source.checkpoint_sha256)
+    )
+    codes = [None if each.source.code is None else each.source.code.digest() for each in (old, new)]
+    yield _texts("code of the model", *map(_short, codes))
+    yield _texts(
+        "preprocessing", _short(old.source.preprocess_sha256), _short(new.source.preprocess_sha256)
+    )
+    yield _texts("data", _short(old.dataset.sha256), _short(new.dataset.sha256))
+    yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
+    versions = [each.environment.versions for each in (old, new)]
+    for library in dict.fromkeys((*versions[1], *versions[0])):
+        yield _texts(f"version of {library}", *(each.get(library) for each in versions))
+    yield _texts("processor", old.environment.cpu, new.environment.cpu)
+
+
+def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
+    """Which bounds of the policy moved, came or went, as they were applied."""
+    yield _texts(
+        "policy", _short(None if old is None else old.policy_sha256), _short(new.policy_sha256)
+    )
+    if old is None or old.policy_sha256 == new.policy_sha256:
+        return
+    before, now = _applied(old), _applied(new)
+    for title in dict.fromkeys((*now, *before)):
+        was, given = before.get(title, _UNASKED), now.get(title, _UNASKED)
+        if was != given:
+            yield _texts(f"bound of {title}", was, given)
+
+
+def _applied(decision: Decision) -> dict[str, str]:
+    """Bounds by their checks; not of probes and of the graph, which depend on the file."""
+    return {
+        check.title: allowed(check)
+        for check in decision.checks
+        if check.bound is not None and not check.name.startswith(_OF_THE_FILE)
+    }
+
+
+def _settings(evidence: Evidence) -> dict[str, str]:
+    if evidence.export is None:
+        return {}
+    settings = {name: str(value) for name, value in evidence.export.settings.items()}
+    return {"strategy": evidence.export.strategy} | {
+        name: "none" if value == "None" else value for name, value in settings.items()
+    }
+
+
+def _numbers(
+    name: str, before: float | None, now: float | None, *, more_is: Sense | None, unit: str = ""
+) -> ChangeRow:
+    texts = [UNRECORDED if x is None else f"{number(x)} {unit}".strip() for x in (before, now)]
+    changed = texts[0] != texts[1]  # what is the same to four digits is the same to a reader
+    sense = None
+    if changed and before is not None and now is not None and more_is is not None:
+        sense = _sense(before, now, more_is)
+    return ChangeRow(name=name, before=texts[0], now=texts[1], changed=changed, sense=sense)
+
+
+def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
+    """NaN is worse than every number."""
+    if math.isnan(before) and math.isnan(now):
+        return None
+    if math.isnan(before) or math.isnan(now):
+        return "worse" if math.isnan(now) else "better"
+    if before == now:
+        return None
+    other: Sense = "worse" if more_is == "better" else "better"
+    return more_is if now > before else other
+
+
+def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
+    return ChangeRow(
+        name=printable(name),
+        before=_cell(before),
+        now=_cell(now),
+        changed=before != now,
+    )
+
+
+def _cell(text: str | None) -> str:
+    shown = printable(UNRECORDED if text is None or not text.strip() else text)
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+
+
+def _short(digest: Digest | None) -> str | None:
+    return None if digest is None else digest.short
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 10**6 else f"{size} bytes"

@@ -1,0 +1,70 @@
+"""The trained model's file beside the version that serves now, on the evaluation samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gate.decision.champion import Champion
+from gate.decision.decision import Decision
+from gate.errors import EvidenceError, GateError
+from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.incumbent import Compared, measure_incumbent
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
+from gate.registry.incumbent import champion_of
+from gate.registry.registered_model import RegisteredModel
+from gate.storage.temporary import temporary_folder
+from pipelines import paths
+from pipelines.params import ParityParams
+
+
+def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) -> Champion:
+    """The champion, with what came of running it beside models/model.onnx.
+
+    Where the policy does not ask for it, it is only shown: whatever goes wrong then is said in the
+    change, and stops nothing. Else raises GateError.
+    """
+    try:
+        with temporary_folder() as folder:
+            champion = champion_of(model, into=folder)
+            incumbent = _measured_before(champion, evidence) or _measured(
+                champion, policy, evidence
+            )
+            return replace(champion, incumbent=incumbent, onnx_path=None)
+    except GateError as error:
+        if policy.incumbent is not None:
+            raise
+        print(f"not compared with the version that serves: {error}")
+        return Champion.unavailable(str(error))
+
+
+def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbent:
+    samples = Samples.open(paths.EVAL_IMAGES)
+    labels = (
+        open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
+    )
+    beside = Compared(
+        Candidate(paths.ONNX, evidence.subject),
+        samples,
+        labels,
+        ParityParams.load().batch_size,
+        policy,
+    )
+    return measure_incumbent(champion, beside=beside, evidence=evidence)
+
+
+def _measured_before(champion: Champion, evidence: Evidence) -> Incumbent | None:
+    """What the decision before this one says of the same two files on the same samples. Times
+    differ from run to run: measured anew, the same release would be another one, and a second
+    version would wait for review beside the first."""
+    try:
+        decision = Decision.load(paths.DECISION)
+    except EvidenceError:  # there was none
+        return None
+    found = decision.incumbent
+    if found is None or found.state != "compared" or decision.evidence_sha256 != evidence.digest():
+        return None
+    same = (found.version, found.sha256) == (champion.version, champion.sha256)
+    return found if same else None

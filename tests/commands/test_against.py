@@ -1,0 +1,129 @@
+"""A worse model against the champion of a real registry: refused, and the champion stays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from gate import cli
+from gate.model.loading import build_model
+from gate.storage.digest import Digest
+from tests.registry.servers import empty_database
+from tests.small_project import _export, made
+
+# SQLAlchemy, about MLflow's own tables.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+WORSE = """
+import torch
+import small_models
+
+
+def build():
+    model = small_models.build()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        model[-1].weight += 0.2 * torch.randn_like(model[-1].weight)
+    return model
+"""
+POLICY = """
+incumbent: {max_accuracy_drop: 0.0, min_agreement: 0.2, first_release: allow}
+instruments: {probes: false, search_inputs: 0, noise_samples: 0, stability_samples: 0}
+runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 1.0e-4, top1_agreement: 1.0}}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own registry, the policy, and a file of a model that is worse on the labels."""
+    empty_database(tmp_path / "mlflow.db")
+    for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_LEDGER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(made()))
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "worse_models.py").write_text(WORSE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worse = build_model("worse_models:build").eval()
+    _export(worse, {"input": np.load(made() / "images.npy")[:4]}, Path("worse.onnx"), ("logits",))
+    yield tmp_path
+    sys.modules.pop("worse_models", None)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def check(capsys, file: Path, factory: str, report: str, *more: str) -> tuple[int, dict[str, Any]]:
+    project = made()
+    return run(
+        capsys, "check", str(file), "--reference", factory, "--inputs", str(project / "images.npy"),
+        "--labels", str(project / "labels.npy"), "--policy", "policy.yaml", "--report", report, *more,
+    )  # fmt: skip
+
+
+def promote(capsys, file: Path, report: str) -> tuple[int, dict[str, Any]]:
+    options = ("--report", report, "--policy", "policy.yaml")
+    return run(capsys, "promote", str(file), "--name", "small", *options)
+
+
+def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> None:
+    good, against = made() / "good.onnx", ("--against", "small")
+    code, told = check(capsys, good, "small_models:build", "unasked")
+    assert code == 2
+    assert "nobody looked" in json.dumps(told["decision"])
+    code, told = check(capsys, good, "small_models:build", "first", *against)
+    assert (code, told["decision"]["incumbent"]["state"]) == (0, "first")
+    assert "no version of small serves yet" in told["story"]["change"]["absent"]
+    assert promote(capsys, good, "first")[1]["outcome"] == "promoted"
+
+    code, told = check(capsys, place / "worse.onnx", "worse_models:build", "second", *against)
+    assert code == 1
+    problems = {c["name"] for c in told["decision"]["checks"] if c["verdict"] != "PASS"}
+    assert problems == {"incumbent_accuracy_drop"}
+    incumbent = told["decision"]["incumbent"]
+    assert incumbent["sha256"] == str(Digest.of_file(good))
+    assert incumbent["version"] == "1"
+    (answers,) = incumbent["outputs"]
+    assert answers["champion_accuracy"] == 1.0
+    images, labels = (np.load(made() / name) for name in ("images.npy", "labels.npy"))
+    with torch.no_grad():
+        worse = build_model("worse_models:build").eval()(torch.from_numpy(images)).argmax(1)
+    assert answers["accuracy"] == pytest.approx((worse.numpy() == labels).mean())
+    rows = {row["name"]: row for row in told["story"]["change"]["rows"]}
+    assert rows["accuracy"]["sense"] == "worse"
+    assert rows["model"]["now"] == "worse_models:build"
+    assert len(told["story"]["change"]["trend"]) == 2
+
+    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    before = client.get_model_version_by_alias("small", "champion")
+    ledger = Path(".gate/ledger.jsonl").read_text()
+    code, told = promote(capsys, place / "worse.onnx", "second")
+    assert (code, told["outcome"]) == (1, "refused")
+    after = client.get_model_version_by_alias("small", "champion")
+    assert (after.version, after.description, after.tags) == (
+        before.version, before.description, before.tags,
+    )  # fmt: skip
+    (line,) = Path(".gate/ledger.jsonl").read_text().removeprefix(ledger).splitlines()
+    assert json.loads(line)["action"] == "refused"
+    assert len(client.search_model_versions("name = 'small'")) == 1
+
+
+def test_where_the_policy_does_not_ask_a_registry_that_is_away_stops_nothing(
+    place: Path, capsys
+) -> None:
+    Path("policy.yaml").write_text(POLICY.replace("incumbent", "# incumbent"))
+    away = ("--against", "small", "--tracking-uri", f"sqlite:///{place}/nowhere/mlflow.db")
+    code, told = check(capsys, made() / "good.onnx", "small_models:build", "report", *away)
+    assert code == 0
+    assert told["decision"].get("incumbent") is None
+    assert told["story"]["change"]["absent"]
+    Path("policy.yaml").write_text(POLICY)
+    assert check(capsys, made() / "good.onnx", "small_models:build", "report", *away)[0] == 2

@@ -1,0 +1,190 @@
+"""Against the version that serves now: what is worse, or was not compared, never passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import IncumbentPolicy, Policy
+from gate.records.incumbent import AnswersBeside, Incumbent
+from tests import builders
+
+NAN, INF = math.nan, math.inf
+BOUNDS = IncumbentPolicy(max_accuracy_drop=0.01, min_agreement=0.98, max_latency_ratio=1.2)
+METRICS = ("incumbent_accuracy_drop", "incumbent_agreement", "incumbent_latency_ratio")
+
+
+def judge(incumbent: Incumbent | None, **section: Any) -> Decision:
+    policy = builders.policy(incumbent=BOUNDS.model_copy(update=section))
+    at = "2026-01-01T00:00:00+00:00"
+    return decide(policy, builders.evidence(), incumbent=incumbent, decided_at=at)
+
+
+def answers(**fields: Any) -> Incumbent:
+    good = builders.incumbent().outputs[0]
+    return builders.incumbent(outputs=(good.model_copy(update=fields),))
+
+
+def latency(side: str, median_ms: float) -> Incumbent:
+    good = builders.incumbent().latency
+    assert good is not None
+    return builders.incumbent(**{side: good.model_copy(update={"median_ms": median_ms})})
+
+
+def of(decision: Decision) -> dict[str, Verdict]:
+    return {c.name: c.verdict for c in decision.checks if c.name.startswith("incumbent")}
+
+
+def test_one_that_is_as_good_passes_and_is_in_the_decision() -> None:
+    decision = judge(builders.incumbent())
+    assert decision.passed
+    assert of(decision) == dict.fromkeys(("incumbent", *METRICS), Verdict.PASS)
+    assert decision.incumbent == builders.incumbent()
+    assert Decision.from_json(decision.to_json()) == decision
+
+
+def test_a_policy_that_does_not_ask_takes_no_notice() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    policy, evidence = builders.policy(), builders.evidence()
+    asked, unasked = (
+        decide(policy, evidence, incumbent=incumbent, decided_at=at)
+        for incumbent in (builders.incumbent(), None)
+    )
+    assert asked == unasked
+    assert of(asked) == {}
+    assert "incumbent" not in asked.to_plain()
+
+
+@pytest.mark.parametrize(
+    ("incumbent", "name", "verdict"),
+    [
+        (None, "incumbent", Verdict.ERROR),
+        (builders.incumbent(state="unvouched", absent="no line"), "incumbent", Verdict.ERROR),
+        (builders.incumbent(state="unrecorded", absent="none"), "incumbent", Verdict.ERROR),
+        (builders.incumbent(state="incomparable", absent="other"), "incumbent", Verdict.ERROR),
+        (builders.incumbent(subject_sha256=builders.digest("x")), "incumbent", Verdict.ERROR),
+        (builders.incumbent(data_sha256=builders.digest("x")), "incumbent", Verdict.ERROR),
+        (builders.incumbent(samples=399), "incumbent", Verdict.ERROR),
+        (builders.incumbent(version=None), "incumbent", Verdict.ERROR),
+        (builders.incumbent(sha256=None), "incumbent", Verdict.ERROR),
+        (builders.incumbent(evidence_sha256=None), "incumbent", Verdict.ERROR),
+        (builders.incumbent(outputs=()), "incumbent_agreement", Verdict.ERROR),
+        (answers(name="other"), "incumbent_agreement", Verdict.ERROR),
+        (answers(disagreements=9), "incumbent_agreement", Verdict.FAIL),
+        (answers(disagreements=500), "incumbent_agreement", Verdict.FAIL),
+        (answers(samples=0, disagreements=0), "incumbent_agreement", Verdict.FAIL),
+        (answers(accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
+        (answers(champion_accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
+        (answers(accuracy=0.95), "incumbent_accuracy_drop", Verdict.FAIL),
+        (answers(accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
+        (answers(accuracy=INF), "incumbent_accuracy_drop", Verdict.FAIL),
+        (answers(accuracy=1.01), "incumbent_accuracy_drop", Verdict.FAIL),
+        (answers(champion_accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
+        (answers(champion_accuracy=-1.0), "incumbent_accuracy_drop", Verdict.FAIL),
+        (latency("latency", 24.1), "incumbent_latency_ratio", Verdict.FAIL),
+        (latency("latency", NAN), "incumbent_latency_ratio", Verdict.FAIL),
+        (latency("latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
+        (latency("champion_latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
+        (latency("champion_latency", INF), "incumbent_latency_ratio", Verdict.FAIL),
+        (builders.incumbent(latency=None), "incumbent_latency_ratio", Verdict.ERROR),
+        (builders.incumbent(champion_latency=None), "incumbent_latency_ratio", Verdict.ERROR),
+    ],
+)
+def test_what_is_worse_or_was_not_compared_never_passes(
+    incumbent: Incumbent | None, name: str, verdict: Verdict
+) -> None:
+    decision = judge(incumbent)
+    assert not decision.passed
+    problems = {check.name: check for check in decision.problems}
+    assert problems[name].verdict is verdict
+    assert problems[name].remedy
+    assert "None" not in problems[name].explanation
+
+
+@pytest.mark.parametrize(
+    ("allowed", "verdict"), [("allow", Verdict.PASS), ("refuse", Verdict.FAIL)]
+)
+def test_whether_there_may_be_a_first_release_is_the_policy_s_word(
+    allowed: str, verdict: Verdict
+) -> None:
+    good = builders.incumbent()
+    first = Incumbent(
+        state="first", subject_sha256=good.subject_sha256, data_sha256=good.data_sha256
+    )
+    decision = judge(first, first_release=allowed)
+    assert of(decision) == {"incumbent": verdict}
+    assert decision.verdict is verdict
+
+
+def test_the_file_that_serves_already_is_not_compared_with_itself() -> None:
+    """Two measurements of one file differ by the machine's mood."""
+    same = builders.incumbent(sha256=builders.digest("model.onnx"), outputs=(), latency=None)
+    assert of(judge(same)) == {"incumbent": Verdict.PASS}
+
+
+def test_only_what_is_bounded_is_checked() -> None:
+    decision = judge(builders.incumbent(latency=None), max_latency_ratio=None, min_agreement=None)
+    assert set(of(decision)) == {"incumbent", "incumbent_accuracy_drop"}
+    assert decision.passed
+
+
+def test_answers_that_no_output_has_can_not_be_judged() -> None:
+    section = IncumbentPolicy(min_agreement=0.9)
+    default = Policy.default(task="auto")
+    fields = {"incumbent": section, "outputs": {"logits": "scores"}}
+    policy = default.model_copy(update=fields)
+    decision = decide(policy, builders.evidence(), incumbent=builders.incumbent(), decided_at="")
+    assert of(decision)["incumbent_agreement"] is Verdict.ERROR
+
+
+shares = st.floats(0.0, 1.0) | st.just(NAN)
+times = st.floats(0.0, 1e6) | st.just(NAN) | st.just(INF)
+
+
+@given(st.integers(0, 400), shares, times, st.integers(0, 400), shares, times)
+def test_what_is_worse_in_everything_never_passes_where_the_better_does_not(
+    d: int, accuracy: float, ms: float, more: int, less: float, slower: float
+) -> None:
+    def made(disagreements: int, accuracy: float, ms: float) -> Incumbent:
+        good = answers(disagreements=disagreements, accuracy=accuracy)
+        return good.model_copy(update={"latency": latency("latency", ms).latency})
+
+    if judge(made(d, accuracy, ms)).passed:
+        return
+    worse = made(
+        max(d, more),
+        accuracy if math.isnan(accuracy) else NAN if math.isnan(less) else min(accuracy, less),
+        # A time of zero is no measurement, and fails as the longest does.
+        ms if not ms > 0.0 else NAN if math.isnan(slower) else max(ms, slower),
+    )
+    assert not judge(worse).passed
+
+
+def test_a_second_output_of_classes_is_compared_too() -> None:
+    good = builders.incumbent()
+    more = builders.output_parity(name="more")
+    evidence = builders.evidence()
+    spec = evidence.subject.outputs[0].model_copy(update={"name": "more"})
+    subject = evidence.subject.model_copy(update={"outputs": (*evidence.subject.outputs, spec)})
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (*r.outputs, more)}) if r.outputs else r
+        for r in evidence.runtimes
+    )
+    evidence = evidence.model_copy(update={"subject": subject, "runtimes": runtimes})
+    policy = builders.policy(incumbent=BOUNDS)
+    decision = decide(policy, evidence, incumbent=good, decided_at="")
+    assert {c.output for c in decision.problems} == {"more"}
+    whole = good.model_copy(
+        update={
+            "outputs": (*good.outputs, AnswersBeside(
+                name="more", samples=400, disagreements=0, champion_accuracy=0.9, accuracy=0.9
+            ))
+        }
+    )  # fmt: skip
+    assert decide(policy, evidence, incumbent=whole, decided_at="").passed

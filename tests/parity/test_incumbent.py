@@ -1,0 +1,170 @@
+"""Two files on the same samples: what they answer, and what can't be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gate.decision.champion import Champion
+from gate.errors import DigestMismatch
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.parity.incumbent import Compared, measure_incumbent
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
+from tests import builders
+from tests.registry import releases
+
+COUNT, CLASSES = 50, 10
+
+
+def inputs(count: int = COUNT) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(count, 3)).astype(np.float32)
+
+
+def answers_of(path: Path, x: np.ndarray) -> np.ndarray:
+    """By the weights themselves, without a runtime."""
+    import onnx
+
+    (weights,) = onnx.load(path).graph.initializer
+    return (x @ numpy_helper.to_array(weights)).argmax(1)
+
+
+def linear(
+    path: Path, *, features: int = 3, batch: int | str = "batch", output: str = "logits"
+) -> Path:
+    weights = np.random.default_rng(features).normal(size=(features, CLASSES)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["input", "w"], [output])],
+        "linear",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [batch, features])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, [batch, CLASSES])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+def champion(path: Path, **overrides: Any) -> Champion:
+    measured = releases.evidence(path)
+    fields: dict[str, Any] = {
+        "state": "proven",
+        "version": "7",
+        "sha256": measured.subject.sha256,
+        "onnx_path": path,
+        "evidence": measured,
+    }
+    return Champion(**fields | overrides)
+
+
+def compared(new: Path, old: Champion, **overrides: Any) -> Incumbent:
+    samples = Samples.of({"input": overrides.pop("x", inputs())})
+    evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
+    fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
+    beside = Compared(Candidate(new, read_subject(new)), samples, **fields)
+    return measure_incumbent(old, beside=beside, evidence=evidence)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return releases.onnx_file(tmp_path / "old.onnx", seed=1)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return releases.onnx_file(tmp_path / "new.onnx", seed=2)
+
+
+def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old: Path, new: Path) -> None:
+    x = inputs()
+    theirs, ours = answers_of(old, x), answers_of(new, x)
+    labels = np.where(np.arange(COUNT) % 2 == 0, theirs, (theirs + 1) % CLASSES)
+    found = compared(new, champion(old), labels=labels)
+    (answers,) = found.outputs
+    assert found.state == "compared"
+    assert (answers.samples, found.samples) == (COUNT, COUNT)
+    assert 0 < answers.disagreements == (theirs != ours).sum()
+    assert answers.champion_accuracy == pytest.approx(0.5)
+    assert answers.accuracy == pytest.approx((ours == labels).mean())
+    assert (found.version, found.sha256) == ("7", read_subject(old).sha256)
+    assert found.subject_sha256 == read_subject(new).sha256
+    assert found.evidence_sha256 == releases.evidence(old).digest()
+    assert (found.champion_noise_ratio, found.noise_ratio) == (1.1, 1.1)
+
+
+def test_both_are_timed_in_one_process_on_as_many_batches(old: Path, new: Path) -> None:
+    """Also of few samples."""
+    for count in (8, COUNT):
+        found = compared(new, champion(old), x=inputs(count))
+        assert found.latency is not None
+        assert found.champion_latency is not None
+        assert found.latency.batches == found.champion_latency.batches >= 13
+        assert found.latency_ratio is not None
+        assert 0.0 < found.latency_ratio < np.inf
+
+
+def test_without_labels_there_is_no_accuracy(old: Path, new: Path) -> None:
+    (answers,) = compared(new, champion(old)).outputs
+    assert (answers.champion_accuracy, answers.accuracy, answers.accuracy_drop) == (None,) * 3
+
+
+def test_the_very_file_is_not_run_beside_itself(old: Path) -> None:
+    found = compared(old, champion(old))
+    assert found.state == "compared"
+    assert found.is_same_file
+    assert found.latency is None
+
+
+def test_an_output_that_the_policy_takes_for_no_classes_has_no_answers(
+    old: Path, new: Path
+) -> None:
+    policy = Policy.default().model_copy(update={"outputs": {"logits": "scores"}})
+    assert compared(new, champion(old), policy=policy).outputs == ()
+
+
+@pytest.mark.parametrize("state", ["first", "unvouched", "unrecorded"])
+def test_what_is_not_there_is_said(new: Path, state: Any) -> None:
+    found = compared(new, Champion(state=state, absent="for a reason"))
+    assert (found.state, found.absent) == (state, "for a reason")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        ({"features": 4}, "doesn't fit the samples"),
+        ({"output": "other"}, "the new file 'logits'"),
+        ({"batch": 7}, "no multiple"),
+    ],
+)
+def test_a_champion_that_takes_other_samples_is_incomparable(
+    new: Path, tmp_path: Path, make: dict[str, Any], reason: str
+) -> None:
+    found = compared(new, champion(linear(tmp_path / "other.onnx", **make)))
+    assert found.state == "incomparable"
+    assert reason in str(found.absent)
+
+
+def test_samples_of_another_preprocessing_prove_nothing(old: Path, new: Path) -> None:
+    """They would make the champion look worse than it is, so that a worse file passed."""
+    sides = []
+    for path, name in ((old, "theirs"), (new, "ours")):
+        measured = releases.evidence(path)
+        source = measured.source.model_copy(update={"preprocess_sha256": builders.digest(name)})
+        sides.append(measured.model_copy(update={"source": source}))
+    found = compared(new, champion(old, evidence=sides[0]), evidence=sides[1])
+    assert found.state == "incomparable"
+    assert "another preprocessing" in str(found.absent)
+
+
+def test_a_file_that_is_exchanged_meanwhile_is_not_compared(old: Path, new: Path) -> None:
+    there = champion(old)
+    releases.onnx_file(old, seed=3)
+    with pytest.raises(DigestMismatch):
+        compared(new, there)

@@ -1,0 +1,221 @@
+"""A release is promoted only if it was compared with what serves at that moment."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gate.decision.decision import decide
+from gate.errors import EvidenceError
+from gate.policy.policy import IncumbentPolicy
+from gate.records.incumbent import Incumbent
+from gate.records.names import DECISION
+from gate.registry.ledger import Ledger
+from gate.registry.may_serve import Terms, examine
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.records import RECORDS
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import Promotion, Release
+from gate.service.review import review
+from tests import builders
+from tests.registry.releases import DECIDED_AT, NAME, onnx_file, release
+from tests.registry.simulator import Crash, Simulator, Watched
+
+POLICY = builders.policy(
+    incumbent=IncumbentPolicy(max_accuracy_drop=0.01, min_agreement=0.9, max_latency_ratio=1.5)
+)
+REVIEWED = POLICY.model_copy(update={"review": "required"})
+
+
+def against(version: str | None, old: Release | None, new: Release, policy=POLICY) -> Release:
+    """`new`, decided against `old` as this version; None: as a first release."""
+    ours = {"subject_sha256": new.evidence.subject.sha256, "data_sha256": builders.digest("data")}
+    incumbent = (
+        Incumbent(state="first", **ours)
+        if old is None
+        else builders.incumbent(version=version, sha256=old.evidence.subject.sha256, **ours)
+    )
+    decision = decide(policy, new.evidence, incumbent=incumbent, decided_at=DECIDED_AT)
+    assert decision.passed
+    return dataclasses.replace(new, decision=decision)
+
+
+def run(registry, of: Release, ledger: Ledger, policy=POLICY) -> Promotion:
+    return promote(registry, of, policy=policy, ledger=ledger)
+
+
+@pytest.fixture
+def registry(ledger: Ledger, first: Release) -> Simulator:
+    """Version 1 serves, as a first release."""
+    made = Simulator()
+    assert run(made, against(None, None, first), ledger).outcome == "promoted"
+    return made
+
+
+def test_what_was_compared_with_the_champion_takes_its_place(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release
+) -> None:
+    good = against("1", first, second)
+    assert run(registry, good, ledger).outcome == "promoted"
+    line = ledger.entries()[-1]
+    assert line.compared_with is not None
+    assert good.decision.incumbent is not None
+    assert line.compared_with.record_sha256 == good.decision.incumbent.digest()
+    assert line.compared_with.version == "1"
+    tags = registry.versions[1].tags
+    assert tags[Tag.COMPARED_WITH] == line.compared_with.record_sha256.hex
+
+
+@pytest.mark.parametrize(
+    ("version", "named"), [("2", "version 2"), (None, "none")], ids=["other", "first"]
+)
+def test_what_was_compared_with_another_is_decided_again(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release, version, named: str
+) -> None:
+    late = against(version, first if version else None, second)
+    before = dict(registry.aliases)
+    outcome = run(registry, late, ledger)
+    assert outcome.outcome == "refused"
+    assert outcome.reason.startswith("champion is version 1 now, this was compared with")
+    assert named in outcome.reason
+    assert "decide again" in outcome.reason
+    assert registry.aliases == before
+    assert len(registry.versions) == 1
+
+
+def test_the_number_of_the_champion_with_another_digest_is_another(
+    registry: Simulator, ledger: Ledger, second: Release, third: Release
+) -> None:
+    assert run(registry, against("1", third, second), ledger).outcome == "refused"
+
+
+def test_the_first_of_two_candidates_makes_the_second_too_late(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release, third: Release
+) -> None:
+    one, other = against("1", first, second), against("1", first, third)
+    assert run(registry, one, ledger).outcome == "promoted"
+    assert "champion is version 2 now" in run(registry, other, ledger).reason
+    rollback(registry, NAME, ledger=ledger, reason="wrong")
+    assert run(registry, other, ledger).outcome == "promoted"
+
+
+def test_a_first_release_where_somebody_took_the_alias_away_is_none(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release
+) -> None:
+    del registry.aliases[CHAMPION]
+    assert run(registry, against(None, None, second), ledger).outcome == "refused"
+    assert run(registry, against("1", first, second), ledger).outcome == "promoted"
+
+
+def test_the_same_release_again_is_a_no_op_whatever_it_was_compared_with(
+    registry: Simulator, ledger: Ledger, first: Release
+) -> None:
+    assert run(registry, against(None, None, first), ledger).outcome == "unchanged"
+    assert run(registry, against("1", first, first), ledger).outcome == "unchanged"
+
+
+def test_a_policy_that_does_not_ask_promotes_as_ever(
+    registry: Simulator, ledger: Ledger, second: Release
+) -> None:
+    assert run(registry, second, ledger, builders.policy()).outcome == "promoted"
+    assert ledger.entries()[-1].compared_with is None
+    assert Tag.COMPARED_WITH not in registry.versions[1].tags
+
+
+def test_killed_before_a_step_it_is_finished_by_the_same_call(
+    ledger: Ledger, first: Release, second: Release, tmp_path: Path
+) -> None:
+    steps = Watched(Simulator())
+    run(steps, against(None, None, first), ledger)
+    steps.calls.clear()
+    good = against("1", first, second)
+    run(steps, good, ledger)
+    for at in range(0, len(steps.calls), 2):
+        inner = Simulator()
+        book = Ledger(tmp_path / f"{at}.jsonl")
+        run(inner, against(None, None, first), book)
+        watched = Watched(inner)
+
+        def die(_: str, index: int, at: int = at) -> None:
+            if index == at:
+                raise Crash
+
+        watched.before = die
+        with pytest.raises(Crash):
+            run(watched, good, book)
+        assert run(inner, good, book).outcome in ("promoted", "unchanged")
+        assert inner.aliases[CHAMPION] == "2"
+        assert len(inner.versions) == 2
+
+
+class TestAVersionInTheRegistry:
+    def promoted(self, registry: Simulator, ledger: Ledger, first: Release, second: Release):
+        run(registry, against("1", first, second), ledger)
+        return RegisteredModel(registry, ledger, NAME)
+
+    def test_gives_the_same_decision_again(self, registry, ledger, first, second) -> None:
+        model = self.promoted(registry, ledger, first, second)
+        examined = examine(model, "2", history=model.history(), terms=Terms.now(POLICY))
+        assert examined.problem is None
+
+    def test_with_an_edited_comparison_must_not_serve(
+        self, registry, ledger, first, second
+    ) -> None:
+        """A stricter policy of the service must not be met by who can write to the registry."""
+        model = self.promoted(registry, ledger, first, second)
+        fast = against("1", first, second).decision.incumbent
+        forged = fast.model_copy(update={"latency": fast.champion_latency})
+        edited = decide(POLICY, second.evidence, incumbent=forged, decided_at=DECIDED_AT)
+        registry.versions[1].beside[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
+        section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
+        strict = POLICY.model_copy(update={"incumbent": section})
+        for policy in (POLICY, strict):
+            examined = examine(model, "2", history=model.history(), terms=Terms.now(policy))
+            assert "the ledger notes one" in examined.problem
+
+    def test_is_decided_anew_by_a_stricter_policy(self, registry, ledger, first, second) -> None:
+        model = self.promoted(registry, ledger, first, second)
+        section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
+        strict = POLICY.model_copy(update={"incumbent": section})
+        examined = examine(model, "2", history=model.history(), terms=Terms.now(strict))
+        assert "incumbent_latency_ratio" in examined.problem
+
+    def test_that_was_compared_with_nothing_does_not_meet_a_policy_that_asks(
+        self, ledger, first
+    ) -> None:
+        registry = Simulator()
+        run(registry, first, ledger, builders.policy())
+        model = RegisteredModel(registry, ledger, NAME)
+        examined = examine(model, "1", history=model.history(), terms=Terms.now(POLICY))
+        assert "nobody looked which version serves" in examined.problem
+
+
+def test_an_approval_counts_only_against_what_serves_now(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release, third: Release
+) -> None:
+    model = RegisteredModel(registry, ledger, NAME)
+    waits = against("1", first, second, REVIEWED)
+    assert run(registry, waits, ledger, REVIEWED).outcome == "passed"
+    assert run(registry, waits, ledger, REVIEWED).version == "2"
+    assert run(registry, against("1", first, third), ledger).version == "3"
+    registry.aliases[CANDIDATE] = "2"
+    registry.versions[1].tags[Tag.REVIEW] = "approved"
+    (taken,) = review(model, REVIEWED)
+    assert taken.outcome == "refused"
+    assert "champion is version 3 now, this was compared with version 1" in taken.reason
+    fourth = release(onnx_file(first.onnx_path.with_name("fourth.onnx"), seed=4))
+    again = against("3", third, fourth, REVIEWED)
+    assert run(registry, again, ledger, REVIEWED).version == "4"
+    registry.versions[3].tags[Tag.REVIEW] = "approved"
+    assert [(each.outcome, each.version) for each in review(model, REVIEWED)] == [("promoted", "4")]
+
+
+def test_a_hand_edited_comparison_does_not_fit_its_decision(first: Release) -> None:
+    good = against(None, None, first)
+    worse = builders.incumbent(subject_sha256=first.evidence.subject.sha256, outputs=())
+    edited = good.decision.model_copy(update={"incumbent": worse})
+    with pytest.raises(EvidenceError, match="not the same ones"):
+        dataclasses.replace(good, decision=edited).verify(POLICY)

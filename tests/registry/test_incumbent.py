@@ -1,0 +1,158 @@
+"""The champion as the registry gives it: proven by the ledger, or said why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gate.errors import MismatchUnconfirmed, RegistryUnavailable
+from gate.records.names import DECISION, EVIDENCE, TREND
+from gate.records.trend import MOST_ROWS, Trend
+from gate.registry.incumbent import champion_if_any, champion_of
+from gate.registry.ledger import Ledger
+from gate.registry.port import CHAMPION, PREVIOUS
+from gate.registry.promotion import promote, rollback
+from gate.registry.records import RECORDS
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import Release
+from gate.storage.digest import Digest
+from tests import builders
+from tests.registry.releases import NAME
+from tests.registry.simulator import Simulator, Watched
+
+POLICY = builders.policy()
+
+
+@pytest.fixture
+def registry(ledger: Ledger, first: Release) -> Simulator:
+    """Version 1 serves."""
+    made = Simulator()
+    assert promote(made, first, policy=POLICY, ledger=ledger).version == "1"
+    return made
+
+
+def of(registry: Simulator | Watched, ledger: Ledger) -> RegisteredModel:
+    return RegisteredModel(registry, ledger, NAME)  # type: ignore[arg-type]
+
+
+def test_bytes_evidence_and_decision_are_those_that_were_promoted(
+    registry: Simulator, ledger: Ledger, first: Release, tmp_path: Path
+) -> None:
+    lines = len(ledger.entries())
+    champion = champion_of(of(registry, ledger), into=tmp_path)
+    assert (champion.state, champion.version, champion.absent) == ("proven", "1", None)
+    assert champion.onnx_path is not None
+    assert champion.sha256 == Digest.of_file(champion.onnx_path)
+    assert champion.evidence == first.evidence
+    assert champion.decision == first.decision
+    assert [row.sha256 for row in champion.trend.rows] == [champion.sha256]
+    assert len(ledger.entries()) == lines
+
+
+def test_where_nothing_serves_it_is_a_first_release(ledger: Ledger, tmp_path: Path) -> None:
+    champion = champion_of(of(Simulator(), ledger), into=tmp_path)
+    assert champion.state == "first"
+    assert champion.absent
+
+
+def test_who_takes_the_alias_away_does_not_take_the_comparison_away(
+    registry: Simulator, ledger: Ledger, tmp_path: Path
+) -> None:
+    del registry.aliases[CHAMPION]
+    assert champion_of(of(registry, ledger), into=tmp_path).version == "1"
+
+
+def test_a_version_that_was_rolled_back_is_no_standard(
+    registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
+) -> None:
+    promote(registry, second, policy=POLICY, ledger=ledger)
+    rollback(registry, NAME, ledger=ledger, reason="wrong")
+    del registry.aliases[CHAMPION], registry.aliases[PREVIOUS]
+    assert champion_of(of(registry, ledger), into=tmp_path).version == "1"
+
+
+def test_a_version_without_a_line_of_the_ledger_is_said(
+    registry: Simulator, tmp_path: Path
+) -> None:
+    champion = champion_of(of(registry, Ledger(tmp_path / "other.jsonl")), into=tmp_path)
+    assert (champion.state, champion.version, champion.onnx_path) == ("unvouched", "1", None)
+
+
+def test_a_champion_without_evidence_is_said_and_not_skipped(
+    registry: Simulator, ledger: Ledger, tmp_path: Path
+) -> None:
+    del registry.versions[0].beside[f"{RECORDS}/{EVIDENCE}"]
+    champion = champion_of(of(registry, ledger), into=tmp_path)
+    assert (champion.state, champion.evidence) == ("unrecorded", None)
+    assert "no evidence beside its file" in str(champion.absent)
+
+
+def test_a_decision_on_something_else_is_not_shown(
+    registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
+) -> None:
+    place = f"{RECORDS}/{DECISION}"
+    registry.versions[0].beside[place] = second.decision.to_json().encode()
+    assert champion_of(of(registry, ledger), into=tmp_path).decision is None
+
+
+def test_other_bytes_are_weather_here(registry: Simulator, ledger: Ledger, tmp_path: Path) -> None:
+    """Nothing is written down: whoever promotes or guards looks twice, and condemns."""
+    registry.versions[0].data = b"other"
+    lines = len(ledger.entries())
+    with pytest.raises(MismatchUnconfirmed, match="nothing is condemned"):
+        champion_of(of(registry, ledger), into=tmp_path)
+    shown = champion_if_any(of(registry, ledger), into=tmp_path)
+    assert shown.state == "unavailable"
+    assert "nothing is condemned" in str(shown.absent)
+    assert len(ledger.entries()) == lines
+
+
+def test_a_registry_that_is_away_is_raised_or_only_said(
+    registry: Simulator, ledger: Ledger, tmp_path: Path
+) -> None:
+    def away(call: str, _: int) -> None:
+        raise RegistryUnavailable("nothing answers")
+
+    watched = Watched(registry)
+    watched.before = away
+    with pytest.raises(RegistryUnavailable):
+        champion_of(of(watched, ledger), into=tmp_path)
+    assert champion_if_any(of(watched, ledger), into=tmp_path).state == "unavailable"
+
+
+def test_each_release_takes_the_trend_of_those_before_along(
+    registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
+) -> None:
+    before = champion_of(of(registry, ledger), into=tmp_path).trend
+    release = dataclasses.replace(second, trend=before)
+    promote(registry, release, policy=POLICY, ledger=ledger)
+    trend = champion_of(of(registry, ledger), into=tmp_path).trend
+    assert len(trend.rows) == 2
+    assert trend.rows[0] == before.rows[0]
+    assert trend.rows[1].sha256 == second.evidence.subject.sha256
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"no JSON",
+        b'{"rows": [{}]}',
+        b'{"rows": [], "more": 1}',
+        b"[" * 100_000,
+        b" " * (1 << 17) + b"{}",
+        Trend().followed_by(builders.evidence()).to_json().replace("1.1", '"x"').encode(),
+        b'{"rows": [' + b",".join([b'{"sha256": "' + b"0" * 64 + b'", "measured_at": ""}'] * (MOST_ROWS + 1)) + b"]}",
+    ],
+    ids=["empty", "list", "text", "row", "field", "nested", "long", "words", "many"],
+)  # fmt: skip
+def test_a_trend_that_can_not_be_read_is_an_empty_one(
+    registry: Simulator, ledger: Ledger, tmp_path: Path, text: bytes
+) -> None:
+    registry.versions[0].beside[f"{RECORDS}/{TREND}"] = text
+    champion = champion_of(of(registry, ledger), into=tmp_path)
+    assert champion.state == "proven"
+    assert champion.trend == Trend()
