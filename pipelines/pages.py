@@ -66,7 +66,7 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
         "evaluation", digest=str(evidence.dataset.sha256), source=paths.EVAL_IMAGES, context="eval"
     )
     page.file(paths.EVIDENCE)
-    for plot in sorted(paths.PLOTS.glob("*.png")):
+    for plot in sorted(paths.PLOTS.glob("*.svg")):
         page.file(plot, "plots")
     page.note(
         f"Measured `{evidence.subject.sha256}` on {evidence.dataset.samples} samples; "

@@ -17,10 +17,14 @@ from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
-from gate.report import html, localisation, markdown, plots
+from gate.report import markdown
+from gate.report.folder import pictures
+from gate.report.page import page as page_of
+from gate.report.report import Report
 from gate.report.terminal import print_decision
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
+from gate.story.making import story_of
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
@@ -42,10 +46,14 @@ def main() -> int:
     decision = decide(policy, evidence, decided_at=now())
     decision.save(paths.DECISION)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
-    drawn = plots.draw(evidence, decision)
-    if explanation.localisation is not None:
-        drawn["localisation"] = localisation.chart(explanation.localisation)
-    atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn, explanation))
+    drawn = Report(
+        story_of(decision, evidence, explanation=explanation),
+        evidence,
+        decision,
+        explanation=explanation,
+        pictures=pictures(paths.REPORTS),
+    )
+    atomic.write_text(paths.PAGE, page_of(drawn))
     tracker = Tracker(registry_params.experiment)
 
     def replay(page: RunPage) -> None:
@@ -57,8 +65,8 @@ def main() -> int:
         tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
     ):
         pages.write_decision(page, decision, policy)
-        for name, png in drawn.items():
-            page.bytes(png, f"plots/{name}.png")
+        for chart in drawn.charts:
+            page.bytes(chart.file(), f"plots/{chart.name}.svg")
         page.file(paths.EXPLANATION)
         page.note(markdown.describe(decision, evidence, {}, explanation))
         twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)

@@ -64,7 +64,7 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     names = {path.name for path in Path(folder).rglob("*")}
     assert {
         "report.html", "decision.json", "evidence.json", "checks.json", "policy.json",
-        "params.yaml", "export.json", "differences.png", "latency.png",
+        "params.yaml", "export.json", "agreement.svg", "latency.svg",
     } <= names  # fmt: skip
     assert ExportReport.load(paths.EXPORT_REPORT).subject.sha256 == digest
     assert Evidence.load(paths.EVIDENCE).subject.sha256 == digest

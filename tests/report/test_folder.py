@@ -17,16 +17,16 @@ def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert all(path.is_file() for path in paths)
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
-    assert {path.name for path in paths} >= {"report.md", "report.html", "differences.png"}
+    assert {path.name for path in paths} >= {"report.md", "report.html", "latency.svg"}
 
 
 def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:
     decision, evidence = passed()
     write(tmp_path, decision, evidence)
-    (tmp_path / "plots/mine.png").write_bytes(b"mine")
+    (tmp_path / "plots/mine.svg").write_bytes(b"mine")
     bare = evidence.model_copy(update={"runtimes": ()})
     write(tmp_path, decision.model_copy(update={"checks": ()}), bare)
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.png"]
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
