@@ -27,6 +27,7 @@ _BROKEN_PIPE = 141
 COMMANDS = (
     "check",
     "locate",
+    "report",
     "lint",
     "export",
     "preprocess",

@@ -336,7 +336,7 @@ def word(check: CheckResult) -> Word:
                 if check.bound
                 else (0.0 if check.observed == 0 else math.inf)
             )
-        elif check.relation == ">=":
+        elif check.relation == ">=" and check.bound <= 1.0:
             strain = (1 - check.observed + 1e-9) / (1 - check.bound + 1e-9)
     return Word(
         check=check,

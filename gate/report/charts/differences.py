@@ -59,11 +59,11 @@ def _draw(axes: Axes, spreads: list[tuple[str, Histogram]], lines: list[tuple[st
         axes.stairs(shares, places, color=look[0], linestyle=look[2], linewidth=1.6,
                     label=literal(name))  # fmt: skip
     top = axes.get_ylim()[1]
-    axes.set_ylim(0, 1.32 * top)
+    axes.set_ylim(0, 1.45 * top)
     for place, (label, at) in enumerate(lines):
         axes.axvline(at, color=TEXT, linewidth=1.2, linestyle="-" if place else ":")
         right = math.log(at) > math.log(low) + 0.6 * math.log(high / low)
-        height = 1.25 * top if place % 2 == 0 else 1.12 * top
+        height = (1.36 - 0.11 * place) * top
         axes.text(at, height, f" {literal(label)} ", ha="right" if right else "left",
                   va="center", fontsize=SMALL)  # fmt: skip
     axes.set_xlabel("|file - PyTorch|")
