@@ -33,6 +33,7 @@ _JSON_VERSION = 1
 COMMANDS = (
     "check",
     "locate",
+    "report",
     "lint",
     "export",
     "preprocess",

@@ -67,7 +67,7 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
     )
     page.file(paths.EVIDENCE)
     page.file(paths.SAMPLES)
-    for plot in sorted(paths.PLOTS.glob("*.png")):
+    for plot in sorted(paths.PLOTS.glob("*.svg")):
         page.file(plot, "plots")
     page.note(
         f"Measured `{evidence.subject.sha256}` on {evidence.dataset.samples} samples; "

@@ -18,7 +18,8 @@ from gate.parity.case import Case
 from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
-from gate.report import localisation, plots
+from gate.report import folder, localisation
+from gate.report.charts import gallery
 from gate.storage import atomic
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
@@ -97,11 +98,7 @@ def _write_numbers(evidence: Evidence) -> None:
         for entry in logits.confidence.per_class if logits else ():
             writer.writerow([place, entry.label, entry.mean, entry.max])
     atomic.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
-    drawn = plots.draw(evidence)
-    for stale in paths.PLOTS.glob("*.png"):
-        stale.unlink()
-    for name, png in drawn.items():
-        atomic.write_bytes(paths.PLOTS / f"{name}.png", png)
+    folder.write_charts(paths.PLOTS, gallery.of_evidence(evidence))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.status_line import DESCRIPTION_LIMIT, STATUS_LIMIT
-from gate.report import html, localisation, markdown, plots
+from gate.report import markdown
+from gate.report.folder import pictures
+from gate.report.page import page as page_of
+from gate.report.report import Report
 from gate.report.terminal import print_story
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
@@ -60,10 +63,10 @@ def main() -> int:
     story = story_of(
         decision, evidence, explanation=explanation, change=change, confidence=policy.confidence
     ).about(name=registry_params.model_name)
-    drawn = plots.draw(evidence, decision)
-    if explanation.localisation is not None:
-        drawn["localisation"] = localisation.chart(explanation.localisation)
-    atomic.write_text(paths.PAGE, html.page(decision, evidence, drawn, explanation))
+    drawn = Report(
+        story, evidence, decision, explanation=explanation, pictures=pictures(paths.REPORTS)
+    )
+    atomic.write_text(paths.PAGE, page_of(drawn))
 
     def replay(page: RunPage) -> None:
         pages.write_export(page, export)
@@ -74,8 +77,8 @@ def main() -> int:
         tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
     ):
         pages.write_decision(page, decision, policy)
-        for name, png in drawn.items():
-            page.bytes(png, f"plots/{name}.png")
+        for chart in drawn.charts:
+            page.bytes(chart.file(), f"plots/{chart.name}.svg")
         page.file(paths.EXPLANATION)
         page.file(paths.CHANGE)
         page.note(markdown.describe(story, {}))

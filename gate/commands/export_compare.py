@@ -81,7 +81,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
     from gate.front_door import Reference
     from gate.parity.arrays.samples import Samples
     from gate.records.strategy import ExportSettings
-    from gate.report.trials import chart, markdown
+    from gate.report.trials import markdown, trials_chart
     from gate.storage import atomic
     from gate.storage.yaml_section import load_section
 
@@ -105,7 +105,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
     if report is not None:
         found.save(report / "trials.json")
         atomic.write_text(report / "trials.md", markdown(found))
-        atomic.write_bytes(report / "plots" / "trials.png", chart(found))
+        drawn = trials_chart(found)
+        if drawn is not None:
+            atomic.write_bytes(report / "plots" / "trials.svg", drawn.file())
     bad = any(trial.verdict in ("FAIL", "ERROR") for trial in found.trials)
     return Outcome(
         Status.REJECTED if bad else Status.DONE,
@@ -119,4 +121,4 @@ def _show(found: Trials, report: Path | None, console: Console) -> None:
 
     print_trials(found, console)
     if report is not None:
-        console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.png'}")
+        console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")

@@ -84,7 +84,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
         from gate.onnxfile.subject import read_subject
         from gate.parity.arrays.samples import Samples
         from gate.parity.case import Case
-        from gate.report.localisation import chart
+        from gate.report.charts.depth import depth
         from gate.storage import atomic
 
         samples = Samples.open(question["inputs"])
@@ -98,7 +98,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
         )
     if question["report"] is not None:
         found.save(question["report"] / "localisation.json")
-        atomic.write_bytes(question["report"] / "plots" / "localisation.png", chart(found))
+        drawn = depth(found)
+        if drawn is not None:
+            atomic.write_bytes(_chart_in(question["report"]), drawn.file())
     return Outcome(
         Status.REJECTED if found.diverges else Status.DONE,
         found.to_plain(),
@@ -111,4 +113,10 @@ def _show(question: _Question, found: Localisation, console: Console) -> None:
 
     print_layers(found, console)
     if question["report"] is not None:
-        console.print(f"report  {question['report'] / 'plots' / 'localisation.png'}")
+        console.print(f"report  {_chart_in(question['report'])}")
+
+
+def _chart_in(report: Path) -> Path:
+    from gate.records.names import PLOTS
+
+    return report / PLOTS / "localisation.svg"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,11 @@ from gate.preprocess.consumer import Exhibit
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import to_pixels
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
-from gate.report.figure import literal, png
 from gate.report.table import add_row, table
 from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 _ROWS = 12
@@ -72,8 +74,29 @@ def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes
     drawn = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
     grid: NDArray[Any] = np.atleast_2d(drawn.subplots(len(shown), 5))
     for axes, (name, exhibit) in zip(grid, shown, strict=True):
-        _row(axes, literal(printable(name)), exhibit, spec)
-    return png(drawn)
+        _row(axes, _literal(printable(name)), exhibit, spec)
+    return _png(drawn)
+
+
+def _literal(text: str) -> str:
+    """`text`, cut to what fits, without the dollar signs that would make it a formula."""
+    fits = text if len(text) <= 72 else f"{text[:40]}…{text[-31:]}"
+    return fits.replace("$", r"\$")
+
+
+def _png(drawn: Figure) -> bytes:
+    """The same figure gives the same bytes. Not SVG, as charts are: these are pictures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    stream = io.BytesIO()
+    FigureCanvasAgg(drawn)
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; the tables have it in full.
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font", category=UserWarning
+        )
+        drawn.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
 
 
 def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) -> None:
@@ -91,7 +114,7 @@ def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) 
         place.set_title(title, fontsize=9)
         place.set_xticks([])
         place.set_yticks([])
-    axes[0].set_ylabel(literal(printable(exhibit.picture.rpartition("/")[2])), fontsize=8)
+    axes[0].set_ylabel(_literal(printable(exhibit.picture.rpartition("/")[2])), fontsize=8)
     axes[2].set_xlabel(f"largest {number(float(off.max()))} of 255", fontsize=8)
 
 

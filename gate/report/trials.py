@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gate.records.trials import Trial, TrialParity, Trials
-from gate.report.figure import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    RED,
-    figure,
-    legend,
-    name_rows,
-    png,
-    ratio_height,
-)
+from gate.report.charts.drawing import SERIES, SMALL, TEXT, Chart, chart, literal, logarithmic
 from gate.report.table import add_row, table
 from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 _HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime", "max_abs_diff",
@@ -30,10 +23,10 @@ _SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff"
 """The same for a terminal, which is narrow."""
 _LEFT = ("strategy", "folding", "runtime", "verdict")
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
-_COLORS = {"ort-cpu": BLUE, "ort-cpu-optimized": GREEN, "ort-cuda": ORANGE,
-           "ort-cuda-optimized": RED}  # fmt: skip
 _FROM = 0.1
 """Where the axis begins, unless something is smaller."""
+_LEAST, _MOST = 1e-3, 1e12
+_PITCH, _REST = 14, 70
 
 
 def print_trials(found: Trials, console: Console) -> None:
@@ -81,28 +74,47 @@ def markdown(found: Trials) -> str:
     return "\n".join(lines) + "\n"
 
 
-def chart(found: Trials) -> bytes:
-    """PNG: noise ratio of every export in every runtime, with the bound."""
+def trials_chart(found: Trials) -> Chart | None:
+    """Noise ratio of every export in every runtime, with the bound; None: there was no export."""
     exported = [trial for trial in found.trials if trial.parities]
-    drawn, axes = figure(rows=len(exported), pitch=0.42)
-    runtimes = [p.runtime for p in exported[0].parities] if exported else []
-    height = 0.8 / max(len(runtimes), 1)
-    for place, runtime in enumerate(runtimes):
-        values = [_of(trial, runtime) for trial in exported]
-        rows = [row - 0.4 + height * (place + 0.5) for row in range(len(exported))]
-        axes.barh(
-            rows, [ratio_height(v) for v in values], height, color=_COLORS[runtime], label=runtime
-        )
-    axes.set_xscale("log")
-    # Not from the smallest value on, which would make a tenth look like a multiple.
-    heights = [ratio_height(parity.noise_ratio) for trial in exported for parity in trial.parities]
-    axes.set_xlim(min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
-    axes.axvline(found.bound, color="black", linewidth=0.8, linestyle=":", label="bound")
-    axes.set_xlabel("error / rounding error of PyTorch (noise_ratio)")
-    axes.set_title(f"Exports of {printable(found.factory)}, n = {found.samples}")
-    name_rows(axes, [trial.title for trial in exported])
-    legend(drawn)
-    return png(drawn)
+    if not exported:
+        return None
+    runtimes = [parity.runtime for parity in exported[0].parities]
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        height = 1.0 / (len(runtimes) + 1)
+        heights = [_place(parity.noise_ratio) for t in exported for parity in t.parities]
+        # Not from the smallest value on, which would make a tenth look like a multiple.
+        logarithmic(axes, min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
+        for place, (runtime, look) in enumerate(zip(runtimes, SERIES, strict=False)):
+            rows = [row + height * (place + 0.5) for row in range(len(exported))]
+            values = [_place(_of(trial, runtime)) for trial in exported]
+            axes.barh(rows, values, 0.8 * height, color=look[0], label=runtime)
+        across = axes.get_yaxis_transform()
+        for row, trial in enumerate(exported):
+            axes.text(0.0, row - 0.5 * height, literal(trial.title), va="center",
+                      transform=across, fontsize=SMALL)  # fmt: skip
+        axes.axvline(found.bound, color=TEXT, linewidth=1.2, linestyle=":", label="bound")
+        axes.set_ylim(len(exported), -height)
+        axes.set_yticks([])
+        axes.set_xlabel("error ÷ rounding of PyTorch")
+        drawn.legend(loc="outside lower center", ncols=3)
+
+    return chart(
+        "trials",
+        paint,
+        title=f"Exports of {found.factory}, n = {found.samples}",
+        alternative="; ".join(sentences(found)),
+        height=_REST + _PITCH * len(exported) * (len(runtimes) + 1),
+    )
+
+
+def _place(ratio: float | None) -> float:
+    """Where a logarithmic axis shows it: what is not there at its lower, NaN at its upper end."""
+    if ratio is None:
+        return _LEAST
+    return _MOST if math.isnan(ratio) else min(max(ratio, _LEAST), _MOST)
 
 
 def _of(trial: Trial, runtime: str) -> float | None:

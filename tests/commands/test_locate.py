@@ -114,8 +114,8 @@ class TestAnswer:
         assert code == 1
         found = Localisation.load(report / "localisation.json")
         assert found.first_divergence == "4"
-        chart = report / "plots" / "localisation.png"
-        assert chart.read_bytes().startswith(b"\x89PNG")
+        chart = report / "plots" / "localisation.svg"
+        assert chart.read_bytes().startswith(b"<svg ")
         assert out.rstrip().endswith(f"report  {chart}")
 
     def test_the_policys_switches_are_in_force(self, capsys, monkeypatch, tmp_path: Path) -> None:

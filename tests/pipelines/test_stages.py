@@ -66,7 +66,7 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     names = {path.name for path in Path(folder).rglob("*")}
     assert {
         "report.html", "decision.json", "evidence.json", "checks.json", "policy.json",
-        "params.yaml", "export.json", "differences.png", "latency.png", "samples.csv",
+        "params.yaml", "export.json", "agreement.svg", "latency.svg", "samples.csv",
     } <= names  # fmt: skip
     rows = paths.SAMPLES.read_text().splitlines()[1:]
     runtimes = [runtime for runtime in evidence.runtimes if runtime.measured]

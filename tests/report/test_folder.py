@@ -18,17 +18,17 @@ def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert all(path.is_file() for path in paths)
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
-    assert {path.name for path in paths} >= {"report.md", "report.html", "differences.png"}
+    assert {path.name for path in paths} >= {"report.md", "report.html", "latency.svg"}
 
 
 def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:
     decision, evidence = passed()
     write(tmp_path, decision, evidence, story=story_of(decision, evidence))
-    (tmp_path / "plots/mine.png").write_bytes(b"mine")
+    (tmp_path / "plots/mine.svg").write_bytes(b"mine")
     bare = evidence.model_copy(update={"runtimes": ()})
     empty = decision.model_copy(update={"checks": ()})
     write(tmp_path, empty, bare, story=story_of(empty, bare))
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.png"]
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:

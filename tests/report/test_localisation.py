@@ -3,13 +3,13 @@ from __future__ import annotations
 import io
 import math
 
-import pytest
-from PIL import Image
 from rich.console import Console
 
 from gate.records.localisation import Explanation, LayerRow, Localisation
-from gate.report import html, localisation, markdown
+from gate.report import localisation, markdown
 from gate.report.folder import write
+from gate.report.page import page
+from gate.report.report import Report
 from gate.story.making import story_of
 from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
@@ -62,18 +62,6 @@ def test_the_table_shows_every_layer_and_the_sentences_follow() -> None:
     assert "Try: Export again from the checkpoint." in text
 
 
-@pytest.mark.parametrize("layers", [1, 4, 400])
-def test_the_chart_is_drawn_for_any_number_of_layers(layers: int) -> None:
-    record = found().model_copy(update={"layers": found().layers * (layers // 4 or 1)})
-    image = Image.open(io.BytesIO(localisation.chart(record)))
-    image.load()
-    assert image.width > 600
-
-
-def test_without_layers_there_is_a_chart_too() -> None:
-    assert localisation.chart(found().model_copy(update={"layers": ()}))
-
-
 def test_every_report_tells_of_the_layer(tmp_path) -> None:
     decision, evidence = failed()
     explanation = Explanation(localisation=found())
@@ -84,23 +72,24 @@ def test_every_report_tells_of_the_layer(tmp_path) -> None:
         story=story_of(decision, evidence, explanation=explanation),
         explanation=explanation,
     )
-    assert {p.name for p in paths} >= {"localisation.json", "localisation.png"}
+    assert {p.name for p in paths} >= {"localisation.json", "localisation.svg"}
     assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
-    page = (tmp_path / "report.html").read_text()
-    assert "First diverging layer: layer1.0.conv1" in page
-    assert "All 4 layers" in page
+    shown = (tmp_path / "report.html").read_text()
+    assert "First diverging layer: <code>layer1.0.conv1</code>" in shown
+    assert "All 4 layers" in shown
     write(tmp_path, *passed(), story=story_of(*passed()))
     assert not (tmp_path / "localisation.json").exists()
-    assert not (tmp_path / "plots/localisation.png").exists()
+    assert not (tmp_path / "plots/localisation.svg").exists()
     assert "diverging" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_localisation_that_broke_is_told() -> None:
     decision, evidence = failed()
     explanation = Explanation(failure="mapped 0 of 60 modules")
+    story = story_of(decision, evidence, explanation=explanation)
     for text in (
-        markdown.describe(story_of(decision, evidence, explanation=explanation), {}),
-        html.page(decision, evidence, {}, explanation),
+        markdown.describe(story, {}),
+        page(Report(story, evidence, decision, explanation)),
     ):
         assert "not known: mapped 0 of 60 modules" in text
 
@@ -110,6 +99,3 @@ def test_names_from_the_file_cannot_steer_a_report() -> None:
     stream = io.StringIO()
     localisation.print_layers(record, Console(file=stream, width=200))
     assert "\x1b" not in stream.getvalue()
-    page = "".join(localisation.as_html(Explanation(localisation=record)))
-    assert "<script>" not in page
-    assert localisation.chart(record)

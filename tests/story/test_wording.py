@@ -11,7 +11,6 @@ from gate.decision.decision import decide
 from gate.decision.remedies import REMEDIES
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
-from gate.report.html import page
 from gate.report.markdown import describe
 from gate.story import wording
 from gate.story.making import story_of
@@ -102,7 +101,6 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     (sentence,) = wording.input_sentences(decision)
     assert sentence.startswith("The model takes mask, the file does not")
     assert "The model takes mask" in describe(story_of(decision, lacking), {})
-    assert "The model takes mask" in page(decision, lacking, {})
     assert list(wording.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
 
 
@@ -115,8 +113,7 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     decision = decide(Policy.default(), seen, decided_at="now")
     (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
     assert sentence.startswith("logits: no agreement is claimed: every sample has the same largest")
-    for text in (describe(story_of(decision, seen), {}), page(decision, seen, {})):
-        assert text.count("no agreement is claimed") == 1
+    assert describe(story_of(decision, seen), {}).count("no agreement is claimed") == 1
     tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
     assert not list(wording.agreement_sentences(tensors, seen, confidence=0.95))
 
@@ -195,9 +192,9 @@ def test_code_that_changed_since_the_export_is_told() -> None:
         )
         decision = decide(builders.policy(), evidence, decided_at="now")
         assert decision.passed  # the measurement decides
-        pages = (describe(story_of(decision, evidence), {}), page(decision, evidence, {}))
+        text = describe(story_of(decision, evidence), {})
         sentences = list(wording.code_sentences(evidence))
-        assert all(s[:20] in text for s in sentences for text in pages)
+        assert all(s[:20] in text for s in sentences)
         return " ".join(sentences)
 
     assert "mine, torch 2.9 -> 2.10" in told(measured, exported)

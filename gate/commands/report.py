@@ -1,0 +1,112 @@
+"""`gate report`: the page of a judgement again, and what changed between two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.options import FILE
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.story.story import Change, Story
+
+_COMPARED = "comparison.html"
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    records: Path
+    other: Path | None
+    decision: Path | None
+    policy: Path | None
+    explanation: Path | None
+    output: Path | None
+
+
+@click.command("report", short_help="Make the page of a judgement again, or compare two.")
+@click.argument("records", type=FILE)
+@click.argument("other", type=FILE, required=False)
+@click.option(
+    "--decision", type=FILE, metavar="FILE", help="Default: decision.json beside the evidence."
+)
+@click.option(
+    "--policy", type=FILE,
+    help="Judge the evidence anew by this policy, instead of reading a decision. Of two records, "
+    "both.",
+)  # fmt: skip
+@click.option(
+    "--explanation", type=FILE, metavar="FILE",
+    help="What gate locate found. Default: localisation.json or explanation.json beside the "
+    "evidence.",
+)  # fmt: skip
+@click.option(
+    "--output", type=FILE, metavar="FILE.html",
+    help=f"Default: report.html beside the evidence; of two records {_COMPARED} beside the second.",
+)  # fmt: skip
+@machine_options
+def command(**question: Unpack[_Question]) -> Outcome:
+    """Write the page of RECORDS, an evidence.json or the folder that has one.
+
+    With OTHER, the page is of OTHER, and says what changed against RECORDS; the options are for
+    OTHER, too.
+
+    Exit code 0: the page is written, whatever the verdict; 2: it can't be.
+
+    \b
+    Examples:
+      gate report report
+      gate report reports/evidence.json --policy params.yaml --output stricter.html
+      gate report report-of-monday report-of-today
+      gate report report --json
+    """
+    from gate.policy.policy import Policy
+    from gate.records.names import PAGE
+    from gate.registry.ledger import now
+    from gate.report.compare import compare
+    from gate.report.page import page
+    from gate.report.records import Given, JudgedRecords
+    from gate.storage import atomic
+
+    path, other = question["policy"], question["other"]
+    policy = Policy.of_file(path) if path is not None else None
+    given = Given(question["decision"], question["explanation"], policy, now())
+    if other is None:
+        judged, change = JudgedRecords.read(question["records"], given), None
+    else:
+        judged = JudgedRecords.read(other, given)
+        before = JudgedRecords.read(question["records"], Given(policy=policy, now=given.now))
+        change = compare(before, judged)
+    report = judged.report(change)
+    output = question["output"] or judged.folder / (PAGE if other is None else _COMPARED)
+    atomic.write_text(output, page(report))
+    return Outcome(
+        Status.DONE,
+        {
+            "verdict": report.decision.verdict.value,
+            "output": str(output),
+            "story": report.story.to_plain(),
+        },
+        lambda console: _show(report.story, change, output, console),
+    )
+
+
+def _show(story: Story, change: Change | None, output: Path, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.table import table
+
+    console.print(Text(f"{story.headline.verdict}  {story.headline.sentence}"))
+    if change is not None:
+        changed = [row for row in change.rows if row.changed]
+        if changed:
+            cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]
+            console.print(table(("what changed", "before", "now", ""), cells))
+        console.print(f"{len(change.rows) - len(changed)} of {len(change.rows)} did not change")
+    console.print(f"report  {output}")

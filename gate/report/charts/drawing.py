@@ -1,0 +1,190 @@
+"""What all charts have in common: a canvas as wide as a telephone, colours, and the SVG itself.
+
+One unit is one CSS pixel at 360 pixels, so texts can be read there. Colours are those of Okabe and
+Ito, which colour-blind readers can tell apart, each with a marker of its own. Text and lines have
+the colour of the text around the chart, and colours are CSS variables, so that the same drawing is
+right on a light page, a dark one, and paper. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from gate.story.wording import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 360
+BLUE, ORANGE, GREEN, RED, PINK, GREY = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#888888",
+)  # fmt: skip
+SERIES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", "-."), (PINK, "D", ":"),
+          (GREY, "v", "-"))  # fmt: skip
+"""Colour, marker and line of each of several runtimes."""
+TEXT = "#010203"
+"""Stands for the colour of the text around; nothing else is drawn in it."""
+SMALL, NORMAL = 9.5, 10.5
+_VARIABLES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PINK: "pink",
+              GREY: "grey"}  # fmt: skip
+_SVG = "http://www.w3.org/2000/svg"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+_FONT = "system-ui, 'DejaVu Sans', sans-serif"
+_PIXELS_PER_INCH = 72.0
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": NORMAL,
+    "axes.titlesize": NORMAL,
+    "text.color": TEXT,
+    "text.parse_math": False,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": TEXT,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "figure.facecolor": "none",
+    "grid.color": TEXT,
+    "grid.alpha": 0.16,
+    "legend.frameon": False,
+    "legend.fontsize": SMALL,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its words."""
+
+    name: str
+    """Unique on a page: its ids begin with it."""
+    title: str
+    alternative: str
+    """What it shows, for those who can't see it."""
+    svg: str
+    """The element, to stand within a page."""
+
+    def file(self) -> bytes:
+        """The same as a file of its own, on white."""
+        white = '<svg style="background: #fff; color: #1b1b1b" '
+        return f"{self.svg.replace('<svg ', white, 1)}\n".encode()
+
+
+def chart(
+    name: str, paint: Callable[[Figure], None], *, title: str, alternative: str, height: float
+) -> Chart:
+    """The chart that `paint` draws on an empty figure of this height in pixels."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    stream = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        # The browser has other fonts than the one that texts are measured with.
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        size = (WIDTH / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
+        layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)
+        drawn = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
+        paint(drawn)
+        FigureCanvasSVG(drawn)
+        drawn.savefig(stream, format="svg", metadata={"Date": None})
+    words = printable(title), printable(alternative)
+    return Chart(name, *words, _inlined(stream.getvalue(), name, words))
+
+
+def literal(text: str, most: int = 46) -> str:
+    """`text` as a chart shows it: cut to what fits."""
+    clean = printable(text)
+    head = max(most - 15, 1)
+    return clean if len(clean) <= most else f"{clean[:head]}…{clean[-14:]}"
+
+
+def decimal(value: float, _place: int | None = None) -> str:
+    """A number at an axis, without a formula in it: 0.01, 1, 100, 10⁶."""
+    if value <= 0.0 or 1e-3 < value < 1e5:
+        return f"{value:g}"
+    power = round(math.log10(value))
+    return f"10{str(power).translate(_SUPERSCRIPTS)}"
+
+
+def logarithmic(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic x axis with few, plain marks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(LogLocator(numticks=7))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(decimal))
+    axes.grid(visible=True, axis="x")
+
+
+def _inlined(text: str, name: str, words: tuple[str, str]) -> str:
+    """The `svg` element of a document: with its words, with ids of its own, and without anything
+    that would reach beyond it."""
+    ElementTree.register_namespace("", _SVG)
+    root = ElementTree.fromstring(text)
+    used = {value for e in root.iter() for key, value in e.attrib.items() if key == _HREF}
+    used = {value.removeprefix("#") for value in used}
+    for element in root.iter():
+        for child in list(element):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                element.remove(child)
+        _tidy(element, name, used)
+    title, description = ElementTree.Element("title"), ElementTree.Element("desc")
+    title.text, description.text = words
+    root[:0] = [title, description]
+    size = {"width": str(WIDTH), "height": root.attrib["viewBox"].split()[3]}
+    root.attrib = {"viewBox": root.attrib["viewBox"], **size}
+    root.attrib |= {"role": "img", "aria-label": f"{words[0]}. {words[1]}"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _tidy(element: ElementTree.Element, name: str, used: set[str]) -> None:
+    kept = {}
+    for key, value in element.attrib.items():
+        if key == "id":
+            if value in used or element.tag.endswith("clipPath"):
+                kept[key] = f"{name}-{value}"
+        elif key == _HREF:
+            kept["href"] = f"#{name}-{value.removeprefix('#')}"
+        elif key == "clip-path":
+            kept[key] = value.replace("url(#", f"url(#{name}-")
+        elif key == "style":
+            kept[key] = _themed(value)
+        else:
+            kept[key] = value
+    element.attrib = kept
+    if element.tag not in (f"{{{_SVG}}}text", f"{{{_SVG}}}tspan"):
+        element.text = None
+    element.tail = None
+
+
+def _themed(style: str) -> str:
+    """Declarations with the colours of the page, and fonts of the reader."""
+    made = []
+    for declaration in style.split(";"):
+        key, _, value = (part.strip() for part in declaration.partition(":"))
+        if key == "font":
+            value = f"{value.split('px')[0]}px {_FONT}"
+        elif key == "font-family":
+            value = _FONT
+        elif value == TEXT:
+            value = "currentColor"
+        elif value in _VARIABLES:
+            value = f"var(--{_VARIABLES[value]}, {value})"
+        if key:
+            made.append(f"{key}: {value}")
+    return "; ".join(made)

@@ -1,0 +1,70 @@
+"""A few numbers over the versions of a model: MLflow shows none of them across versions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from gate.report.charts.drawing import BLUE, SMALL, Chart, chart
+from gate.storage.digest import Digest
+from gate.story.wording import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class ReleasedNumbers(Protocol):
+    """A release by its numbers; None: not measured."""
+
+    @property
+    def sha256(self) -> Digest: ...  # noqa: D102
+    @property
+    def noise_ratio(self) -> float | None: ...  # noqa: D102
+    @property
+    def agreement(self) -> float | None: ...  # noqa: D102
+    @property
+    def accuracy(self) -> float | None: ...  # noqa: D102
+    @property
+    def latency_ms(self) -> float | None: ...  # noqa: D102
+
+
+Trend = Sequence[ReleasedNumbers]
+"""The oldest first, the file of the report last."""
+_NUMBERS = ("noise_ratio", "agreement", "accuracy", "latency_ms")
+_MOST_RELEASES = 12
+_HEIGHT = 120
+
+
+def trend_charts(trend: Trend) -> tuple[Chart, ...]:
+    """A chart for each number that at least two releases have."""
+    made = []
+    for name in _NUMBERS:
+        values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]
+        points = [(label, value) for label, value in values if value is not None]
+        finite = [(label, value) for label, value in points if math.isfinite(value)]
+        if len(finite) > 1:
+            made.append(_chart(name, finite))
+    return tuple(made)
+
+
+def _chart(name: str, points: list[tuple[str, float]]) -> Chart:
+    values = [value for _, value in points]
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        axes.plot(range(len(points)), values, "o-", color=BLUE, linewidth=1.5, markersize=5)
+        axes.set_xticks(range(len(points)), [label for label, _ in points])
+        axes.locator_params(axis="y", nbins=3)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        axes.margins(x=0.06, y=0.3)
+        axes.grid(visible=True, axis="y")
+        axes.annotate(number(values[-1]), (len(points) - 1, values[-1]), ha="right",
+                      textcoords="offset points", xytext=(3, 7), fontsize=SMALL)  # fmt: skip
+        axes.set_xlabel("file, the newest last")
+
+    shown = ", ".join(f"{label}: {number(value)}" for label, value in points)
+    return chart(
+        f"trend-{name}", paint, title=f"{name} over versions", alternative=shown, height=_HEIGHT
+    )

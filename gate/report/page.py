@@ -1,0 +1,127 @@
+"""The report as one self-contained HTML page: the verdict and its cause on the first screen.
+
+It asks nothing of the network, keeps nothing and works in a frame that allows scripts only, as
+MLflow shows it. Every text is escaped by the template engine and goes through `printable`; a
+content security policy lets nothing but our own script run, whatever stands in a name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from gate.report import facts, rows
+from gate.report.charts import gallery
+from gate.report.charts.drawing import Chart
+from gate.report.charts.trend import trend_charts
+from gate.report.report import Report
+from gate.story.wording import number, printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_LINKED = ("https://", "http://")
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    story, evidence, decision = report.story, report.evidence, report.decision
+    script = _source("script.js")
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            story=story,
+            evidence=evidence,
+            decision=decision,
+            found=report.explanation.localisation,
+            not_found=report.explanation.failure,
+            cause=gallery.of_cause(story, report.explanation),
+            charts=report.charts,
+            trend=trend_charts(report.trend),
+            checks=rows.checks(story, decision),
+            layers=rows.layers(report.explanation.localisation),
+            samples=rows.worst_samples(evidence, report.pictures),
+            facts=facts.of(evidence, decision),
+            reproduce=facts.commands(evidence),
+            style=_source("style.css"),
+            script=script,
+            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("gate.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    made.filters |= {
+        "row": rows.row_of,
+        "lines": _lines,
+        "number": number,
+        "when": _when,
+        "figure": _figure,
+        "times": _times,
+        "linked": _is_linked,
+    }
+    return made
+
+
+def _source(name: str) -> Any:
+    """A file of ours that stands in the page as it is."""
+    from markupsafe import Markup
+
+    environment = _templates()
+    assert environment.loader is not None
+    return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def _shown(value: Any) -> Any:
+    """What a place in a template shows: nothing for None, and texts without control characters."""
+    if value is None:
+        return ""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _lines(command: str) -> Any:
+    """A command of several lines, each of them printable."""
+    from markupsafe import Markup
+
+    return Markup("\n").join(printable(line) for line in command.splitlines())
+
+
+def _when(time: str) -> str:
+    """An ISO time to the minute; what is none, as it is."""
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    zone = "UTC" if moment.utcoffset() is not None and not moment.utcoffset() else moment.tzname()
+    return f"{moment:%Y-%m-%d %H:%M} {zone or ''}".strip()
+
+
+def _figure(drawn: Chart) -> Any:
+    from markupsafe import Markup
+
+    return Markup(drawn.svg)  # names in it are escaped by matplotlib
+
+
+def _times(strain: float) -> str:
+    """How much of a bound is used."""
+    return f"{strain:.3g} × bound" if strain >= 0.01 else "< 0.01 × bound"
+
+
+def _is_linked(address: str) -> bool:
+    """Whether an address is one that a browser may open from here."""
+    return address.startswith(_LINKED)

@@ -1,0 +1,453 @@
+"""Rich stories with the records that they tell of: passed, rejected by a layer, could not judge,
+waiting for review; and one whose every name attacks the page."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from PIL import Image
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision, decide
+from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence, Latency
+from gate.records.localisation import Explanation, LayerRow, Localisation
+from gate.records.preprocessing import (
+    ChannelDifference,
+    ConsumerParity,
+    Decisions,
+    PreprocessingParity,
+    TensorSummary,
+)
+from gate.records.samples import Histogram, SideAnswer, WorstSample
+from gate.report.page import page
+from gate.report.report import Report
+from gate.story.story import (
+    Change,
+    ChangeRow,
+    Finding,
+    Headline,
+    RuntimeProof,
+    Step,
+    Story,
+    Subtitle,
+    Word,
+)
+from tests.builders import (
+    absent,
+    class_parity,
+    digest,
+    evidence,
+    noise_parity,
+    output_parity,
+    policy,
+    probe_parity,
+    runtime_evidence,
+)
+
+LAYER = "layer3.0.conv1"
+HOSTILE = 'x"><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{$ `{{ 7*7 }}` &amp;</style>\x1b[31m'
+UNJUDGED = (
+    "Could not judge: all 400 samples give the same answer, so agreement of 100 % proves nothing."
+)
+BLAMED = (
+    "layer3.0.conv1.weight is the model's rounded to float16: 33.7 × rounding, allowed 1.67 "
+    "(1.5, widened for 320 elements)."
+)
+CPU = ("ort-cpu", "ort-cpu-optimized")
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a page is made of."""
+
+    story: Story
+    evidence: Evidence
+    decision: Decision
+    explanation: Explanation = field(default_factory=Explanation)
+    pictures: dict[int, bytes] | None = None
+
+    def page(self) -> str:
+        return page(self.report())
+
+    def report(self) -> Report:
+        return Report(
+            self.story,
+            self.evidence,
+            self.decision,
+            explanation=self.explanation,
+            pictures=self.pictures or {},
+        )
+
+
+def passed() -> Case:
+    """Within every bound; CUDA is waived."""
+    seen = _evidence(wrong=False)
+    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    assert judged.passed
+    headline = Headline(
+        verdict=Verdict.PASS,
+        cause="passed",
+        sentence="Passed: computes what the PyTorch model computes, 1.1 × rounding where 3 is "
+        "allowed, on 400 samples with ort-cpu and ort-cpu-optimized.",
+        remedy="Promote it.",
+    )
+    step = Step(label="Promote it", command="gate promote model.onnx --name resnet-digits")
+    return Case(_story(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures())
+
+
+def waiting() -> Case:
+    """Passed; a reviewer has to approve."""
+    case = passed()
+    headline = Headline(
+        verdict=Verdict.PASS,
+        cause="passed",
+        sentence="Passed, waits for review: 1.1 × rounding where 3 is allowed, on 400 samples.",
+    )
+    step = Step(
+        label="Approve: set the tag gate.review of version 12 to approved",
+        address="#/models/resnet-digits/versions/12",
+    )
+    story = case.story.model_copy(update={"headline": headline, "steps": (step,)})
+    return replace(case, story=story)
+
+
+def rejected() -> Case:
+    """One layer rounded to float16: 26 checks in three findings."""
+    seen = _evidence(wrong=True)
+    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    assert judged.verdict is Verdict.FAIL
+    problems = judged.problems
+    noise = tuple(c for c in problems if c.name.startswith("noise_"))
+    probes = tuple(c for c in problems if c.name.startswith("probe_"))
+    rest = tuple(c for c in problems if c not in (*noise, *probes))
+    findings = (
+        Finding(
+            cause="layer",
+            verdict=Verdict.FAIL,
+            title=f"{LAYER}.weight is rounded to float16",
+            sentence=f"Every number from {LAYER} on is 33.7 times farther off than rounding.",
+            remedy="Export from the float32 weights: model.float() before gate export.",
+            checks=noise,
+        ),
+        Finding(
+            cause="layer",
+            verdict=Verdict.FAIL,
+            title="Probes disagree as the samples do",
+            sentence="The same fault in every probe of both runtimes.",
+            checks=probes,
+        ),
+        Finding(
+            cause="numbers",
+            verdict=Verdict.FAIL,
+            title="Differences beyond their bounds",
+            sentence="The answers themselves moved by more than the policy allows.",
+            remedy="Mend the layer first.",
+            checks=rest,
+        ),
+    )
+    headline = Headline(
+        verdict=Verdict.FAIL,
+        cause="layer",
+        blamed=f"{LAYER}.weight",
+        sentence=BLAMED,
+        remedy="Export from the float32 weights.",
+    )
+    steps = (
+        Step(
+            label="Export again, from the float32 weights",
+            command="gate export torchvision.models:resnet18 --checkpoint models/model.safetensors "
+            "--output model.onnx",
+        ),
+        Step(label="See each layer", command="gate locate model.onnx --reference torchvision.models:resnet18 --inputs samples.npy"),
+    )  # fmt: skip
+    story = _story(headline, judged, seen, findings=findings, steps=steps)
+    return Case(story, seen, judged, Explanation(localisation=_layers()), pictures())
+
+
+def unjudged() -> Case:
+    """The samples prove nothing."""
+    seen = _evidence(wrong=False)
+    seen = seen.model_copy(
+        update={
+            "runtimes": tuple(
+                r.model_copy(
+                    update={
+                        "outputs": tuple(
+                            o.model_copy(update={"reference_constant": True}) for o in r.outputs
+                        )
+                    }
+                )
+                for r in seen.runtimes
+            )
+        }
+    )
+    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    assert judged.verdict is Verdict.ERROR
+    finding = Finding(
+        cause="samples",
+        verdict=Verdict.ERROR,
+        title="The samples prove nothing",
+        sentence="All samples have the same reference output.",
+        remedy="Evaluate on real, varied samples.",
+        checks=judged.problems,
+    )
+    headline = Headline(
+        verdict=Verdict.ERROR,
+        cause="samples",
+        sentence=UNJUDGED,
+        remedy="Evaluate on real, varied samples with trained weights.",
+    )
+    step = Step(label="Judge again on varied samples", command="gate check model.onnx --reference torchvision.models:resnet18 --inputs varied.npy")  # fmt: skip
+    absent_change = Change(absent="no champion serves under this name yet")
+    story = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    return Case(story.model_copy(update={"change": absent_change}), seen, judged)
+
+
+def hostile() -> Case:
+    """Every text that comes from outside attacks the page."""
+    case = rejected()
+    seen = case.evidence
+    runtimes = tuple(
+        r.model_copy(
+            update={
+                "outputs": tuple(o.model_copy(update={"name": HOSTILE}) for o in r.outputs),
+                "absent_reason": r.absent_reason and HOSTILE,
+            }
+        )
+        for r in seen.runtimes
+    )
+    seen = seen.model_copy(
+        update={
+            "runtimes": runtimes,
+            "source": seen.source.model_copy(update={"factory": HOSTILE}),
+            "environment": seen.environment.model_copy(update={"cpu": HOSTILE}),
+            "subject": seen.subject.model_copy(update={"producer": HOSTILE}),
+            "preprocessing": _preprocessing(HOSTILE),
+        }
+    )
+    judged = decide(policy(), seen, decided_at=HOSTILE)
+    headline = Headline(
+        verdict=Verdict.FAIL, cause="layer", blamed=HOSTILE, sentence=HOSTILE, remedy=HOSTILE
+    )
+    finding = Finding(
+        cause="layer", verdict=Verdict.FAIL, title=HOSTILE, sentence=HOSTILE, remedy=HOSTILE,
+        checks=judged.problems,
+    )  # fmt: skip
+    step = Step(label=HOSTILE, command=HOSTILE, address=f"javascript:alert('{HOSTILE}')")
+    story = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    row = ChangeRow(name=HOSTILE, before=HOSTILE, now=HOSTILE, changed=True)
+    story = story.model_copy(
+        update={
+            "change": Change(version=HOSTILE, rows=(row,)),
+            "notes": (HOSTILE,),
+            "subject": story.subject.model_copy(
+                update={"name": HOSTILE, "version": HOSTILE, "signed_by": HOSTILE, "machine": HOSTILE}
+            ),
+        }
+    )  # fmt: skip
+    found = _layers(HOSTILE)
+    return Case(story, seen, judged, Explanation(localisation=found), pictures())
+
+
+def pictures() -> dict[int, bytes]:
+    """Thumbnails of the worst samples."""
+    made = {}
+    for place in range(8):
+        stream = io.BytesIO()
+        Image.linear_gradient("L").rotate(40 * place).resize((64, 64)).save(stream, "PNG")
+        made[17 * place + 3] = stream.getvalue()
+    return made
+
+
+def _story(
+    headline: Headline,
+    judged: Decision,
+    seen: Evidence,
+    *,
+    findings: tuple[Finding, ...] = (),
+    steps: tuple[Step, ...] = (),
+) -> Story:
+    subject = Subtitle(
+        name="resnet-digits",
+        version="12",
+        sha256=seen.subject.sha256,
+        size_bytes=seen.subject.size_bytes,
+        opset=seen.subject.opset,
+        producer=seen.subject.producer,
+        factory=seen.source.factory,
+        samples=seen.dataset.samples,
+        measured_at=seen.measured_at,
+        decided_at=judged.decided_at,
+        machine="AMD EPYC 7B13 64-Core Processor",
+        signed_by="release-2026 (ed25519 4f1c…)",
+    )
+    rows = (
+        ChangeRow(name="accuracy", before="0.9712", now="0.9711", changed=True, sense="worse"),
+        ChangeRow(name="noise_ratio", before="1.2", now="1.1", changed=True, sense="better"),
+        ChangeRow(name="latency, ort-cpu", before="21.2 ms", now="20.0 ms", changed=True, sense="better"),
+        ChangeRow(name="versions", before="torch 2.14.0", now="torch 2.15.0", changed=True),
+        ChangeRow(name="opset", before="13", now="13", changed=False),
+        ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
+    )  # fmt: skip
+    return Story(
+        headline=headline,
+        subject=subject,
+        findings=findings,
+        proof=tuple(_proof(r, judged) for r in seen.runtimes),
+        change=Change(version="11", sha256=digest("before"), rows=rows),
+        steps=steps,
+        notes=(
+            "ort-cpu / logits: top-1 agrees on 400 of 400 samples; with 95 % confidence the "
+            "agreement is at least 0.9925.",
+            "42 of 42 weights of the file are the model's (2 as it is, 40 folded).",
+        ),
+        words=tuple(map(word, judged.checks)),
+    )
+
+
+def _proof(runtime: Any, judged: Decision) -> RuntimeProof:
+    if runtime.absent_reason:
+        return RuntimeProof(runtime=runtime.runtime, state="waived", reason="no CUDA device, and the policy asks for it only when present")  # fmt: skip
+    words = [word(c) for c in judged.checks if c.runtime == runtime.runtime]
+    worst = max((w for w in words if w.strain is not None), key=lambda w: w.strain or 0.0)
+    failed = any(c.verdict is Verdict.FAIL for c in judged.checks if c.runtime == runtime.runtime)
+    unclear = any(c.verdict is Verdict.ERROR for c in judged.checks if c.runtime == runtime.runtime)
+    return RuntimeProof(
+        runtime=runtime.runtime,
+        state="failed" if failed else "not judged" if unclear else "passed",
+        provider="CPUExecutionProvider",
+        nodes="CPU 49",
+        worst=worst.check,
+        strain=worst.strain,
+        agreement=1.0,
+        latency_ms=20.0,
+    )
+
+
+def word(check: CheckResult) -> Word:
+    strain = None
+    if isinstance(check.observed, float) and isinstance(check.bound, float):
+        if check.relation == "<=":
+            strain = (
+                check.observed / check.bound
+                if check.bound
+                else (0.0 if check.observed == 0 else math.inf)
+            )
+        elif check.relation == ">=" and check.bound <= 1.0:
+            strain = (1 - check.observed + 1e-9) / (1 - check.bound + 1e-9)
+    return Word(
+        check=check,
+        meaning="How much larger the runtime's error is than the rounding error of PyTorch itself.",
+        formula="rms(c - r64) / floor / scatter",
+        unit="times rounding",
+        why="Correct exports reach 1.28; the mildest fault that only this sees, 1.9.",
+        strain=strain,
+    )  # fmt: skip
+
+
+def _evidence(*, wrong: bool) -> Evidence:
+    def output(scale: float) -> Any:
+        noise = (
+            {"ratio": 33.7, "peak": 41.0, "diff": 88.0, "candidate_rms": 3.4e-5} if wrong else {}
+        )
+        numbers = {"max_abs_diff": 6e-4, "mean_abs_diff": 3e-5, "l2_max": 2e-3, "scaled_diff": 2e-4}
+        per_class = tuple(
+            ConfidenceOfClass(
+                label=label, samples=40, mean=abs(shift), max=2 * abs(shift), signed_mean=shift,
+                reference_mean=0.97 - 0.01 * label, candidate_mean=0.97 - 0.01 * label + shift,
+            )
+            for label in range(10)
+            for shift in [scale * 1e-7 * (label - 4) * (300 if wrong else 1)]
+        )  # fmt: skip
+        worst = tuple(
+            WorstSample(
+                sample=17 * place + 3,
+                max_abs_diff=(6e-4 if wrong else 1.7e-5) / (place + 1),
+                label=place % 10,
+                reference=SideAnswer(top1=place % 10, probability=0.93 - 0.05 * place, margin=2.1),
+                candidate=SideAnswer(top1=9 if wrong and place == 0 else place % 10, probability=0.92 - 0.05 * place, margin=1.9),
+            )
+            for place in range(8)
+        )  # fmt: skip
+        counts = tuple(round(900 * math.exp(-(((place - 20) / 7) ** 2))) for place in range(40))
+        return output_parity(
+            noise=noise_parity(**noise),
+            classification=class_parity(
+                confidence=Confidence(mean=1e-7, min=0.0, max=3e-7, bands=(1.0, 0.0, 0.0, 0.0), per_class=per_class)
+            ),
+            differences=Histogram(zeros=120, first=-88 + (20 if wrong else 0), counts=counts),
+            worst=worst,
+            **(numbers if wrong else {}),
+        )  # fmt: skip
+
+    probes = runtime_evidence("ort-cpu").probes
+    if wrong:
+        probes = tuple(
+            p if p.inapplicable else p.model_copy(update={"noise_ratio": 60.0 + place})
+            for place, p in enumerate(probes)
+        )
+        probes += tuple(probe_parity(name, noise_ratio=71.0) for name in ("ones", "ramp"))
+    return evidence(
+        runtimes=tuple(
+            runtime_evidence(
+                name,
+                outputs=(output(1.0 + place),),
+                probes=probes,
+                latency=Latency(batch_size=32, batches=13, median_ms=20.0 - 4 * place, p95_ms=25.0 - 3 * place),
+            )
+            for place, name in enumerate(CPU)
+        )
+        + tuple(absent(name) for name in ("torch-cuda", "ort-cuda", "ort-cuda-optimized")),
+        reference_latency=Latency(batch_size=32, batches=13, median_ms=31.0, p95_ms=36.0),
+        preprocessing=_preprocessing(),
+    )  # fmt: skip
+
+
+def _layers(module: str = LAYER) -> Localisation:
+    names = ["conv1", "bn1", "relu", "maxpool"]
+    names += [f"layer{s}.{b}.{n}" for s in (1, 2, 3, 4) for b in (0, 1)
+              for n in ("conv1", "bn1", "relu", "conv2", "bn2")]  # fmt: skip
+    names += ["avgpool", "fc"]
+    at = names.index(LAYER)
+    rows = tuple(
+        LayerRow(
+            module=module if place == at else name,
+            kind="Conv2d",
+            tensor=f"/{name}/Conv_output_0",
+            max_abs_diff=1e-6,
+            mean_abs_diff=1e-7,
+            noise_ratio=(420.0 / (1 + 0.3 * (place - at))) if place >= at else 0.9 + 0.05 * (place % 5),
+            local_ratio=400.0 if place == at else 1.0,
+            amplification=1.0,
+            verdict="source" if place == at else "propagated" if place > at else "ok",
+            detail="4608 weights differ" if place == at else None,
+        )
+        for place, name in enumerate(names)
+    )  # fmt: skip
+    return Localisation(
+        subject_sha256=digest("model.onnx"),
+        runtime="ort-cpu",
+        samples=8,
+        layers=rows,
+        first_divergence=module,
+        cause=f"The weight of {module} is the model's rounded to float16.",
+        remedy="Export from the float32 weights.",
+    )
+
+
+def _preprocessing(picture: str = "cat.jpg") -> PreprocessingParity:
+    summary = TensorSummary(min=-2.1, max=2.6, mean=0.1, first=(0.1, 0.2))
+    good = ConsumerParity(
+        consumer="onnx", images=50, shape=(3, 64, 64), values=summary, max_diff=0.02, mean_diff=0.001,
+        over_one_step=0.0, channels=(ChannelDifference(max=0.02, mean=0.001),), worst=picture,
+        decisions=Decisions(images=50, flips=0, confidence_diff_max=1e-4, confidence_diff_mean=1e-5),
+    )  # fmt: skip
+    bad = good.model_copy(update={"consumer": "opencv", "max_diff": 61.0, "mean_diff": 2.4, "over_one_step": 0.41, "causes": (f"no antialias ({picture})",), "explained": 0.98})  # fmt: skip
+    away = ConsumerParity(consumer="canvas", unavailable="Chromium is not installed")
+    return PreprocessingParity(
+        spec_sha256=digest("spec"), reference="pillow", reference_values=summary, images=50,
+        images_sha256=digest("images"), distinct=50, consumers=(good, bad, away),
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.records.evidence import ConfidenceOfClass
+from gate.report import rows
+from gate.report.page import page
+from tests.builders import policy
+from tests.report import stories
+from tests.report.stories import HOSTILE, LAYER
+
+CASES = {"passed": stories.passed, "waiting": stories.waiting, "rejected": stories.rejected,
+         "unjudged": stories.unjudged, "hostile": stories.hostile}  # fmt: skip
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, headings, ids, texts outside of script and style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._inside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def values(self, *names: str) -> list[str]:
+        return [value or "" for _, attrs in self.tags for name, value in attrs.items() if name in names]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {name: case().page() for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestEachPage:
+    def test_needs_nothing_but_itself(self, pages: dict[str, str], name: str) -> None:
+        outline = Outline(pages[name])
+        tags = [tag for tag, _ in outline.tags]
+        assert tags.count("script") == 1
+        assert {"link", "iframe", "object", "form", "base"}.isdisjoint(tags)
+        assert all(a.startswith(("data:image/png;base64,", "#")) for a in outline.values("src", "href"))  # fmt: skip
+        assert "default-src 'none'" in " ".join(outline.values("content"))
+
+    def test_has_unique_ids_and_headings_in_order(self, pages: dict[str, str], name: str) -> None:
+        outline = Outline(pages[name])
+        ids = outline.values("id")
+        assert len(ids) == len(set(ids))
+        levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h[1-6]", tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        targets = [*outline.values("data-copy", "aria-labelledby")]
+        targets += [a[1:] for a in outline.values("href") if a.startswith("#")]
+        assert set(targets) <= set(ids)
+
+    def test_shows_no_none(self, pages: dict[str, str], name: str) -> None:
+        outline = Outline(pages[name])
+        shown = [outline.text, *outline.values("aria-label", "title", "alt")]
+        assert [text for text in shown if re.search(r"\b(None|nan|undefined)\b", text)] == []
+
+    def test_draws_every_chart_with_words(self, pages: dict[str, str], name: str) -> None:
+        charts = [attrs for tag, attrs in Outline(pages[name]).tags if tag == "svg"]
+        assert len(charts) >= 5
+        assert all(c["role"] == "img" and len(c["aria-label"] or "") > 40 for c in charts)
+
+    def test_is_the_same_again(self, pages: dict[str, str], name: str) -> None:
+        if name == "rejected":
+            assert CASES[name]().page() == pages[name]
+
+
+def test_the_story_is_told_in_its_order(pages: dict[str, str]) -> None:
+    story = stories.rejected().story
+    text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
+    told = [story.headline.sentence, "resnet-digits", "version 12", story.subject.sha256.short,
+            "10.2 × bound", str(story.steps[0].command), *(f.title for f in story.findings),
+            story.notes[0], str(story.steps[1].command), "0.9711", "Worst samples",
+            "How to reproduce it"]  # fmt: skip
+    places = [text.index(part) for part in told]
+    assert places == sorted(places)
+    assert "6 checks" in text
+    assert "16 checks" in text
+
+
+def test_names_of_others_stay_text(pages: dict[str, str]) -> None:
+    outline = Outline(pages["hostile"])
+    assert all(not name.startswith("on") for _, attrs in outline.tags for name in attrs)
+    assert [attrs for tag, attrs in outline.tags if tag == "img" and "data:" not in str(attrs["src"])] == []  # fmt: skip
+    assert "\x1b" not in pages["hostile"]
+    assert "<script>alert" not in pages["hostile"]
+    assert not any("javascript:" in address for address in outline.values("href"))
+    # It is there to be read, as it is written.
+    assert outline.text.count("{{ 7*7 }}") > 10
+    assert HOSTILE.split("$")[0] in outline.text
+
+
+def test_every_check_is_there_with_its_words(pages: dict[str, str]) -> None:
+    case = stories.rejected()
+    table = pages["rejected"].partition('class="cards sortable"')[2].partition("</table>")[0]
+    assert table.count("<tr>") == len(case.decision.checks) + 1
+    assert table.count("why this bound") == len(case.decision.checks)
+    first, last = table.index('data-value="FAIL"'), table.rindex('data-value="PASS"')
+    assert first < table.index('data-value="PASS"') < last
+
+
+def test_what_is_too_much_is_counted() -> None:
+    case = stories.rejected()
+    checks = case.decision.checks * 20
+    many = case.decision.model_copy(update={"checks": checks})
+    found = case.explanation.localisation
+    assert found is not None
+    deep = found.model_copy(update={"layers": found.layers * 40})
+    explanation = case.explanation.model_copy(update={"localisation": deep})
+    report = case.report().__class__(case.story, case.evidence, many, explanation)
+    text = Outline(page(report)).text
+    assert f"{len(checks) - rows.MOST_CHECKS} more that used less of their bounds" in text
+    assert f"{rows.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
+
+
+def test_only_small_pictures_go_into_the_page() -> None:
+    evidence = stories.passed().evidence
+    (good, *_) = stories.pictures().values()
+    offered = {3: good, 20: b"<svg onload=alert(1)>", 37: good + b"\0" * 200_000}
+    shown = rows.worst_samples(evidence, offered)
+    assert shown is not None
+    pictured = {row.sample.sample for row in shown.rows if row.picture}
+    assert pictured == {3}
+
+
+def test_fifty_thousand_samples_and_a_thousand_classes_are_small() -> None:
+    case = stories.rejected()
+    per_class = tuple(
+        ConfidenceOfClass(label=label, samples=50, mean=1e-5, max=1e-4, signed_mean=-1e-5,
+                          reference_mean=0.9, candidate_mean=0.9)
+        for label in range(1000)
+    )  # fmt: skip
+
+    def grown(output):
+        classes = output.classification
+        confidence = classes.confidence.model_copy(update={"per_class": per_class})
+        classes = classes.model_copy(update={"classes": 1000, "confidence": confidence})
+        return output.model_copy(
+            update={"samples": 50_000, "elements": 50_000_000, "classification": classes}
+        )
+
+    seen = case.evidence
+    runtimes = tuple(
+        r.model_copy(update={"outputs": tuple(map(grown, r.outputs))}) for r in seen.runtimes
+    )
+    seen = seen.model_copy(update={"runtimes": runtimes})
+    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    assert judged.verdict is Verdict.FAIL
+    report = case.report().__class__(case.story, seen, judged, case.explanation, case.pictures or {})  # fmt: skip
+    text = page(report)
+    assert len(text.encode()) < 2_000_000
+    assert "the 20 of 1000 that moved most" in text
+
+
+def test_the_title_tells_the_verdict_and_the_cause(pages: dict[str, str]) -> None:
+    title = re.search(r"<title>(.*?)</title>", pages["rejected"])
+    assert title is not None
+    assert title[1].startswith(f"FAIL {LAYER}.weight")

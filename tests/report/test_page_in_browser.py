@@ -1,0 +1,179 @@
+"""The page as people see it: in Chromium, on a telephone and a laptop, without a mouse, without
+colours, and in the frame in which MLflow shows it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.report import stories
+
+pytestmark = pytest.mark.slow
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+TELEPHONE, LAPTOP = (390, 844), (1280, 800)
+CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": stories.unjudged}
+FIRST = ("verdict", "sentence", "name", "version", "digest", "when", "where", "signed", "matrix",
+         "chart-cause", "next", "step-0")  # fmt: skip
+FRAME = """html => new Promise(done => {
+  const frame = document.createElement("iframe");
+  frame.sandbox = "allow-scripts";
+  frame.width = frame.height = "100%";
+  frame.onload = () => done();
+  frame.src = URL.createObjectURL(new Blob([html], {type: "text/html"}));
+  document.body.append(frame);
+})"""
+"""As MLflow's artifact viewer does it."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium, "this test needs Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {name: case().page() for name, case in CASES.items()}
+
+
+def opened(browser: Browser, html: str, size: tuple[int, int], scheme: str = "light") -> Page:
+    page = browser.new_page(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=scheme,  # type: ignore[arg-type]
+    )
+    page.on("pageerror", lambda error: pytest.fail(str(error)))
+    page.set_content(html)
+    return page
+
+
+def unfold(page: Page) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+
+
+@pytest.mark.parametrize("size", [TELEPHONE, LAPTOP])
+@pytest.mark.parametrize("name", CASES)
+def test_the_answer_is_on_the_first_screen(
+    browser: Browser, pages: dict[str, str], name: str, size: tuple[int, int]
+) -> None:
+    page = opened(browser, pages[name], size)
+    for ident in FIRST:
+        box = page.locator(f"#{ident}").bounding_box()
+        assert box is not None, ident
+        assert box["x"] >= 0, ident
+        assert box["y"] >= 0, ident
+        assert box["x"] + box["width"] <= size[0], ident
+        assert box["y"] + box["height"] <= size[1], (ident, box)
+        assert box["width"] > 20, ident
+    unfold(page)
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"),
+    [
+        ("rejected", TELEPHONE, "light"),
+        ("rejected", LAPTOP, "dark"),
+        ("passed", LAPTOP, "light"),
+        ("unjudged", TELEPHONE, "dark"),
+    ],
+)
+def test_axe_finds_nothing_serious(
+    browser: Browser, pages: dict[str, str], name: str, size: tuple[int, int], scheme: str
+) -> None:
+    page = opened(browser, pages[name], size, scheme)
+    unfold(page)
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    bad = [
+        (one["id"], [node["html"][:200] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
+
+
+def test_charts_are_readable_on_a_telephone(browser: Browser, pages: dict[str, str]) -> None:
+    page = opened(browser, pages["rejected"], TELEPHONE)
+    sizes = page.evaluate(
+        """Array.from(document.querySelectorAll("svg text"))
+            .map(text => [text.getBoundingClientRect().height, text.textContent])"""
+    )
+    assert len(sizes) > 100
+    assert [text for height, text in sizes if height < 9.0] == []
+
+
+def test_texts_of_charts_follow_the_scheme(browser: Browser, pages: dict[str, str]) -> None:
+    colors = [
+        opened(browser, pages["passed"], LAPTOP, scheme).evaluate(
+            "getComputedStyle(document.querySelector('svg text')).fill"
+        )
+        for scheme in ("light", "dark")
+    ]
+    assert colors == ["rgb(26, 29, 33)", "rgb(231, 234, 238)"]
+
+
+def test_a_keyboard_unfolds_and_sorts(browser: Browser, pages: dict[str, str]) -> None:
+    page = opened(browser, pages["rejected"], LAPTOP)
+    page.locator("#checks > details > summary").focus()
+    page.keyboard.press("Enter")
+    head = page.locator("#checks th").nth(4)
+    head.locator("button").focus()
+    strains = "Array.from(document.querySelectorAll('.cards tbody tr')).map(row => Number(row.cells[4].dataset.value))"
+    for order, reverse in (("ascending", False), ("descending", True)):
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == order
+        values = page.evaluate(strains)
+        assert len(values) == len(stories.rejected().decision.checks)
+        assert values == sorted(values, reverse=reverse)
+    page.keyboard.press("Tab")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_it_works_in_the_frame_of_mlflow(browser: Browser, pages: dict[str, str]) -> None:
+    page = opened(browser, "<!doctype html><body>", LAPTOP)
+    page.evaluate(FRAME, pages["rejected"])
+    frame = page.frames[1]
+    frame.locator("#next .copy").click()
+    copied = frame.locator("#copied")
+    copied.wait_for()
+    assert copied.text_content() in ("Copied", "Selected: copy it with Ctrl+C")
+    selected = frame.evaluate("getSelection().toString()")
+    assert selected == stories.rejected().story.steps[0].command
+    frame.locator("#checks > details > summary").click()
+    frame.locator("#checks th button").first.click()
+    assert frame.locator("#checks th").first.get_attribute("aria-sort") == "ascending"
+
+
+def test_paper_has_everything_on_white(browser: Browser, pages: dict[str, str]) -> None:
+    page = opened(browser, pages["rejected"], LAPTOP, "dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#checks td").first.is_visible()
+    assert not page.locator("#next .copy").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == "rgb(0, 0, 0)"
+    )
+
+
+def test_hostile_names_run_nothing(browser: Browser) -> None:
+    page = browser.new_page()
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    refused: list[str] = []
+    page.on("console", lambda message: refused.append(message.text))
+    page.set_content(stories.hostile().page())
+    page.wait_for_load_state("networkidle")
+    unfold(page)
+    assert page.locator("script").count() == 1
+    assert page.locator("img:not([src^='data:'])").count() == 0
+    assert refused == []
