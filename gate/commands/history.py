@@ -57,58 +57,57 @@ def command(model: str | None, limit: int | None, verbose: bool, ledger: Path) -
 
 
 def _show(entries: list[LedgerEntry], console: Console) -> None:
-    """One line an entry: what does not fit is cut, and the reason first."""
-    from rich import box
-    from rich.table import Table
+    """One line an entry: what does not fit is cut off the reason."""
+    from rich.text import Text
 
-    from gate.report.table import add_row
+    from gate.story.wording import printable
 
+    several, wide = len({entry.model for entry in entries}) > 1, console.width >= _WIDE
+    rows = [_cells(entry, several=several, wide=wide) for entry in entries]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
+    for entry, row in zip(entries, rows, strict=True):
+        start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        line = Text(f"{start}  {printable(entry.reason)}")
+        line.truncate(console.width, overflow="ellipsis")
+        console.print(line, no_wrap=True)
     if not entries:
         console.print(_NONE)
-        return
-    several = len({entry.model for entry in entries}) > 1
-    wide = console.width >= _WIDE
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("at", no_wrap=True)
-    shown.add_column("action", no_wrap=True)
-    if several:
-        shown.add_column("model", no_wrap=True, overflow="ellipsis", max_width=20)
-    shown.add_column("ver", justify="right", no_wrap=True)
-    if wide:
-        shown.add_column("sha256", no_wrap=True)
-    shown.add_column("reason", no_wrap=True, overflow="ellipsis", ratio=1)
-    for entry in entries:
-        cells = [_short(entry.at, wide=wide), entry.action]
-        cells += [entry.model] if several else []
-        cells.append(entry.version or "")
-        cells += [entry.sha256.short if entry.sha256 else ""] if wide else []
-        add_row(shown, (*cells, " ".join(entry.reason.split())))
-    console.print(shown)
 
 
-def _short(at: str, *, wide: bool) -> str:
-    """`2026-11-22 17:10`, or without the year; of another form as it is."""
-    minute = at[:16].replace("T", " ")
-    return minute if wide else minute[5:]
+def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
+    """What stands before the reason."""
+    minute = entry.at[:16].replace("T", " ")
+    from gate.story.wording import printable
+
+    cells = [minute if wide else minute[5:], entry.action]
+    cells += [_cut(entry.model, 20 if wide else 8)] if several else []
+    cells.append(entry.version or "-")
+    cells += [entry.sha256.short if entry.sha256 else ""] if wide else []
+    return [printable(cell) for cell in cells]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _show_all(entries: list[LedgerEntry], console: Console) -> None:
-    from gate.report.table import add_row, table
+    """Everything that people ask of an entry, in full."""
+    from rich.text import Text
 
+    from gate.story.wording import printable
+
+    for entry in entries:
+        before = f", before: {entry.previous_version}" if entry.previous_version else ""
+        version = f" version {entry.version}{before}" if entry.version else ""
+        rows = (
+            ("", f"{entry.at} {entry.action} {entry.model}{version}"),
+            ("  file    ", str(entry.sha256 or "")),
+            ("  policy  ", str(entry.policy_sha256 or "")),
+            ("  actor   ", f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor),
+            ("  reason  ", entry.reason),
+        )
+        for label, text in rows:
+            if text:
+                console.print(Text(f"{label}{printable(text)}"))
     if not entries:
         console.print(_NONE)
-        return
-    shown = table(("at", "action", "model", "version", "before", "sha256", "actor", "reason"))
-    for entry in entries:
-        cells = (
-            entry.at,
-            entry.action,
-            entry.model,
-            entry.version or "",
-            entry.previous_version or "",
-            entry.sha256.short if entry.sha256 else "",
-            f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor,
-            entry.reason,
-        )
-        add_row(shown, cells)
-    console.print(shown)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def promoted(
     promotion: Promotion, *, name: str, digest: Digest | None, uri: str, verdict: str | None = None
 ) -> Outcome:
-    """`digest`: of the file that it is about. `verdict`: of the decision that was to be promoted."""
+    """`digest`: of the file that it is about. `verdict`: of the decision on it."""
     status = Status.of_promotion(promotion.outcome, verdict)
     url = version_page(uri, name, promotion.version)
     plain = {
