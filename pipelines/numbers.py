@@ -1,28 +1,26 @@
-"""The summary numbers of the evidence by name, the same in MLflow and in DVC."""
+"""The numbers of the evidence by name: all of them for MLflow, a few for DVC."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gate.records.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
 
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
 _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
-_HEADLINES = frozenset(
-    {
-        "max_abs_diff",
-        "scaled_diff",
-        "noise_ratio",
-        "top1_agreement",
-        "confidence_diff_max",
-        "accuracy_candidate",
-        "accuracy_drop",
-        "latency_median_ms",
-    }
-)
+_WORST: Mapping[str, Callable[[Iterable[float]], float]] = {
+    "accuracy_candidate": min,
+    "accuracy_drop": max,
+    "top1_agreement": min,
+    "noise_ratio": max,
+    "noise_peak": max,
+    "max_abs_diff": max,
+    "confidence_diff_max": max,
+}
+"""What is compared between commits, and which of several outputs and runtimes counts."""
 
 
 def of_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
@@ -86,23 +84,21 @@ def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
             yield f"accuracy_{name}", getattr(logits.accuracy, name)
 
 
-def headlines(evidence: Evidence) -> dict[str, float]:
-    """The few of them that fit a table of `dvc metrics`."""
-    return {
-        name: value
-        for name, value in of_evidence(evidence)
-        if name.rpartition("/")[2] in _HEADLINES and "/probes/" not in name
+def headlines(evidence: Evidence) -> dict[str, float | str]:
+    """The few numbers that `dvc metrics diff` and `dvc exp show` compare: the worst of all outputs
+    in the runtimes on the CPU, which every machine has. Whole; NaN and infinity as words.
+
+    No latency: it is another one on every machine and day.
+    """
+    found: dict[str, list[float]] = {}
+    for place, value in of_evidence(evidence):
+        runtime, *_, name = place.split("/")
+        if name in _WORST and runtime.startswith("ort-cpu") and "/probes/" not in place:
+            found.setdefault(name, []).append(value)
+    worst = {
+        name: math.nan if any(map(math.isnan, found[name])) else of(found[name])
+        for name, of in _WORST.items()
+        if name in found
     }
-
-
-def nested(flat: Mapping[str, float]) -> dict[str, Any]:
-    """`{"a/b": 1}` as `{"a": {"b": 1}}`, for `dvc metrics`; NaN and infinity as words."""
-    tree: dict[str, Any] = {}
-    plain = json.loads(json.dumps(dict(flat)), parse_constant=str)
-    for name, value in plain.items():
-        *folders, leaf = name.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[leaf] = value
-    return tree
+    plain: dict[str, float | str] = json.loads(json.dumps(worst), parse_constant=str)
+    return {"samples": evidence.dataset.samples, **plain}

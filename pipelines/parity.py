@@ -88,8 +88,8 @@ def _is_exported(subject: Subject, report: ExportReport) -> bool:
 
 def _write_numbers(evidence: Evidence) -> None:
     """DVC metrics, and plots from the same numbers."""
-    metrics = numbers.nested(numbers.headlines(evidence))
-    atomic.write_text(paths.PARITY_METRICS, json.dumps(metrics, indent=2) + "\n")
+    text_of_metrics = json.dumps(numbers.headlines(evidence), indent=2)
+    atomic.write_text(paths.PARITY_METRICS, f"{text_of_metrics}\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])

@@ -20,7 +20,7 @@ from gate.storage import atomic
 from gate.storage.digest import Digest
 from pipelines import paths, stage
 from pipelines.images import Source, open_source
-from pipelines.params import PrepareParams
+from pipelines.params import ModelParams, PrepareParams, load_policy
 
 
 def main() -> int:
@@ -28,6 +28,7 @@ def main() -> int:
     params = PrepareParams.load()
     source = open_source(params)
     train, evaluation = split(source.labels, share=params.eval_share, seed=params.seed)
+    require_fit(source, len(evaluation), share=params.eval_share)
     with bar("prepare", total=len(source.labels)) as progress:
         for indices, images, labels in (
             (train, paths.TRAIN_IMAGES, paths.TRAIN_LABELS),
@@ -67,6 +68,32 @@ def split(
         evaluation.append(generator.permutation(np.flatnonzero(labels == label))[:taken])
     chosen = np.sort(np.concatenate(evaluation))
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def require_fit(source: Source, evaluation: int, *, share: float) -> None:
+    """Said now, not after the training: with these data the policy can't pass, or the model can't
+    be trained.
+
+    Raises DataError where the policy asks for more evaluation samples, or the model has another
+    number of classes; PolicyError where a section of params.yaml is wrong.
+    """
+    problems = []
+    asked = load_policy().min_samples
+    if evaluation < asked:
+        problems.append(
+            f"{source.description}: {evaluation} evaluation samples ({share:.0%} of "
+            f"{len(source.labels)}), the policy asks for {asked} (gate.min_samples), so nothing "
+            "could be judged. Give more samples, raise prepare.eval_share, or lower "
+            "gate.min_samples knowingly"
+        )
+    classes, there = ModelParams.load().num_classes, len(source.classes)
+    if classes is not None and classes != there:
+        problems.append(
+            f"{source.description}: {there} classes, the model has {classes} "
+            f"(model.num_classes). Set model.num_classes: {there}, or mend the data"
+        )
+    if problems:
+        raise DataError("\n".join(f"{problem}." for problem in problems))
 
 
 def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> Iterator[int]:

@@ -19,6 +19,7 @@ from gate.errors import EvidenceError, RegistryError
 from pipelines import code, paths, stage
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
+from pipelines.ran import Ran, noted
 from pipelines.run import tracking_uri
 
 STAGES = ("prepare", "train", "export", "parity", "promote")
@@ -33,17 +34,28 @@ def main() -> int:
         print(f"promote runs again: {reason}", flush=True)
         paths.DECISION.unlink(missing_ok=True)
     code.refresh()
-    before = _stamp(paths.PROMOTION)
-    if _dvc(["repro", *([arguments.target] if arguments.target else [])]) == 0:
-        print(_closing(), flush=True)
+    with noted() as ran:
+        code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], ran)
+    if code_of_dvc == 0:
+        print(_closing(ran), flush=True)
         return Status.DONE
     report = last_promotion()
-    if report is not None and _stamp(paths.PROMOTION) != before and report.outcome == "refused":
-        print(_closing(), flush=True)
+    if report is not None and "promote" in ran.codes and report.outcome == "refused":
+        print(_closing(ran), flush=True)
         return Status.of_promotion(report.outcome, report.verdict.value)
+    failed = ran.failed
+    if failed is not None and ran.codes[failed] == Status.REJECTED:
+        print(
+            f"Rejected: the stage '{failed}' refused, see above. Nothing was promoted, the "
+            "champion is as it was.",
+            file=sys.stderr,
+        )
+        return Status.REJECTED
+    which = f"the stage '{failed}'" if failed else "a stage"
     print(
-        "Not judged: a stage failed, see its error above. Nothing was promoted, the champion is "
-        "as it was. Mend the cause and run make repro again: finished stages are not repeated.",
+        f"Not judged: {which} failed, see its error "
+        "above. Nothing was promoted, the champion is as it was. Mend the cause and run make repro "
+        "again: finished stages are not repeated.",
         file=sys.stderr,
     )
     return Status.NOT_JUDGED
@@ -81,10 +93,11 @@ def last_promotion() -> PromotionReport | None:
         return None
 
 
-def _dvc(arguments: Sequence[str]) -> int:
+def _dvc(arguments: Sequence[str], ran: Ran) -> int:
     """Run DVC of this Python environment; its stages find the same `python`."""
     here = str(Path(sys.executable).parent)
-    environment = os.environ | {"PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
+    path = os.pathsep.join((here, os.environ.get("PATH", "")))
+    environment = {**os.environ, **ran.environment, "PATH": path}
     command = [sys.executable, "-m", "dvc", *arguments]
     process = subprocess.Popen(command, env=environment)
     try:
@@ -97,26 +110,27 @@ def _dvc(arguments: Sequence[str]) -> int:
         raise
 
 
-def _closing() -> str:
-    report = last_promotion()
-    if report is None:
-        return "Done. The stage 'promote' has not run yet."
+def _closing(ran: Ran) -> str:
+    """What the stages that ran now did, and nothing of an earlier time."""
+    report = last_promotion() if "promote" in ran.codes else None
+    if report is not None:
+        happened = report.sentence()
+    elif ran.codes:
+        happened = f"ran {', '.join(ran.codes)}; nothing was decided or promoted now."
+    else:
+        happened = (
+            "no stage had to run, everything is up to date. Nothing was decided or promoted now."
+        )
+    records = f"{paths.PAGE}, {paths.DECISION}, {paths.EVIDENCE}"
     return "\n".join(
         (
             "",
-            f"What happened: {report.sentence()}",
-            "Where to look: make ui     (the run and the model version in MLflow)",
-            f"               {paths.PAGE}, {paths.DECISION}, {paths.EVIDENCE}",
+            f"What happened: {happened}",
+            "Where to look: make ui     (the last run and model version in MLflow)",
+            *([f"               {records}"] if report is not None else []),
             "               dvc metrics show, dvc plots show, gate history",
         )
     )
-
-
-def _stamp(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

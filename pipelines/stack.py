@@ -70,10 +70,13 @@ def run(port: int, service_port: int, *, model: str) -> None:
         )
     registry, service = f"http://{HOST}:{port}", f"http://{HOST}:{service_port}"
     secret_file = paths.state() / "webhook-secrets"
+    _say(f"Starting MLflow at {registry} …")
     with started("mlflow", mlflow_command(port, database), mlflow_environment()) as mlflow:
         wait_for(f"{registry}/health", mlflow)
+        _say("Registering the webhook …")
         _gate(["webhooks", "register", "--url", f"{service}/webhooks/mlflow",
                "--secret-file", str(secret_file), "--tracking-uri", registry])  # fmt: skip
+        _say(f"Starting the service at {service} …")
         command = serve_command(service_port, (registry, database), model, secret_file)
         with started("gate serve", command, dict(os.environ)) as served:
             wait_for(f"{service}/readyz", served)
@@ -149,6 +152,10 @@ def wait_for(url: str, child: Child) -> None:
         except (OSError, urllib.error.URLError):
             time.sleep(0.2)
     raise RegistryUnavailable(f"{child.name} did not answer at {url} in {_PATIENCE_S:.0f} s.")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _watch(children: Sequence[Child]) -> None:

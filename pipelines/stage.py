@@ -13,6 +13,7 @@ from typing import NoReturn
 from gate.commands.status import Status
 from gate.errors import GateError
 from gate.storage.redaction import Redaction
+from pipelines.ran import note
 
 
 class Stopped(BaseException):
@@ -22,7 +23,9 @@ class Stopped(BaseException):
 def run(main: Callable[[], int]) -> NoReturn:
     """Run a stage and exit with its code; errors that were raised on purpose get no traceback."""
     signal.signal(signal.SIGTERM, _stop)
-    sys.exit(code_of(main))
+    code = code_of(main)
+    note(code)
+    sys.exit(code)
 
 
 def code_of(main: Callable[[], int]) -> int:

@@ -6,7 +6,10 @@ import argparse
 import contextlib
 import os
 import socket
+import subprocess
 import sys
+import time
+import urllib.request
 from typing import NoReturn
 
 import psutil
@@ -23,20 +26,46 @@ HOST = "127.0.0.1"
 NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Jobs run judges of language models: eight more processes, ready after the pages are."""
 
+_LOOK_S = 0.2
+
 
 def main() -> int:
-    """Print the links, then become `mlflow ui` (Ctrl-C ends it); with a server, only print."""
+    """Become `mlflow ui` (Ctrl-C ends it), and have the links printed as soon as it answers; with a
+    server, only print."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.ui", description=__doc__)
     parser.add_argument("--port", type=int, default=5000)
-    port = parser.parse_args().port
+    parser.add_argument("--links-when-ready", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    port = arguments.port
     quiet_process()
+    if arguments.links_when_ready:
+        return _print_when_ready(port)
     uri = tracking_uri()
     if not uri.startswith(("http://", "https://")):
         require_free(port, remedy="make ui PORT=5001")
-        print("\n".join(links(f"http://{HOST}:{port}")), flush=True)
+        _say_when_it_answers(port)
         _become_server(uri, port)
     print("\n".join(links(redacted(uri).rstrip("/"))))
     return Status.DONE
+
+
+def _say_when_it_answers(port: int) -> None:
+    """Start a process that prints the links when the server answers: we become the server."""
+    print(f"Starting MLflow on port {port} …", flush=True)
+    command = [sys.executable, "-m", "pipelines.ui", "--port", str(port), "--links-when-ready"]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def _print_when_ready(port: int) -> int:
+    """Wait as long as the server lives, which started us."""
+    base, server = f"http://{HOST}:{port}", os.getppid()
+    shown = links(base)
+    while os.getppid() == server:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=2):
+            print("\n".join(["", *shown, "Ctrl-C stops it."]), flush=True)
+            return Status.DONE
+        time.sleep(_LOOK_S)
+    return Status.NOT_JUDGED
 
 
 def _become_server(uri: str, port: int) -> NoReturn:

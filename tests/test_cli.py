@@ -171,6 +171,17 @@ class TestExitCodes:
         assert "No space left" in done.stderr
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.parametrize(
+        "arguments", [["--help"], ["check", "--help"], ["doctor"], ["doctor", "--json"]]
+    )
+    def test_a_reader_that_went_away(self, arguments: list[str]) -> None:
+        assert _unread(arguments) == (141, "")
+
+    def test_a_reader_that_went_away_from_a_child(self, project: Path) -> None:
+        """The command judges in a child, which prints: `gate check … | head -c 0`."""
+        code, said = _unread(["check", *GOOD])
+        assert (code, said.replace("loading PyTorch and the model …\n", "")) == (141, "")
+
     def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
         def fail() -> Outcome:
             raise RuntimeError("a bug")
@@ -198,6 +209,7 @@ class TestExitCodes:
         [
             [],
             ["nonsense"],
+            ["preprocess"],
             ["check"],
             ["check", "--nonsense"],
             ["check", "good.onnx", "--reference", "small_models:build"],
@@ -213,6 +225,18 @@ class TestExitCodes:
         assert seen.err.strip()
         assert cli.main([*arguments, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "error"}
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["chek"], "error: No such command 'chek'. Did you mean 'check'?"),
+            (["preprocess", "comprae"], "compare"),
+            ([], "Usage: gate [OPTIONS] COMMAND"),
+        ],
+    )
+    def test_a_mistyped_command_and_none(self, capsys, arguments: list[str], says: str) -> None:
+        assert cli.main(arguments) == 2
+        assert says in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         "program", [["-m", "gate.cli"], [str(Path(sys.executable).parent / "gate")]]
@@ -237,6 +261,19 @@ class TestExitCodes:
             "cli.run()\n"
         )
         assert _run(code).returncode == 130
+
+
+def _unread(arguments: list[str]) -> tuple[int, str]:
+    """Exit code, and what is on stderr, of a command whose stdout nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
+    with os.fdopen(writer, "w") as stream:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, text=True,
+            check=False, timeout=120, env={**os.environ, "PYTHONPATH": PLAIN["PYTHONPATH"]},
+        )  # fmt: skip
+    return done.returncode, done.stderr
 
 
 def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:

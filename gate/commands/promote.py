@@ -135,7 +135,13 @@ def command(**request: Unpack[_Request]) -> Outcome:
     ):
         release = replace(release, run_id=run_id)
         promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
-    return promoted(promotion, verdict=decision.verdict.value)
+    return promoted(
+        promotion,
+        name=release.model_name,
+        digest=decision.subject_sha256,
+        uri=uri,
+        verdict=decision.verdict.value,
+    )
 
 
 def _golden(named: Path | None, report: Path) -> GoldenFolder | None:

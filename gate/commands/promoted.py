@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from gate.commands.outcome import Outcome
 from gate.commands.status import Status
@@ -12,15 +13,37 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.registry.promotion import Promotion
+    from gate.storage.digest import Digest
 
 
-def promoted(promotion: Promotion, *, verdict: str | None = None) -> Outcome:
-    """`verdict`: of the decision that was to be promoted."""
+def promoted(
+    promotion: Promotion, *, name: str, digest: Digest | None, uri: str, verdict: str | None = None
+) -> Outcome:
+    """`digest`: of the file that it is about. `verdict`: of the decision on it."""
     status = Status.of_promotion(promotion.outcome, verdict)
-    return Outcome(status, asdict(promotion), lambda console: _show(promotion, console))
+    url = version_page(uri, name, promotion.version)
+    plain = {
+        "name": name,
+        **asdict(promotion),
+        "digest": None if digest is None else str(digest),
+        "url": url,
+    }
+    return Outcome(status, plain, lambda console: _show(promotion, url, console))
 
 
-def _show(promotion: Promotion, console: Console) -> None:
+def version_page(uri: str, name: str, version: str | None) -> str | None:
+    """The version's page in MLflow's user interface; None without a version, or without a server.
+
+    Straight to the page: newer MLflows hide the list of models below another entry.
+    """
+    from gate.storage.redaction import redacted
+
+    if version is None or not uri.startswith(("http://", "https://")):
+        return None
+    return f"{redacted(uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
+
+
+def _show(promotion: Promotion, url: str | None, console: Console) -> None:
     from rich.text import Text
 
     from gate.story.wording import printable
@@ -30,3 +53,5 @@ def _show(promotion: Promotion, console: Console) -> None:
     facts += [f"before: {promotion.previous_version}"] if promotion.previous_version else []
     style = "bold red" if promotion.outcome == "refused" else "green"
     console.print(Text(f"{', '.join(facts)}: {printable(promotion.reason)}", style=style))
+    if url is not None:
+        console.print(Text(f"look at {printable(url)}"))

@@ -49,5 +49,10 @@ def _roll_back(model: str, reason: str, *, ledger: Path, address: str | None) ->
     uri = tracking_uri(address)
     preflight(uri)
     with spinner("rolling back"):
-        done = rollback(MlflowRegistry(uri), model, ledger=Ledger(ledger), reason=reason)
-    return promoted(done)
+        written = Ledger(ledger)
+        done = rollback(MlflowRegistry(uri), model, ledger=written, reason=reason)
+    about = (
+        e for e in reversed(written.entries()) if (e.model, e.version) == (model, done.version)
+    )
+    digest = next((entry.sha256 for entry in about if entry.sha256), None)
+    return promoted(done, name=model, digest=digest, uri=uri)

@@ -51,6 +51,8 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     _report("good.onnx", "first", capsys)
     code, told = _json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "promoted", "1")
+    assert (told["schema_version"], told["name"], told["url"]) == (1, "small", None)
+    assert told["digest"] == str(Digest.of_file(made() / "good.onnx"))
     code, told = _json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "unchanged", "1")
 
@@ -67,6 +69,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     assert "say --yes" in capsys.readouterr().err
     code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
+    assert (told["name"], told["digest"]) == ("small", str(Digest.of_file(made() / "good.onnx")))
     code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
     assert (code, told["outcome"]) == (1, "refused")
 

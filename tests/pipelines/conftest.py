@@ -27,6 +27,8 @@ TINY = (
     "train.threads=1",
     "registry.model_name=tiny",
 )
+FEW = ("gate.min_samples=2", "model.num_classes=null")
+"""For data of a test's own: any number of samples, of any classes."""
 
 
 @pytest.fixture(autouse=True)

@@ -94,8 +94,19 @@ def test_a_second_time_nothing_runs(project: Project) -> None:
 
 def test_dvc_shows_metrics_parameters_and_plots(project: Project) -> None:
     metrics = json.loads(project.dvc("metrics", "show", "--json"))[""]["data"]
-    assert metrics["reports/parity.json"]["data"]["ort-cpu"]["top1_agreement"] == 1.0
-    assert metrics["reports/train.json"]["data"]["eval_accuracy"] > 0.8
+    parity, train = (metrics[f"reports/{name}.json"]["data"] for name in ("parity", "train"))
+    assert parity["top1_agreement"] == 1.0
+    assert len(str(parity["noise_ratio"])) > 10  # not rounded
+    assert train["eval_accuracy"] > 0.8
+    assert len(parity) + len(train) <= 12
+    assert not [name for name in (*parity, *train) if "latency" in name]
+    ignored = run(project.folder, "dvc", "check-ignore", "reports/parity.json")
+    assert ignored.returncode == 1
+    kept = subprocess.run(
+        ["git", "check-ignore", "reports/parity.json", "reports/train.json"],
+        cwd=project.folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert kept.stdout == ""
     params = project.folder / "params.yaml"
     text = params.read_text()
     params.write_text(text.replace("momentum: 0.9", "momentum: 0.8"))

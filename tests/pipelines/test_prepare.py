@@ -14,6 +14,7 @@ from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.override import override
 from pipelines.prepare import split
+from tests.pipelines.conftest import FEW
 
 
 def files() -> dict[str, bytes]:
@@ -57,7 +58,7 @@ def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(project
 
 def test_a_folder_of_pictures(project: Path) -> None:
     pictures(project / "data" / "raw")
-    override(["prepare.source=folder"])
+    override(["prepare.source=folder", *FEW])
     assert prepare.main() == 0
     manifest = json.loads(paths.MANIFEST.read_text())
     assert manifest["classes"] == ["class0", "class1", "class2"]
@@ -68,7 +69,7 @@ def test_a_folder_of_pictures(project: Path) -> None:
 def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing holds more than a picture: the file grows by one sample with each that is read."""
     pictures(project / "data" / "raw")
-    override(["prepare.source=folder"])
+    override(["prepare.source=folder", *FEW])
     sizes = []
     to_tensor = images.to_tensor
 
@@ -85,7 +86,7 @@ def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.Monk
 def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
     labels = np.arange(12) % 3
     grey = np.random.default_rng(0).integers(0, 256, (12, 10, 10), dtype=np.uint8)
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     np.savez("data/raw/x.npz", images=grey, labels=labels)
     assert prepare.main() == 0
     assert np.load(paths.TRAIN_IMAGES).shape[1:] == (3, 16, 16)
@@ -94,6 +95,26 @@ def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
     assert prepare.main() == 0
     both = np.concatenate([np.load(paths.TRAIN_IMAGES), np.load(paths.EVAL_IMAGES)])
     assert sorted(map(bytes, both)) == sorted(map(bytes, tensors))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("model.num_classes=3",), r"6 evaluation samples \(25% of 24\).*asks for 400"),
+        (("gate.min_samples=7", "model.num_classes=null"), "6 evaluation samples.*asks for 7"),
+        (("gate.min_samples=6",), "3 classes, the model has 10.*Set model.num_classes: 3"),
+        (("gate.min_samples=6", "model.num_classes=2"), "3 classes, the model has 2"),
+        ((), r"(?s)asks for 400.*3 classes, the model has 10"),
+    ],
+)
+def test_data_that_can_prove_nothing_are_told_before_the_training(
+    project: Path, settings: tuple[str, ...], says: str
+) -> None:
+    pictures(project / "data" / "raw")
+    override(["prepare.source=folder", *settings])
+    with pytest.raises(DataError, match=says):
+        prepare.main()
+    assert files() == {}
 
 
 def corrupt(folder: Path) -> None:
@@ -135,7 +156,7 @@ def test_a_bad_folder_is_refused_and_the_old_data_stays(
     prepare.main()
     before = files()
     spoil(project / "data" / "raw")
-    override(["prepare.source=folder"])
+    override(["prepare.source=folder", *FEW])
     with pytest.raises(DataError, match=says):
         prepare.main()
     assert files() == before
@@ -165,7 +186,7 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
     ],
 )
 def test_a_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     np.savez("data/raw/x.npz", **arrays)
     with pytest.raises(DataError, match=says):
         prepare.main()
@@ -173,7 +194,7 @@ def test_a_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
 def test_a_missing_or_torn_npz_is_refused(project: Path, content: bytes | None) -> None:
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     if content is not None:
         Path("data/raw/x.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read data/raw/x\.npz"):

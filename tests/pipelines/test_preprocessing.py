@@ -17,6 +17,7 @@ from pipelines import images, paths, prepare
 from pipelines.measuring import preprocessing_of
 from pipelines.override import override
 from pipelines.params import PrepareParams
+from tests.pipelines.conftest import FEW
 
 
 def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
@@ -43,7 +44,7 @@ def test_pictures_of_earlier_settings_go_away(project: Path) -> None:
 def test_tensors_have_no_pictures(project: Path) -> None:
     tensors = np.random.default_rng(0).normal(size=(12, 3, 5, 7)).astype(np.float32)
     np.savez("data/raw/x.npz", images=tensors, labels=np.arange(12) % 3)
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz"])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     prepare.main()
     assert list(paths.PICTURES.iterdir()) == []
     asked = PreprocessingPolicy(consumers=("rust-image",))

@@ -11,6 +11,7 @@ import pytest
 from gate.commands.status import Status
 from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
+from pipelines.ran import Ran
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.stage import Stopped, code_of
 
@@ -75,9 +76,11 @@ def dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands for `dvc`: what it does and returns is put into the list."""
     plan: list[Any] = []
 
-    def run(_arguments: list[str]) -> int:
-        act, code = plan
+    def run(_arguments: list[str], ran: Ran) -> int:
+        act, code, *stages = plan
         act()
+        lines = "".join(f"{stage}\n" for stage in stages)
+        Path(ran.environment["PARITY_GATE_RAN"]).write_text(lines)
         return int(code)
 
     monkeypatch.setattr(repro, "_dvc", run)
@@ -92,15 +95,41 @@ def refuse(report: PromotionReport) -> None:
 def test_exit_codes_of_make_repro(
     promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dvc[:] = [lambda: None, 0]
+    dvc[:] = [lambda: None, 0, "parity 0", "promote 0"]
     assert repro.main() == Status.DONE
     assert "What happened: Promoted" in capsys.readouterr().out
-    dvc[:] = [lambda: refuse(promoted), 255]
+    dvc[:] = [lambda: refuse(promoted), 255, "promote 1"]
     assert repro.main() == Status.REJECTED
+    dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
+    assert repro.main() == Status.REJECTED
+    assert "the stage 'export' refused" in capsys.readouterr().err
     # A refusal of an earlier time is not the reason why something else fails now.
     dvc[:] = [lambda: None, 255]
     assert repro.main() == Status.NOT_JUDGED
     assert "a stage failed" in capsys.readouterr().err
+    dvc[:] = [lambda: None, 255, "prepare 0", "train 2"]
+    assert repro.main() == Status.NOT_JUDGED
+    assert "the stage 'train' failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        ((), "What happened: no stage had to run"),
+        (("export 0", "parity 0"), "What happened: ran export, parity; nothing was decided"),
+    ],
+)
+def test_an_older_decision_is_not_told(
+    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str],
+    stages: tuple[str, ...], says: str,
+) -> None:  # fmt: skip
+    dvc[:] = [lambda: None, 0, *stages]
+    assert repro.main() == Status.DONE
+    printed = capsys.readouterr().out
+    assert says in printed
+    assert "Promoted" not in printed
+    assert str(paths.DECISION) not in printed
+    assert not list(paths.state().glob("ran-*"))
 
 
 def test_what_is_due_is_run_by_taking_the_decision_away(
@@ -118,7 +147,7 @@ def test_before_the_first_promotion(
 ) -> None:
     dvc[:] = [lambda: None, 0]
     assert repro.main() == Status.DONE
-    assert "'promote' has not run" in capsys.readouterr().out
+    assert "no stage had to run" in capsys.readouterr().out
 
 
 def failing(error: BaseException) -> Any:

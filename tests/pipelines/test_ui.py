@@ -79,7 +79,14 @@ def test_the_server_comes_up_shows_the_version_and_ends_with_ctrl_c(measured: Pa
     ) as server:  # fmt: skip
         try:
             assert server.stdout is not None
-            printed = "".join(server.stdout.readline() for _ in range(3))
+            assert "Starting MLflow" in server.stdout.readline()
+            printed = ""
+            for line in server.stdout:
+                printed += line
+                if line.startswith("version: "):
+                    break
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                pass  # answers at once: the links were printed no earlier
             run = re.search(rf"http://127\.0\.0\.1:{port}/#/experiments/\d+/runs/(\w+)", printed)
             assert run is not None
             base = f"http://127.0.0.1:{port}"

@@ -1,0 +1,59 @@
+"""Which stages ran within one `make repro`, from the stages themselves.
+
+DVC says it on a screen only, and the records of a stage that did not run are those of another time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines import paths
+
+_VARIABLE = "PARITY_GATE_RAN"
+"""Names the file to which a stage adds a line when it is over."""
+
+
+@dataclass
+class Ran:
+    """Stages with their exit codes, in the order in which they ended; filled when DVC is done."""
+
+    environment: Mapping[str, str]
+    """What DVC has to be started with."""
+    codes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> str | None:
+        """The stage that ended the run, or None."""
+        return next((stage for stage, code in self.codes.items() if code), None)
+
+
+@contextmanager
+def noted() -> Iterator[Ran]:
+    """Have the stages that run meanwhile say so; the codes are there afterwards."""
+    folder = paths.state()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix="ran-", dir=folder)
+    os.close(descriptor)
+    ran = Ran({_VARIABLE: name})
+    try:
+        yield ran
+    finally:
+        for line in Path(name).read_text(encoding="utf-8").splitlines():
+            stage, _, code = line.partition(" ")
+            ran.codes[stage] = int(code)
+        Path(name).unlink()
+
+
+def note(code: int) -> None:
+    """Say that the stage of this process ended with `code`, if somebody wants to know."""
+    place = os.environ.get(_VARIABLE)
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if place and spec is not None:
+        with suppress(OSError), Path(place).open("a", encoding="utf-8") as stream:
+            stream.write(f"{spec.name.rpartition('.')[2]} {code}\n")

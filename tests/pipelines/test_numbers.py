@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+import math
+
+from pipelines import numbers
+from tests import builders
+
+
+def test_few_numbers_are_compared_and_none_is_a_time() -> None:
+    few = numbers.headlines(builders.evidence())
+    assert len(few) <= 8
+    assert few["samples"] == 400
+    assert not [name for name in few if "latency" in name]
+
+
+def test_the_worst_of_the_runtimes_on_the_cpu_counts_and_is_not_rounded() -> None:
+    evidence = builders.evidence()
+    changed = []
+    for runtime in evidence.runtimes:
+        worst = {"ort-cpu": 1.2345678901234e-5, "ort-cpu-optimized": 2.3456789012345e-5}
+        value = worst.get(runtime.runtime, 7.0)
+        outputs = tuple(o.model_copy(update={"max_abs_diff": value}) for o in runtime.outputs)
+        changed.append(runtime.model_copy(update={"outputs": outputs}))
+    few = numbers.headlines(evidence.model_copy(update={"runtimes": tuple(changed)}))
+    assert few["max_abs_diff"] == 2.3456789012345e-5
+
+
+def test_nan_is_the_worst_and_is_written_as_a_word() -> None:
+    evidence = builders.evidence()
+    runtimes = tuple(
+        runtime.model_copy(
+            update={
+                "outputs": tuple(
+                    output.model_copy(update={"max_abs_diff": math.nan})
+                    for output in runtime.outputs
+                )
+            }
+        )
+        if runtime.runtime == "ort-cpu"
+        else runtime
+        for runtime in evidence.runtimes
+    )
+    few = numbers.headlines(evidence.model_copy(update={"runtimes": runtimes}))
+    assert few["max_abs_diff"] == "NaN"
+    json.dumps(few, allow_nan=False)
