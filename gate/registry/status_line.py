@@ -34,7 +34,11 @@ Kind = Literal[
 ]  # fmt: skip
 _FINAL = ("rejected", "rolled_back")
 """What another look at the version does not change."""
-_MARKUP = re.compile(r"[\\`*\[\]<>|#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ALIKE = str.maketrans("<>[]|`*~\\", "\u2039\u203a()\u00a6'\u2217\u223c/")
+"""What looks like markup, and is none: MLflow knows no escape for some of it, and shows the line
+raw in its lists."""
+_EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+"""Underscores that are not within a word."""
 _SPARE = 200
 """Characters of the line that are not a reason's."""
 
@@ -97,7 +101,7 @@ class Fate:
                 text = f"does not serve: found on {at} to hold other bytes than passed."
             case "absolved":
                 text = f"may serve again: its violation was lifted on {at} because {reason}."
-        return MARK + text
+        return _cut(MARK + text, STATUS_LIMIT)
 
 
 def with_status(description: str, line: str) -> str:
@@ -112,7 +116,7 @@ def with_status(description: str, line: str) -> str:
     if len(line) > room and len(body) <= DESCRIPTION_LIMIT:
         if room < _LEAST:
             return body
-        line = f"{line[: room - 1]}…"
+        line = _cut(line, room)
     return f"{line}\n\n{body}"
 
 
@@ -173,7 +177,9 @@ def _when(line: LedgerEntry) -> str:
 
 def _plain(text: str) -> str:
     """Short, on one line, without markup."""
-    line = printable(text).rstrip(".")
-    room = STATUS_LIMIT - _SPARE
-    shown = line if len(line) <= room else f"{line[: room - 1]}…"
-    return _MARKUP.sub(r"\\\g<0>", shown)
+    line = _cut(printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
+    return _EMPHASIS.sub(r"\\\g<0>", line.translate(_ALIKE))
+
+
+def _cut(line: str, limit: int) -> str:
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

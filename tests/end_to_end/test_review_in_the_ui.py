@@ -77,7 +77,9 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     page.reload()
     page.get_by_text("@ champion").wait_for()
     page.get_by_text("Status: champion since 20").wait_for()
-    page.get_by_text('approved in review: "sevens are <b>sevens</b>"').wait_for()
+    page.get_by_text(
+        'approved in review: "sevens are \u2039b\u203asevens\u2039/b\u203a"'
+    ).wait_for()
     page.screenshot(path=SHOTS / "version.png")
     run = whole.registry.version(whole.model, number).run_id
     page.goto(f"{whole.server.uri}/#/experiments/{_experiment(whole, run)}/runs/{run}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gate.registry.history import History
@@ -36,6 +36,7 @@ def status(lines: list[LedgerEntry], version: str) -> str | None:
 
 
 AT = "2026-03-01 09:30 UTC"
+DARK = "too \u2039b\u203adark\u2039/b\u203a"
 PROMOTED_1, PROMOTED_2 = line("promoted", "1"), line("promoted", "2", "1")
 PASSED_2 = line("passed", "2", "1")
 REJECTED_2 = line("rejected", "2", comment="too <b>dark</b>")
@@ -62,14 +63,14 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
         [PROMOTED_1, line("promoted", "1", "1", at="2027-01-01T00:00:00+00:00")], "1",
         f"champion since {AT}."),
     "rejected": ([PASSED_2, REJECTED_2], "2",
-                 f'rejected by review on {AT} because "too \\<b\\>dark\\</b\\>". That is final for '
+                 f'rejected by review on {AT} because "{DARK}". That is final for '
                  "these bytes."),
     "rejected, no comment": ([PASSED_2, line("rejected", "2")], "2",
                              f"rejected by review on {AT} without a comment. That is final for "
                              "these bytes."),
     "rejected and taken back": (
         [PROMOTED_2, REJECTED_2, REVERTED_2], "2",
-        f'rejected by review on {AT} because "too \\<b\\>dark\\</b\\>". That is final for '
+        f'rejected by review on {AT} because "{DARK}". That is final for '
         "these bytes."),
     "approved and refused": (
         [PASSED_2, line("refused", "2", reason="approved, but not promoted: it is old")], "2",
@@ -112,7 +113,7 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
     "absolved while it serves": (
         [PROMOTED_1, line("violation", "1"), line("absolved", "1")], "1",
         f"champion since {AT}."),
-    "no time": ([line("promoted", "1", at="`then`")], "1", r"champion since \`then\`."),
+    "no time": ([line("promoted", "1", at="`then`")], "1", "champion since 'then'."),
 }  # fmt: skip
 
 
@@ -154,6 +155,7 @@ LINES = st.lists(
 
 
 @given(LINES)
+@example([line("rejected", "1", comment="_" * 700)])
 def test_of_any_lines_comes_one_short_line_and_one_champion_at_most(lines):
     history = History(tuple(lines))
     champions = []

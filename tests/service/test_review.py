@@ -172,7 +172,7 @@ def test_the_comment_goes_into_the_line_of_the_review(place, word):
     assert line.comment.startswith("looks �[31mgood �xxx")
     assert len(line.comment) == COMMENT_LIMIT
     assert "MLflow does not say who" in line.reason
-    assert "looks �\\[31mgood" in status(place, "2")
+    assert "looks �(31mgood" in status(place, "2")
     assert len(status(place, "2")) <= STATUS_LIMIT
 
 
