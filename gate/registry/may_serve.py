@@ -16,7 +16,7 @@ from pathlib import Path
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
-from gate.registry.compared import verify_comparison
+from gate.registry.comparison.compared import verify_comparison
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
 from gate.registry.ledger import LedgerEntry

@@ -25,7 +25,7 @@ from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.names import TREND
 from gate.registry.champion import alone, move
-from gate.registry.compared import outdated
+from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, REJECTED, Registry, Tag, Version

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gate.errors import GateError, RegistryUnavailable, ResourceGone
 from gate.policy.policy import Policy
 from gate.registry.champion import move
-from gate.registry.compared import outdated
+from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine
