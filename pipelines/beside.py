@@ -13,7 +13,7 @@ from gate.parity.incumbent import Compared, measure_incumbent
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
-from gate.registry.incumbent import champion_of
+from gate.registry.comparison.incumbent import champion_of
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.temporary import temporary_folder
 from pipelines import paths

@@ -31,7 +31,7 @@ def champion_against(
     """
     if name is None:
         return None
-    from gate.registry.incumbent import champion_if_any, champion_of
+    from gate.registry.comparison.incumbent import champion_if_any, champion_of
 
     fetch = champion_if_any if policy.incumbent is None else champion_of
     return fetch(_model(name, *places), into=into)
@@ -39,7 +39,7 @@ def champion_against(
 
 def champion_shown(name: str, *, uri: str, ledger: Path) -> Champion:
     """What is known of the champion, without its file; what goes wrong is said there."""
-    from gate.registry.incumbent import champion_if_any
+    from gate.registry.comparison.incumbent import champion_if_any
     from gate.storage.temporary import temporary_folder
 
     with temporary_folder() as folder:

@@ -163,9 +163,9 @@ def _trend(request: _Request, uri: str) -> Trend:
     from gate.story.story import Change
 
     with contextlib.suppress(EvidenceError):
-        known = Change.load(request["report"] / CHANGE)
-        if known.trend:
-            return Trend(rows=known.trend)
+        change = Change.load(request["report"] / CHANGE)
+        if change.trend:
+            return Trend(rows=change.trend)
     return champion_shown(request["name"], uri=uri, ledger=request["ledger"]).trend
 
 

@@ -141,8 +141,8 @@ class Policy(PolicyRecord):
 
     @model_validator(mode="after")
     def _has_answers_to_compare(self) -> Self:
-        asked = self.incumbent is not None and self.incumbent.asks_for_answers
-        if self.task == "tensors" and asked:
+        section = self.incumbent
+        if self.task == "tensors" and section is not None and section.asks_for_answers:
             raise ValueError(
                 "incumbent: max_accuracy_drop and min_agreement need classes, and task 'tensors' "
                 "has none; bound max_latency_ratio alone, or set another task"

@@ -67,8 +67,8 @@ def _runtime(evidence: Evidence) -> RuntimeEvidence | None:
 
 def _worst(values: Iterable[float]) -> float | None:
     """The largest, where NaN is larger than all."""
-    seen = list(values)
-    return math.nan if any(map(math.isnan, seen)) else max(seen, default=None)
+    numbers = list(values)
+    return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=None)
 
 
 def _least(values: Iterable[float]) -> float | None:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from gate.errors import EvidenceError, GateError, StorageError, first_line
 from gate.registry.chain import Chain
-from gate.registry.compared import ComparedWith
+from gate.registry.comparison.compared import ComparedWith
 from gate.registry.head import Head, Keeper, Keepers
 from gate.registry.twin import TwinDigests
 from gate.storage.atomic import write_bytes

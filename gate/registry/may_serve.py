@@ -17,7 +17,7 @@ from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
 from gate.registry import reviewer
-from gate.registry.compared import verify_comparison
+from gate.registry.comparison.compared import verify_comparison
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
 from gate.registry.ledger import LedgerEntry

@@ -26,7 +26,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.names import TREND
 from gate.registry import reviewer
 from gate.registry.champion import alone, move
-from gate.registry.compared import outdated
+from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version

@@ -20,7 +20,7 @@ from gate.errors import (
     ResourceGone,
 )
 from gate.registry.addresses import same
-from gate.registry.compared import ComparedWith
+from gate.registry.comparison.compared import ComparedWith
 from gate.registry.download import Download
 from gate.registry.history import History
 from gate.registry.ledger import Action, Ledger, LedgerEntry

@@ -11,7 +11,7 @@ from gate.errors import EvidenceError
 from gate.golden.folder import files_of
 from gate.policy.policy import Policy
 from gate.records.trend import Trend
-from gate.registry.compared import ComparedWith
+from gate.registry.comparison.compared import ComparedWith
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN, Draft, Tag
 from gate.registry.twin import TwinDigests

@@ -12,7 +12,7 @@ from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceG
 from gate.policy.policy import Policy
 from gate.registry import reviewer
 from gate.registry.champion import move
-from gate.registry.compared import outdated
+from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine

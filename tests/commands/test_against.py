@@ -13,6 +13,7 @@ import torch
 from mlflow import MlflowClient
 
 from gate import cli
+from gate.commands.against import champion_shown
 from gate.model.loading import build_model
 from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
@@ -114,6 +115,18 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
     (line,) = Path(".gate/ledger.jsonl").read_text().removeprefix(ledger).splitlines()
     assert json.loads(line)["action"] == "refused"
     assert len(client.search_model_versions("name = 'small'")) == 1
+
+    Path("policy.yaml").write_text(
+        POLICY.replace("max_accuracy_drop: 0.0", "max_accuracy_drop: 1.0")
+    )
+    check(capsys, place / "worse.onnx", "worse_models:build", "second", *against)
+    assert promote(capsys, place / "worse.onnx", "second")[1]["outcome"] == "promoted"
+    shown = champion_shown(
+        "small", uri=f"sqlite:///{place}/mlflow.db", ledger=Path(".gate/ledger.jsonl")
+    )
+    assert (shown.version, shown.onnx_path) == ("2", None)
+    digests = [row.sha256 for row in shown.trend.rows]
+    assert digests == [Digest.of_file(good), Digest.of_file(place / "worse.onnx")]
 
 
 def test_where_the_policy_does_not_ask_a_registry_that_is_away_stops_nothing(

@@ -15,6 +15,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.parity.incumbent import Compared, measure_incumbent
+from gate.parity.runners.latency import Stopwatch
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
@@ -108,6 +109,25 @@ def test_both_are_timed_in_one_process_on_as_many_batches(old: Path, new: Path) 
         assert found.latency.batches == found.champion_latency.batches >= 13
         assert found.latency_ratio is not None
         assert 0.0 < found.latency_ratio < np.inf
+
+
+def test_who_goes_first_changes_from_batch_to_batch(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What slows the machine down slows down both."""
+    turns: list[Stopwatch] = []
+
+    class Watched(Stopwatch):
+        def add(self, seconds: float, *, batch_size: int) -> None:
+            turns.append(self)
+            super().add(seconds, batch_size=batch_size)
+
+    monkeypatch.setattr("gate.parity.incumbent.Stopwatch", Watched)
+    compared(new, champion(old))
+    first, second = turns[:2]
+    assert first is not second
+    for place in range(0, len(turns), 4):
+        assert turns[place : place + 4] == [first, second, second, first]
 
 
 def test_without_labels_there_is_no_accuracy(old: Path, new: Path) -> None:

@@ -15,7 +15,7 @@ from gate.errors import (
     GateError,
     MismatchUnconfirmed,
 )
-from gate.registry.compared import standard
+from gate.registry.comparison.compared import standard
 from gate.registry.download import Download
 from gate.registry.ledger import LedgerEntry
 from gate.registry.port import CHAMPION

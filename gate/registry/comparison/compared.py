@@ -29,10 +29,10 @@ class ComparedWith(Record):
     @classmethod
     def of(cls, decision: Decision) -> ComparedWith | None:
         """Of a decision; None where its policy did not ask."""
-        seen = decision.incumbent
-        if seen is None:
+        record = decision.incumbent
+        if record is None:
             return None
-        return cls(record_sha256=seen.digest(), version=seen.version, sha256=seen.sha256)
+        return cls(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
 
 
 def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None:
