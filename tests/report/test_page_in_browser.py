@@ -35,7 +35,7 @@ FRAME = """html => new Promise(done => {
 BEYOND = """() => {
   const edge = document.querySelector("main").getBoundingClientRect().right - 11;
   return Array.from(document.querySelectorAll("main *"))
-    .filter(one => !one.closest(".scroll, .whole, .unseen, svg"))
+    .filter(one => !one.closest(".scroll, .whole, .unseen, .worst, svg"))
     .filter(one => one.getBoundingClientRect().right > edge)
     .filter(one => !one.matches("main"))
     .map(one => one.outerHTML.slice(0, 120));
