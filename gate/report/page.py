@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from gate.story.wording import number, printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_JOINT = re.compile(r"([._/])(?=[A-Za-z])")
 _LINKED = ("https://", "http://")
 
 
@@ -69,6 +71,7 @@ def _templates() -> Environment:
     made.filters |= {
         "row": rows.row_of,
         "lines": _lines,
+        "breakable": _breakable,
         "number": number,
         "when": _when,
         "figure": _figure,
@@ -95,10 +98,20 @@ def _shown(value: Any) -> Any:
 
 
 def _lines(command: str) -> Any:
-    """A command of several lines, each of them printable."""
+    """A command of several lines, each of them printable. Words stay whole where they fit: a line
+    must not end after the hyphens of an option."""
     from markupsafe import Markup
 
-    return Markup("\n").join(printable(line) for line in command.splitlines())
+    word = Markup('<span class="word">{}</span>')
+    lines = (printable(line).split(" ") for line in command.splitlines())
+    return Markup("\n").join(Markup(" ").join(map(word.format, line)) for line in lines)
+
+
+def _breakable(text: str) -> Any:
+    """A text whose long names, `layer3.0.conv1.weight`, may be broken between their parts."""
+    from markupsafe import Markup, escape
+
+    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(printable(text)))))
 
 
 def _when(time: str) -> str:
@@ -119,7 +132,7 @@ def _figure(drawn: Chart) -> Any:
 
 def _times(strain: float) -> str:
     """How much of a bound is used."""
-    return f"{strain:.3g} × bound" if strain >= 0.01 else "< 0.01 × bound"
+    return f"{strain:.3g} ×" if strain >= 0.01 else "< 0.01 ×"
 
 
 def _is_linked(address: str) -> bool:

@@ -21,6 +21,7 @@ from gate.records.preprocessing import (
     PreprocessingParity,
     TensorSummary,
 )
+from gate.records.runtime import RUNTIMES
 from gate.records.samples import Histogram, SideAnswer, WorstSample
 from gate.report.page import page
 from gate.report.report import Report
@@ -92,7 +93,6 @@ def passed() -> Case:
         cause="passed",
         sentence="Passed: computes what the PyTorch model computes, 1.1 × rounding where 3 is "
         "allowed, on 400 samples with ort-cpu and ort-cpu-optimized.",
-        remedy="Promote it.",
     )
     step = Step(label="Promote it", command="gate promote model.onnx --name resnet-digits")
     return Case(_story(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures())
@@ -165,6 +165,23 @@ def rejected() -> Case:
     )  # fmt: skip
     story = _story(headline, judged, seen, findings=findings, steps=steps)
     return Case(story, seen, judged, Explanation(localisation=_layers()), pictures())
+
+
+def everywhere() -> Case:
+    """Rejected on a machine where all five runtimes run, with as long a headline as there is."""
+    case = rejected()
+    measured = case.evidence.runtimes[0]
+    runtimes = tuple(measured.model_copy(update={"runtime": name}) for name in RUNTIMES)
+    seen = case.evidence.model_copy(update={"runtimes": runtimes})
+    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    headline = case.story.headline.model_copy(
+        update={
+            "sentence": "backbone.encoder.layers.11.attention.output.dense.weight has other values "
+            "in 4 096 of 589 824 elements than the checkpoint: 1.2e+04 × rounding, allowed 1.5"
+        }
+    )
+    story = _story(headline, judged, seen, findings=case.story.findings, steps=case.story.steps)
+    return Case(story, seen, judged, case.explanation, pictures())
 
 
 def unjudged() -> Case:
@@ -330,14 +347,11 @@ def _proof(runtime: Any, judged: Decision) -> RuntimeProof:
 def word(check: CheckResult) -> Word:
     strain = None
     if isinstance(check.observed, float) and isinstance(check.bound, float):
-        if check.relation == "<=":
-            strain = (
-                check.observed / check.bound
-                if check.bound
-                else (0.0 if check.observed == 0 else math.inf)
-            )
-        elif check.relation == ">=" and check.bound <= 1.0:
-            strain = (1 - check.observed + 1e-9) / (1 - check.bound + 1e-9)
+        shares = check.relation == ">=" and check.bound <= 1.0
+        used, allowed = check.observed, check.bound
+        if check.relation == ">=":
+            used, allowed = (1.0 - used, 1.0 - allowed) if shares else (allowed, used)
+        strain = 0.0 if used <= 0.0 else used / allowed if allowed > 0.0 else math.inf
     return Word(
         check=check,
         meaning="How much larger the runtime's error is than the rounding error of PyTorch itself.",

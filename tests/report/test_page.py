@@ -27,10 +27,12 @@ class Outline(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self._inside: list[str] = []
+        self._joined = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._joined = tag == "wbr"
         if tag in ("script", "style"):
             self._inside.append(tag)
 
@@ -39,8 +41,11 @@ class Outline(HTMLParser):
             self._inside.pop()
 
     def handle_data(self, data: str) -> None:
-        if not self._inside:
+        if self._joined and self.texts:
+            self.texts[-1] += data
+        elif not self._inside:
             self.texts.append(data)
+        self._joined = False
 
     @property
     def text(self) -> str:
@@ -96,7 +101,7 @@ def test_the_story_is_told_in_its_order(pages: dict[str, str]) -> None:
     story = stories.rejected().story
     text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
     told = [story.headline.sentence, "resnet-digits", "version 12", story.subject.sha256.short,
-            "10.2 × bound", str(story.steps[0].command), *(f.title for f in story.findings),
+            "10.2 ×", str(story.steps[0].command), *(f.title for f in story.findings),
             story.notes[0], str(story.steps[1].command), "0.9711", "Worst samples",
             "How to reproduce it"]  # fmt: skip
     places = [text.index(part) for part in told]

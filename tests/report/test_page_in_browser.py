@@ -15,7 +15,12 @@ from tests.report import stories
 pytestmark = pytest.mark.slow
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TELEPHONE, LAPTOP = (390, 844), (1280, 800)
-CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": stories.unjudged}
+CASES = {
+    "passed": stories.passed,
+    "rejected": stories.rejected,
+    "unjudged": stories.unjudged,
+    "everywhere": stories.everywhere,
+}
 FIRST = ("verdict", "sentence", "name", "version", "digest", "when", "where", "signed", "matrix",
          "chart-cause", "next", "step-0")  # fmt: skip
 FRAME = """html => new Promise(done => {
@@ -27,6 +32,15 @@ FRAME = """html => new Promise(done => {
   document.body.append(frame);
 })"""
 """As MLflow's artifact viewer does it."""
+BEYOND = """() => {
+  const edge = document.querySelector("main").getBoundingClientRect().right - 11;
+  return Array.from(document.querySelectorAll("main *"))
+    .filter(one => !one.closest(".scroll, .whole, .unseen, .worst, svg"))
+    .filter(one => one.getBoundingClientRect().right > edge)
+    .filter(one => !one.matches("main"))
+    .map(one => one.outerHTML.slice(0, 120));
+}"""
+"""What reaches into the margin at the right, or beyond it."""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +90,8 @@ def test_the_answer_is_on_the_first_screen(
         assert box["width"] > 20, ident
     unfold(page)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
+    beyond = page.evaluate(BEYOND)
+    assert beyond == []
 
 
 @pytest.mark.parametrize(

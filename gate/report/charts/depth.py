@@ -49,7 +49,7 @@ def depth(found: Localisation, *, name: str = "localisation", height: float = 26
     return chart(
         name,
         paint,
-        title=f"Where the file leaves the model: error along its depth ({found.runtime})",
+        title=f"Error along the depth of the model ({found.runtime})",
         alternative=f"{len(mapped)} layers in the order of execution, error in units of PyTorch's "
         f"own rounding. {'Wrong' if sources else 'Largest'}: {worst}",
         height=height,

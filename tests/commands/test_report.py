@@ -1,0 +1,137 @@
+"""`gate report` as its users call it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.decision.decision import decide
+from gate.records.localisation import Explanation
+from gate.report.folder import write
+from tests.builders import policy
+from tests.commands.running import runner
+from tests.report import stories
+
+_run, _json = runner("report")
+STRICT = """gate:
+  task: classification
+  runtimes:
+    ort-cpu:
+      required: always
+      bounds: {noise_ratio: 1.0e-3, top1_agreement: 1.0}
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, case in (("good", stories.passed()), ("bad", stories.rejected())):
+        write(folder / name, case.decision, case.evidence, explanation=case.explanation)
+    return folder
+
+
+@pytest.fixture
+def reports(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_help_has_examples_and_the_group_lists_it(capsys) -> None:
+    code, out, _ = _run(capsys, "--help")
+    assert code == 0
+    assert out.split("Examples:")[1].count("gate report ") == 4
+    assert "Exit code 0: the page is written, whatever the verdict; 2: it can't be." in out
+    assert cli.main(["--help"]) == 0
+    assert re.search(r"^  report .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("place", ["bad", "bad/evidence.json"])
+def test_the_page_comes_back_as_it_was(capsys, reports: Path, place: str) -> None:
+    page = reports / "bad/report.html"
+    before = page.read_text()
+    page.unlink()
+    (reports / "bad/pictures").mkdir()
+    (reports / "bad/pictures/notes.txt").write_text("no picture")
+    code, out, _ = _run(capsys, place)
+    assert code == 0
+    assert out.rstrip().endswith("report  bad/report.html")
+    assert page.read_text() == before
+    assert stories.LAYER in before
+
+
+def test_thumbnails_beside_the_evidence_are_shown(capsys, reports: Path) -> None:
+    (reports / "bad/pictures").mkdir()
+    (reports / "bad/pictures/20.png").write_bytes(stories.pictures()[20])
+    assert _run(capsys, "bad", "--output", "new/page.html")[0] == 0
+    assert (reports / "new/page.html").read_text().count("data:image/png") == 1
+
+
+def test_a_policy_judges_anew(capsys, reports: Path) -> None:
+    (reports / "strict.yaml").write_text(STRICT)
+    (reports / "good/decision.json").unlink()
+    code, plain = _json(capsys, "good", "--policy", "strict.yaml")
+    assert (code, plain["verdict"], plain["output"]) == (0, "FAIL", "good/report.html")
+    assert plain["story"]["headline"]["verdict"] == "FAIL"
+
+
+def test_two_are_compared(capsys, reports: Path) -> None:
+    code, out, _ = _run(capsys, "good", "bad")
+    assert code == 0
+    changed = {line.strip().split("  ")[0] for line in out.splitlines()}
+    assert {"verdict", "noise_ratio, ort-cpu", "noise_ratio, ort-cpu-optimized"} <= changed
+    assert re.search(r"noise_ratio, ort-cpu +1\.1 +33\.7 +worse", out)
+    assert "did not change" in out
+    page = (reports / "bad/comparison.html").read_text()
+    assert "Against the other judgement" in page
+    assert "▼ worse" in page
+    assert re.search(r"\d+ things did not change</summary>", page)
+    _, same, _ = _run(capsys, "good", "good")
+    assert re.search(r"^(\d+) of \1 did not change$", same, flags=re.MULTILINE)
+
+
+class TestWhatDoesNotFit:
+    def test_evidence_without_a_decision(self, capsys, reports: Path) -> None:
+        (reports / "good/decision.json").unlink()
+        code, out, err = _run(capsys, "good")
+        assert (code, out) == (2, "")
+        assert "good/decision.json is not there" in err
+        assert "--policy" in err
+
+    def test_a_decision_on_other_evidence(self, capsys, reports: Path) -> None:
+        code, _, err = _run(capsys, "good", "--decision", "bad/decision.json")
+        assert code == 2
+        assert "decides on the evidence sha256:" in err
+
+    def test_no_evidence(self, capsys, reports: Path) -> None:
+        code, _, err = _run(capsys, "nowhere")
+        assert code == 2
+        assert "cannot read nowhere" in err
+
+    def test_an_explanation_of_another_file(self, capsys, reports: Path) -> None:
+        case = stories.rejected()
+        found = case.explanation.localisation
+        assert found is not None
+        other = found.model_copy(update={"subject_sha256": case.decision.policy_sha256})
+        other.save(reports / "bad/localisation.json")
+        code, _, err = _run(capsys, "bad", "--explanation", "bad/localisation.json")
+        assert code == 2
+        assert "explains another file" in err
+        # Beside the evidence it is of an earlier file, and says nothing.
+        assert _run(capsys, "bad")[0] == 0
+        assert stories.LAYER not in (reports / "bad/report.html").read_text()
+        Explanation(localisation=found).save(reports / "bad/explanation.json")
+        assert _run(capsys, "bad")[0] == 0
+        assert stories.LAYER in (reports / "bad/report.html").read_text()
+
+
+def test_the_page_follows_the_policy_of_both(capsys, reports: Path) -> None:
+    (reports / "policy.json").write_text(policy().to_json())
+    code, plain = _json(capsys, "good", "bad", "--policy", "policy.json")
+    assert (code, plain["verdict"]) == (0, "FAIL")
+    again = decide(policy(), stories.rejected().evidence, decided_at="now")
+    assert plain["story"]["subject"]["sha256"] == str(again.subject_sha256)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence
+from gate.records.localisation import Explanation
+from gate.records.samples import Histogram
+from gate.report.charts import gallery
+from gate.report.charts.depth import depth
+from gate.report.charts.drawing import BLUE, RED, Chart, decimal
+from gate.report.charts.strain import strain, worst_first
+from gate.report.charts.trend import trend_charts
+from gate.story.story import Word
+from tests.builders import (  # fmt: skip
+    absent,
+    class_parity,
+    digest,
+    evidence,
+    output_parity,
+    policy,
+    runtime_evidence,
+)
+from tests.report import stories
+
+SPOILT = [math.nan, math.inf, 1.7e308, 0.0]
+
+
+def of(output: object) -> Evidence:
+    return evidence(runtimes=(runtime_evidence(outputs=(output,)),))
+
+
+def names(charts: tuple[Chart, ...]) -> set[str]:
+    return {chart.name for chart in charts}
+
+
+def texts(chart: Chart) -> list[str]:
+    root = ElementTree.fromstring(chart.file())
+    return ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+
+
+def all_of(case: stories.Case) -> tuple[Chart, ...]:
+    return gallery.of_report(case.story, case.evidence, case.decision, case.explanation)
+
+
+def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts() -> None:
+    charts = all_of(stories.rejected())
+    assert names(charts) == set(gallery.NAMES)
+    for chart in charts:
+        root = ElementTree.fromstring(chart.file())
+        assert root.attrib["role"] == "img"
+        assert root.attrib["aria-label"].startswith(chart.title)
+        assert root.attrib["viewBox"].split()[2] == "360"
+        assert len(texts(chart)) > 3
+        idents = [e.attrib["id"] for e in root.iter() if "id" in e.attrib]
+        assert all(ident.startswith(f"{chart.name}-") for ident in idents)
+
+
+def test_the_same_records_give_the_same_bytes_and_others_do_not() -> None:
+    assert all_of(stories.rejected()) == all_of(stories.rejected())
+    assert all_of(stories.rejected()) != all_of(stories.passed())
+
+
+def test_what_has_no_data_is_left_out() -> None:
+    assert gallery.of_evidence(evidence(runtimes=(absent("ort-cuda"),))) == ()
+    tensors = of(output_parity(classification=None))
+    assert names(gallery.of_evidence(tensors)) == {"latency"}
+
+
+@pytest.mark.parametrize("value", SPOILT)
+def test_spoilt_numbers_are_drawn(value: float) -> None:
+    confidence = Confidence(
+        mean=value, min=value, max=value, bands=(0.0, 0.0, 0.0, 1.0),
+        per_class=(ConfidenceOfClass(label=3, samples=1, mean=value, max=value, signed_mean=value,
+                                     reference_mean=value, candidate_mean=value),),
+    )  # fmt: skip
+    spread = Histogram(zeros=0, first=-4200, counts=(1,) * 8400, nonfinite=3)
+    output = output_parity(
+        max_abs_diff=value,
+        l2_max=value,
+        classification=class_parity(confidence=confidence, top1_disagreements=400),
+        differences=spread,
+    )
+    seen = of(output)
+    judged = decide(policy(), seen, decided_at="now")
+    words = tuple(map(stories.word, judged.checks))
+    drawn = gallery.of_evidence(seen, judged)
+    assert names(drawn) == {"differences", "confidence", "agreement", "latency"}
+    ranked = strain(words)
+    assert ranked is not None
+    for chart in (*drawn, ranked):
+        places = [
+            value
+            for element in ElementTree.fromstring(chart.svg).iter()
+            for key, value in element.attrib.items()
+            if key in ("d", "x", "y", "transform", "width", "height", "points")
+        ]
+        assert places
+        assert not re.search("nan|inf", " ".join(places)), chart.name
+
+
+@pytest.mark.parametrize("name", [stories.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
+def test_any_name_is_text_in_a_chart(name: str) -> None:
+    found = stories._layers(name)
+    chart = depth(found)
+    assert chart is not None
+    tags = {e.tag.rpartition("}")[2] for e in ElementTree.fromstring(chart.file()).iter()}
+    assert tags <= {"svg", "title", "desc", "g", "path", "text", "tspan", "defs", "use", "clipPath",
+                    "rect"}  # fmt: skip
+    assert any(text.startswith(name[:5]) for text in texts(chart))
+
+
+def test_what_fails_has_another_colour_and_another_shape() -> None:
+    words = [stories.word(check) for check in stories.rejected().decision.checks]
+    shown = {}
+    for verdict in (Verdict.PASS, Verdict.FAIL):
+        chosen = [w for w in words if w.check.verdict is verdict and w.strain is not None][:1]
+        chart = strain(chosen)
+        assert chart is not None
+        shown[verdict] = chart.svg
+    assert BLUE in shown[Verdict.PASS]
+    assert f"stroke: var(--red, {RED})" in shown[Verdict.FAIL]
+    shapes = [re.findall(r'<path id="strain-m[^"]*" d="([^"]*)"', svg) for svg in shown.values()]
+    assert shapes[0][-1] != shapes[1][-1]
+
+
+def test_the_worst_is_first_and_no_number_is_the_worst_of_all() -> None:
+    check = next(c for c in stories.passed().decision.checks if c.bound is not None)
+
+    def used(value: float | None) -> Word:
+        return stories.word(check).model_copy(update={"strain": value})
+
+    ranked = worst_first([used(0.1), used(None), used(math.nan), used(3.0)])
+    assert [word.strain for word in ranked][1:] == [3.0, 0.1]
+    assert math.isnan(ranked[0].strain or 0.0)
+
+
+def test_the_first_chart_is_of_the_cause() -> None:
+    rejected, passed = stories.rejected(), stories.passed()
+    layer = gallery.of_cause(rejected.story, rejected.explanation)
+    assert layer is not None
+    assert stories.LAYER in texts(layer)
+    finding = gallery.of_cause(rejected.story, Explanation())
+    assert finding is not None
+    blamed = {check.name for check in rejected.story.findings[0].checks}
+    drawn = [text for text in texts(finding) if text.startswith("ort-")]
+    assert {text.rpartition(" / ")[2] for text in drawn} == blamed
+    everything = gallery.of_cause(passed.story, passed.explanation)
+    assert everything is not None
+    assert "50 more in the table" in everything.title
+    assert gallery.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_the_depth_of_any_model_names_its_first_source(times: int) -> None:
+    found = stories._layers()
+    right = tuple(row for row in found.layers if row.verdict == "ok")
+    deep = found.model_copy(update={"layers": right * (times - 1) + found.layers})
+    chart = depth(deep)
+    assert chart is not None
+    assert stories.LAYER in texts(chart)
+    assert chart.svg.count("<use") < 900
+    assert depth(found.model_copy(update={"layers": ()})) is None
+
+
+def test_old_evidence_says_that_the_sign_was_not_recorded() -> None:
+    (chart,) = (c for c in gallery.of_evidence(evidence()) if c.name == "confidence")
+    assert "sign not recorded" in chart.alternative
+    (signed,) = (c for c in all_of(stories.rejected()) if c.name == "confidence")
+    assert "class 9 +0.00015" in signed.alternative
+    assert "class 0 -0.00012" in signed.alternative
+
+
+def test_agreement_has_the_interval_that_the_samples_prove() -> None:
+    few = of(output_parity(classification=class_parity(top1_disagreements=2)))
+    judged = decide(policy(), few, decided_at="now")
+    (chart,) = (c for c in gallery.of_evidence(few, judged) if c.name == "agreement")
+    assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01, "0.01"), (1.0, "1"), (1e6, "10⁶"), (1e-12, "10⁻¹²"), (0.0, "0")]
+)
+def test_numbers_at_an_axis_are_plain(value: float, text: str) -> None:
+    assert decimal(value) == text
+
+
+class Release:
+    def __init__(self, name: str, noise_ratio: float | None) -> None:
+        self.sha256 = digest(name)
+        self.noise_ratio = noise_ratio
+        self.agreement = 1.0
+        self.accuracy = None
+        self.latency_ms = math.nan
+
+
+def test_a_trend_is_drawn_of_what_two_releases_have() -> None:
+    charts = trend_charts([Release("a", 1.2), Release("b", 1.1), Release("c", None)])
+    assert [chart.name for chart in charts] == ["trend-noise_ratio", "trend-agreement"]
+    assert f"{digest('b').hex[:6]}: 1.1" in charts[0].alternative
+    assert trend_charts([Release("a", 1.2)]) == ()
