@@ -21,16 +21,14 @@ from gate.report import html, localisation, markdown, plots
 from gate.report.terminal import print_decision
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
+from gate.tracking.page import DESCRIPTION_LIMIT, RunPage, cut
+from gate.tracking.record import Judgement, write_promotion
 from pipelines import pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
-from pipelines.run_page import RunPage, cut
 from pipelines.twin_files import judged_twin
-
-DESCRIPTION_LIMIT = 5000
-"""Characters of a version's description: databases other than SQLite refuse more."""
 
 
 def main() -> int:
@@ -56,14 +54,16 @@ def main() -> int:
         temporary_folder() as folder,
         tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
     ):
-        pages.write_decision(page, decision, policy)
+        judgement = Judgement(
+            decision=decision, evidence=evidence, policy=policy, explanation=explanation
+        )
+        pages.write_decision(page, judgement)
         for name, png in drawn.items():
             page.bytes(png, f"plots/{name}.png")
-        page.file(paths.EXPLANATION)
-        page.note(markdown.describe(decision, evidence, {}, explanation))
         twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
         if twin is not None:
-            pages.write_twin(page, twin)
+            assert policy.twin is not None  # by judged_twin
+            pages.write_twin(page, twin, policy.twin, exact=decision)
         beside = "" if twin is None else markdown.describe_twin(twin.decision, twin.evidence)
         release = Release(
             model_name=registry_params.model_name,
@@ -72,7 +72,7 @@ def main() -> int:
             decision=decision,
             run_id=page.run_id,
             description=cut(
-                markdown.describe(decision, evidence, _links(page), explanation),
+                markdown.describe(decision, evidence, pages.links(page), explanation),
                 DESCRIPTION_LIMIT - len(beside),
             )
             + beside,
@@ -93,8 +93,10 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        story = markdown.describe(decision, evidence, _links(page, report), explanation) + beside
-        _write_outcome(page, report, story)
+        links = pages.links(page, report)
+        note = markdown.describe(decision, evidence, links, explanation) + beside
+        note = f"{note}\n{report.sentence()}\n"
+        write_promotion(page, promotion, model_name=release.model_name, note=note)
         report.save(paths.PROMOTION)
     _tell(decision, evidence, report, confidence=policy.confidence)
     if twin is not None:
@@ -110,28 +112,6 @@ def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
     bound decides anew without another measurement."""
     refit(paths.GOLDEN, folder / "golden", policy=policy, evidence=evidence)
     return GoldenFolder.open(folder / "golden")
-
-
-def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:
-    page.tags(
-        {
-            "gate.promotion": report.outcome,
-            "gate.promotion_reason": report.reason[:5000],
-            "gate.model_version": f"{report.model_name}/{report.version or 'none'}",
-        }
-    )
-    page.note(f"{description}\n{report.sentence()}\n")
-
-
-def _links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:
-    """Links that work on any host and port, because they stay within the page's server."""
-    links = {
-        "MLflow run": page.address,
-        "report with figures": f"{page.address}/artifacts/report.html",
-    }
-    if report is not None and report.version_address:
-        links["model version"] = report.version_address
-    return links
 
 
 def _tell(

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
-from gate.commands.options import CHECKPOINT, FILE, INPUTS, MODEL, REFERENCE
+from gate.commands.options import (
+    CHECKPOINT,
+    EXPERIMENT,
+    FILE,
+    INPUTS,
+    MODEL,
+    REFERENCE,
+    TRACKING_URI,
+)
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
+from gate.commands.tracked import runs_of_check, tracked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.front_door import Verdicted
     from gate.policy.policy import Policy, Role, Task
+    from gate.tracking.runs import Runs
 
 _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
@@ -42,6 +54,9 @@ class _Question(TypedDict):
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
     export_record: Path | None
+    track: bool
+    tracking_uri: str | None
+    experiment: str | None
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -85,6 +100,9 @@ class _Question(TypedDict):
     help="What gate export wrote beside the file: what the lint found then, and the exporter's "
     "warnings, for export_findings of the policy.",
 )  # fmt: skip
+@click.option("--track", is_flag=True, help="Write the whole record on a run of MLflow.")
+@TRACKING_URI
+@EXPERIMENT
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -100,14 +118,17 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
       gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
           --role image_embeds=embedding --role logits_per_image=scores
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --report report --track --tracking-uri http://127.0.0.1:5000
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.front_door import Reference, Workload, check
     from gate.preprocess.dumped import read_dumped
-    from gate.records.names import GOLDEN
-    from gate.report import folder
     from gate.story.making import story_of
 
+    runs = runs_of_check(
+        track=question["track"], uri=question["tracking_uri"], experiment=question["experiment"]
+    )
     policy, labels = _policy(question), question["labels"]
     workload = replace(
         Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
@@ -129,9 +150,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
             progress=progress,
         )
     decision, evidence = verdicted.decision, verdicted.evidence
-    if question["report"] is not None:
-        folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
-        _write_golden(question["report"] / GOLDEN, verdicted)
+    run = _write(question, verdicted, runs)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -141,8 +160,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
             "story": story_of(decision, evidence, explanation=verdicted.explanation).to_plain(),
+            "run": run,
         },
-        lambda console: _show(question, verdicted, console),
+        lambda console: _show(question, verdicted, run, console),
     )
 
 
@@ -166,6 +186,48 @@ def _role(text: str) -> tuple[str, Role]:
     return name, role  # type: ignore[return-value]
 
 
+def _write(question: _Question, verdicted: Verdicted, runs: Runs | None) -> dict[str, Any] | None:
+    """The report where one is asked for, and the run; gives what there is to say of the run."""
+    if question["report"] is None and runs is None:
+        return None
+    from gate.records.names import GOLDEN
+    from gate.report import folder
+    from gate.tracking.record import Judgement
+
+    decision, evidence = verdicted.decision, verdicted.evidence
+    with _folder(question["report"]) as report:
+        folder.write(report, decision, evidence, explanation=verdicted.explanation)
+        if question["report"] is not None:
+            _write_golden(report / GOLDEN, verdicted)
+        if runs is None:
+            return None
+        judgement = Judgement(
+            decision=decision,
+            evidence=evidence,
+            policy=verdicted.policy,
+            explanation=verdicted.explanation,
+        )
+        return tracked(
+            runs,
+            judgement,
+            folder=report,
+            inputs=question["inputs"],
+            remember=question["report"] is not None,
+        )
+
+
+@contextlib.contextmanager
+def _folder(report: Path | None) -> Iterator[Path]:
+    """The folder of the report, else one that is gone afterwards."""
+    from gate.storage.temporary import temporary_folder
+
+    if report is not None:
+        yield report
+        return
+    with temporary_folder() as folder:
+        yield folder
+
+
 def _write_golden(folder: Path, verdicted: Verdicted) -> None:
     """What a consumer of a file that passed will compare with; else nothing of an earlier one."""
     from gate.golden.folder import GOLDEN_JSON
@@ -177,7 +239,9 @@ def _write_golden(folder: Path, verdicted: Verdicted) -> None:
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
 
 
-def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
+def _show(
+    question: _Question, verdicted: Verdicted, run: dict[str, Any] | None, console: Console
+) -> None:
     from gate.report.terminal import print_decision
     from gate.story.wording import printable
 
@@ -200,3 +264,6 @@ def _show(question: _Question, verdicted: Verdicted, console: Console) -> None:
     )
     if question["report"] is not None:
         console.print(f"report  {question['report'] / 'report.html'}")
+    if run is not None:
+        shown = run["address"] or f"not written, the verdict stands: {run['error']}"
+        console.print(f"run     {printable(shown)}")

@@ -10,9 +10,9 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.errors import EvidenceError, RegistryError, RegistryUnavailable
+from gate.tracking.page import RunPage, cut
 from pipelines import paths
 from pipelines.run import PARENT_TAG, RunReference, Tracker, known_run, tracking_uri
-from pipelines.run_page import RunPage, cut
 from pipelines.stage import Stopped
 
 
