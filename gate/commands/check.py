@@ -160,7 +160,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
             "story": story_of(decision, evidence, explanation=verdicted.explanation).to_plain(),
-            "run": run,
+            **({"run": run} if run is not None else {}),
         },
         lambda console: _show(question, verdicted, run, console),
     )

@@ -122,12 +122,19 @@ def command(**request: Unpack[_Request]) -> Outcome:
         policy=policy,
         explanation=explanation_of(report),
     )
-    with _page(request, uri, judgement, release.twin) as page:
-        description = _description(judgement, page, own=request["run_id"] is None)
-        release = replace(release, run_id=page.run_id, description=description)
-        ledger = Ledger(request["ledger"])
-        promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
-        _write_outcome(page, promotion, judgement, request)
+    promotion: Promotion | None = None
+    try:
+        with _page(request, uri, judgement, release.twin) as page:
+            description = _description(judgement, page, own=request["run_id"] is None)
+            release = replace(release, run_id=page.run_id, description=description)
+            ledger = Ledger(request["ledger"])
+            promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
+            _write_outcome(page, promotion, judgement, request)
+    except GateError as error:
+        if promotion is None:
+            raise
+        # It stands, whatever becomes of the page that shows it.
+        click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
     return promoted(promotion, verdict=decision.verdict.value)
 
 
@@ -135,6 +142,7 @@ def _page(
     request: _Request, uri: str, judgement: Judgement, twin: Judged | None
 ) -> AbstractContextManager[RunPage]:
     """Of the run that was named, else of one with the whole record."""
+    from gate.decision.decision import decide
     from gate.tracking.record import Judgement
 
     runs = open_runs(uri, request["experiment"])
@@ -143,7 +151,8 @@ def _page(
     policy = judgement.policy.twin
     judged_twin = None
     if twin is not None and policy is not None:
-        judged_twin = Judgement(decision=twin.decision, evidence=twin.evidence, policy=policy)
+        decision = decide(policy, twin.evidence, decided_at=twin.decision.decided_at)
+        judged_twin = Judgement(decision=decision, evidence=twin.evidence, policy=policy)
     return page_of_release(runs, judgement, report=request["report"], twin=judged_twin)
 
 
@@ -163,17 +172,14 @@ def _description(
 def _write_outcome(
     page: RunPage, promotion: Promotion, judgement: Judgement, request: _Request
 ) -> None:
-    """Write on the run's page what became of it. The promotion stands, whatever becomes of that."""
+    """Write on the run's page what became of it."""
     from gate.tracking.record import write_promotion
 
     name, own = request["name"], request["run_id"] is None
     version = None if promotion.version is None else (name, promotion.version)
     note = _description(judgement, page, own=own, version=version)
     closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
-    try:
-        write_promotion(page, promotion, model_name=name, note=closing)
-    except GateError as error:
-        click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
+    write_promotion(page, promotion, model_name=name, note=closing)
 
 
 def _golden(named: Path | None, report: Path) -> GoldenFolder | None:

@@ -42,7 +42,9 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
 
 def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert promote.main() == Status.DONE
-    assert ui.links("http://x")[-1] == "version: http://x/#/models/tiny/versions/1"
+    *_, rejected, version = ui.links("http://x")
+    assert version == "version: http://x/#/models/tiny/versions/1"
+    assert rejected.startswith("rejected: http://x/#/experiments/1/runs?searchFilter=tags.%60gate")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
     assert "make repro" in ui.links("http://x")[-1]
 
