@@ -19,6 +19,7 @@ from gate.storage.redaction import redacted
 from gate.tracking.calling import calling
 from gate.tracking.page import RunPage, RunStatus, written
 from gate.tracking.runs import RunReference
+from gate.tracking.views import offer_views
 from pipelines import paths
 from pipelines.experiment import experiment_id
 from pipelines.run_watch import RunWatch
@@ -56,6 +57,7 @@ class Tracker:
                 if self.parent
                 else experiment_id(self.client, experiment, local=self.uri.startswith("sqlite:"))
             )
+        offer_views(self.client, self.uri, experiment_id=self.experiment_id)
 
     @contextlib.contextmanager
     def new_run(self, stage: str) -> Iterator[RunPage]:

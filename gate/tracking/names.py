@@ -1,9 +1,6 @@
-"""What the list of runs shows of a judgement: the run's name, its status, its tags; and the address
-of the list with the rejected runs alone."""
+"""What the list of runs shows of a judgement: the run's name, its status, its tags."""
 
 from __future__ import annotations
-
-from urllib.parse import quote
 
 from gate.decision.checks import Verdict
 from gate.storage.digest import Digest
@@ -42,9 +39,3 @@ def headline_tags(headline: Headline) -> dict[str, object]:
         "gate.cause": headline.cause,
         "gate.blamed": headline.blamed and headline.blamed[:5000],
     }
-
-
-def rejected_runs(experiment_id: str) -> str:
-    """The list of the experiment's rejected runs within MLflow's user interface."""
-    query = quote("tags.`gate.verdict` = 'FAIL'", safe="")
-    return f"#/experiments/{experiment_id}/runs?searchFilter={query}"

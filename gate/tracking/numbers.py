@@ -82,11 +82,12 @@ def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
 
 
 def table(evidence: Evidence) -> list[dict[str, object]]:
-    """All numbers as rows: where, which, its value."""
+    """All numbers as rows: where, which, its value; to six digits, because the page cuts a long one
+    off before its exponent. In full they are in the evidence."""
     rows: list[dict[str, object]] = []
     for name, value in of_evidence(evidence):
         where, _, number = name.partition("/")
-        rows.append({"runtime": where, "number": number, "value": value})
+        rows.append({"runtime": where, "number": number, "value": float(f"{value:.6g}")})
     return rows
 
 

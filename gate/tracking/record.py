@@ -26,6 +26,7 @@ from gate.records.names import (
 from gate.registry.release import Promotion
 from gate.report import markdown
 from gate.storage.record import Record
+from gate.story import wording
 from gate.story.making import story_of
 from gate.story.story import Change, Story
 from gate.tracking import numbers
@@ -239,7 +240,14 @@ def _titles(checks: tuple[CheckResult, ...]) -> str | None:
 
 
 def _row(check: CheckResult) -> dict[str, Any]:
-    plain = check.to_plain()
-    keys = ("verdict", "runtime", "output", "name", "observed", "relation", "bound", "samples",
-            "explanation", "remedy")  # fmt: skip
-    return {key: plain[key] for key in keys}
+    return {
+        "verdict": check.verdict.value,
+        "runtime": check.runtime,
+        "output": check.output,
+        "name": check.name,
+        "observed": wording.observed(check),
+        "allowed": wording.allowed(check),
+        "samples": check.samples,
+        "explanation": check.explanation,
+        "remedy": check.remedy,
+    }

@@ -18,6 +18,7 @@ from gate.storage.redaction import redacted
 from gate.tracking.calling import calling
 from gate.tracking.page import RunPage, RunStatus
 from gate.tracking.record import DECIDED_TAG
+from gate.tracking.views import offer_views
 
 REFERENCE = "run.json"
 """Name of the file in the folder of a report that names the run with the same record."""
@@ -45,6 +46,7 @@ class Runs:
         with calling(uri, f"open the experiment '{experiment}'"):
             self._client = MlflowClient(uri, uri)
             self._experiment_id = experiment_id(self._client, experiment, artifacts=_artifacts(uri))
+        offer_views(self._client, uri, experiment_id=self._experiment_id)
 
     @contextmanager
     def new(self, name: str) -> Iterator[RunPage]:

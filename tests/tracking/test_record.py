@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
@@ -17,7 +16,7 @@ from gate.registry.release import Promotion
 from gate.report import folder as report_folder
 from gate.story.story import Headline
 from gate.tracking import numbers
-from gate.tracking.names import judged_name, rejected_runs, unjudged_name
+from gate.tracking.names import judged_name, unjudged_name
 from gate.tracking.page import RunPage
 from gate.tracking.record import Judgement, write_judgement, write_promotion, write_twin
 from gate.tracking.runs import Runs
@@ -128,16 +127,6 @@ def test_names(headline: dict[str, Any], name: str) -> None:
     expected = f"gate {verdict} {SHORT} {blamed}".rstrip()
     assert judged_name(told.verdict, digest("model.onnx"), told) == expected
     assert unjudged_name("exported", digest("model.onnx")) == f"gate exported {SHORT}"
-
-
-def test_the_address_of_the_rejected_runs_is_a_filter_of_mlflow(runs: Runs, tmp_path: Path) -> None:
-    """Whatever the address bar makes of it: MLflow itself takes the query, and finds the one."""
-    recorded(runs, judgement(passed()), tmp_path / "first")
-    bad = recorded(runs, judgement(failed()), tmp_path / "second")
-    address = rejected_runs(bad.experiment_id)
-    query = unquote(address.partition("searchFilter=")[2])
-    found = bad.client.search_runs([bad.experiment_id], query)
-    assert [run.info.run_id for run in found] == [bad.run_id]
 
 
 def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
