@@ -49,8 +49,7 @@ def main() -> int:
                     model, example, settings=settings, output=staged, source=source
                 )
             except ExportRefused as refused:
-                page.tags({"gate.verdict": "FAIL"})
-                page.note(f"Not exported.\n\n```\n{refused}\n```\n")
+                pages.write_refused_export(page, str(refused))
                 print(f"refused: {refused}")
                 return Status.REJECTED
         checked = self_check(model, exported, example)

@@ -1,70 +1,48 @@
-"""What each stage writes on the run's page. A replaced run gets all of it again."""
+"""What each stage writes on the run's page, with what only the pipeline has. A replaced run gets
+all of it again."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from gate.decision.checks import CheckResult
 from gate.decision.decision import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.registry.judged import Judged
-from gate.storage.record import Record
-from pipelines import numbers, paths
+from gate.tracking import record
+from gate.tracking.names import unjudged_name
+from gate.tracking.page import RunPage
+from gate.tracking.record import Judgement
+from pipelines import paths
 from pipelines.export_report import ExportReport
-from pipelines.run_page import RunPage
+from pipelines.promotion_report import PromotionReport
 
 
 def write_export(page: RunPage, report: ExportReport) -> None:
     """Every export setting, the file's SHA-256 and size, the self-check, where it comes from."""
-    subject, record = report.subject, report.record
-    settings = {f"export.{key}": value for key, value in record.settings.items()}
-    page.params({"export.strategy": record.strategy, **settings})
-    page.params({"export.rungs": "\n".join(record.rungs)[:5000] or "none"})
-    page.params({"export.opset_in_file": subject.opset, "export.producer": subject.producer})
-    page.tags(
-        {
-            "gate.sha256": subject.sha256.hex,
-            "gate.verdict": "not judged yet",
-            "gate.reference": report.source.factory,
-            "gate.checkpoint_sha256": report.source.checkpoint_sha256,
-            "gate.train_run": report.train_run or "unknown",
-        }
-    )
-    page.metrics({"export/size_bytes": float(subject.size_bytes)})
-    page.metrics(report.self_check_numbers())
+    subject = report.subject
+    record.write_export(page, subject, source=report.source, export=report.record)
+    page.tags({"gate.verdict": "not judged yet", "gate.train_run": report.train_run or "unknown"})
+    page.metrics({"export/size_bytes": float(subject.size_bytes), **report.self_check_numbers()})
     page.file(paths.EXPORT_REPORT)
     page.file(paths.PREPROCESSING)
     page.note(
         f"Exported as `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}; "
         "not measured yet.\n"
     )
+    page.named(unjudged_name("exported", subject.sha256))
+
+
+def write_refused_export(page: RunPage, refusal: str) -> None:
+    """Why there is no file. The run ends FAILED."""
+    first = next(iter(refusal.splitlines()), "the exporter refused")
+    page.tags({"gate.verdict": "FAIL", "gate.cause": "export", "gate.headline": first[:5000]})
+    page.note(f"Not exported.\n\n```\n{refusal}\n```\n")
+    page.named("gate FAIL not exported")
+    page.ends = "FAILED"
 
 
 def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
-    """Every number of the evidence, the switches, the machine, and the data set."""
-    page.params(switches(policy))
-    environment = evidence.environment
-    page.tags({f"environment.{name}": version for name, version in environment.versions.items()})
-    hardware = {
-        name: getattr(environment, name) for name in ("cpu", "cuda", "cudnn", "gpu", "driver")
-    }
-    page.tags({f"environment.{name}": value or "none" for name, value in hardware.items()})
-    page.tags(
-        {f"determinism.{name}": value for name, value in environment.determinism.to_plain().items()}
-    )
-    page.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
-               for runtime in evidence.runtimes})  # fmt: skip
-    page.metrics(dict(numbers.of_evidence(evidence)))
-    for runtime, output in numbers.of_outputs(evidence):
-        for entry in output.classification.confidence.per_class if output.classification else ():
-            curve = {f"{runtime}/confidence_by_class/mean": entry.mean,
-                     f"{runtime}/confidence_by_class/max": entry.max}  # fmt: skip
-            # From step 1: step 0 is the summary's, which MLflow links to the model.
-            page.metrics(curve, step=entry.label + 1)
-    page.dataset(
-        "evaluation", digest=str(evidence.dataset.sha256), source=paths.EVAL_IMAGES, context="eval"
-    )
+    """The numbers of the evidence, the switches, the machine, and the data set."""
+    record.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
     page.file(paths.EVIDENCE)
     page.file(paths.SAMPLES)
     for plot in sorted(paths.PLOTS.glob("*.svg")):
@@ -73,76 +51,23 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
         f"Measured `{evidence.subject.sha256}` on {evidence.dataset.samples} samples; "
         "not decided yet.\n"
     )
+    page.named(unjudged_name("measured", evidence.subject.sha256))
 
 
-def write_decision(page: RunPage, decision: Decision, policy: Policy) -> None:
-    """The verdict, the table of checks, and the policy that it was judged by."""
-    page.tags(
-        {
-            "gate.verdict": decision.verdict,
-            "gate.sha256": decision.subject_sha256.hex,
-            "gate.policy_sha256": decision.policy_sha256.hex,
-            "gate.evidence_sha256": decision.evidence_sha256.hex,
-            "gate.runtimes": ",".join(decision.runtimes) or "none",
-            "gate.failed_checks": ", ".join(c.title for c in decision.problems)[:5000] or "none",
-            "gate.waived_checks": ", ".join(c.title for c in decision.waived)[:5000] or "none",
-        }
-    )
-    page.metrics(
-        {
-            "decision/checks": float(len(decision.checks)),
-            "decision/problems": float(len(decision.problems)),
-            "decision/waived": float(len(decision.waived)),
-        }
-    )
-    page.table([_row(check) for check in decision.checks], "checks.json")
-    page.file(paths.DECISION)
-    page.text(policy.to_json(indent=2) + "\n", "policy.json")
+def write_decision(page: RunPage, judgement: Judgement) -> None:
+    """The report, the verdict, and the settings that it was made by."""
+    record.write_report(page, paths.REPORTS)
     page.file(paths.PARAMS)
-    page.file(paths.PAGE)
+    record.write_decision(page, judgement)
 
 
-def write_twin(page: RunPage, twin: Judged) -> None:
-    """The verdict on the quantized twin and the table of its checks."""
-    decision = twin.decision
-    page.tags(
-        {
-            "gate.twin_sha256": decision.subject_sha256.hex,
-            "gate.twin_verdict": decision.verdict,
-            "gate.twin_failed_checks": ", ".join(c.title for c in decision.problems)[:5000]
-            or "none",
-        }
-    )
-    page.metrics({"twin/size_bytes": float(twin.evidence.subject.size_bytes)})
-    page.metrics({f"twin/{name}": value for name, value in numbers.of_evidence(twin.evidence)})
-    page.table([_row(check) for check in decision.checks], "twin_checks.json")
+def write_twin(page: RunPage, twin: Judged, policy: Policy, *, exact: Decision) -> None:
+    """The verdict on the quantized twin, by the twin's own policy."""
+    judgement = Judgement(decision=twin.decision, evidence=twin.evidence, policy=policy)
+    record.write_twin(page, judgement, exact=exact)
 
 
-def switches(policy: Policy) -> dict[str, object]:
-    """The settings of the policy that decide how is measured, flat."""
-    sections: dict[str, Record] = {
-        "determinism": policy.determinism,
-        "cuda_provider": policy.cuda_provider,
-        "instruments": policy.instruments,
-    }
-    flat: dict[str, object] = {
-        f"gate.{name}.{key}": value
-        for name, section in sections.items()
-        for key, value in section.to_plain().items()
-    }
-    for name, runtime in policy.runtimes.items():
-        flat[f"gate.runtimes.{name}.required"] = runtime.required
-    return flat
-
-
-def runtime_state(evidence: Evidence, name: str) -> str:
-    """`measured`, or why not."""
-    runtime = next(r for r in evidence.runtimes if r.runtime == name)
-    return (runtime.failure or runtime.absent_reason or "measured")[:5000]
-
-
-def _row(check: CheckResult) -> dict[str, Any]:
-    plain = check.to_plain()
-    keys = ("verdict", "runtime", "output", "name", "observed", "relation", "bound", "samples",
-            "explanation", "remedy")  # fmt: skip
-    return {key: plain[key] for key in keys}
+def links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:
+    """To the run and its report, and to the version of which the report of the promotion speaks."""
+    version = (report.model_name, report.version) if report and report.version else None
+    return record.links(page, version=version)

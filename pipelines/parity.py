@@ -21,12 +21,14 @@ from gate.records.evidence import Evidence, Subject
 from gate.report import folder, localisation
 from gate.report.charts import gallery
 from gate.storage import atomic
+from gate.tracking.numbers import of_outputs
+from gate.tracking.page import RunPage
+from gate.tracking.record import runtime_state, switches
 from pipelines import numbers, pages, paths, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import measured, preprocessing_of, write_golden, write_samples
 from pipelines.params import RegistryParams, load_policy
 from pipelines.run import Tracker
-from pipelines.run_page import RunPage
 
 
 def main() -> int:
@@ -39,7 +41,7 @@ def main() -> int:
         pages.write_export(page, report)
 
     with tracker.shared_run(
-        "parity", earlier="export", settings=pages.switches(policy), replay=replay
+        "parity", earlier="export", settings=switches(policy), replay=replay
     ) as page:
         evidence, case, table = _measure(policy, report)
         evidence.save(paths.EVIDENCE)
@@ -53,7 +55,7 @@ def main() -> int:
     print(
         f"{paths.EVIDENCE}: {evidence.dataset.samples} samples; "
         + ", ".join(
-            f"{runtime.runtime} {pages.runtime_state(evidence, runtime.runtime).split(':')[0]}"
+            f"{runtime.runtime} {runtime_state(evidence, runtime.runtime).split(':')[0]}"
             for runtime in evidence.runtimes
         )
     )
@@ -93,7 +95,7 @@ def _write_numbers(evidence: Evidence) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])
-    for place, output in numbers.of_outputs(evidence):
+    for place, output in of_outputs(evidence):
         logits = output.classification
         for entry in logits.confidence.per_class if logits else ():
             writer.writerow([place, entry.label, entry.mean, entry.max])

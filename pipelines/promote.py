@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gate.commands.outcome import console
 from gate.commands.status import Status
-from gate.decision.decision import decide
+from gate.decision.decision import Decision, decide
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
@@ -18,7 +18,7 @@ from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import Release, promote
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.status_line import DESCRIPTION_LIMIT, STATUS_LIMIT
+from gate.registry.status_line import BODY_LIMIT
 from gate.report import markdown
 from gate.report.folder import pictures
 from gate.report.page import page as page_of
@@ -28,18 +28,16 @@ from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
 from gate.story.change import change_of
 from gate.story.making import story_of
-from gate.story.story import Story
+from gate.story.story import Step, Story
+from gate.tracking.page import RunPage, cut
+from gate.tracking.record import Judgement, write_promotion
 from pipelines import pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
 from pipelines.params import RegistryParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
-from pipelines.run_page import RunPage, cut
 from pipelines.twin_files import judged_twin
-
-BODY_LIMIT = DESCRIPTION_LIMIT - STATUS_LIMIT - 2
-"""Characters of a version's description below its status line."""
 
 
 def main() -> int:
@@ -60,9 +58,16 @@ def main() -> int:
     change = change_of(decision, evidence, champion)
     change.save(paths.CHANGE)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
-    story = story_of(
-        decision, evidence, explanation=explanation, change=change, confidence=policy.confidence
-    ).about(name=registry_params.model_name)
+    judgement = Judgement(
+        decision=decision,
+        evidence=evidence,
+        policy=policy,
+        explanation=explanation,
+        change=change,
+        model_name=registry_params.model_name,
+        steps=_steps(decision),
+    )
+    story = judgement.story
     drawn = Report(
         story, evidence, decision, explanation=explanation, pictures=pictures(paths.REPORTS)
     )
@@ -76,15 +81,13 @@ def main() -> int:
         temporary_folder() as folder,
         tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
     ):
-        pages.write_decision(page, decision, policy)
+        pages.write_decision(page, judgement)
         for chart in drawn.charts:
             page.bytes(chart.file(), f"plots/{chart.name}.svg")
-        page.file(paths.EXPLANATION)
-        page.file(paths.CHANGE)
-        page.note(markdown.describe(story, {}))
         twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
         if twin is not None:
-            pages.write_twin(page, twin)
+            assert policy.twin is not None  # by judged_twin
+            pages.write_twin(page, twin, policy.twin, exact=decision)
         beside = "" if twin is None else markdown.describe_twin(_story(twin))
         release = Release(
             model_name=registry_params.model_name,
@@ -93,7 +96,7 @@ def main() -> int:
             decision=decision,
             run_id=page.run_id,
             description=cut(
-                markdown.describe(story, _links(page)),
+                markdown.describe(story, pages.links(page)),
                 BODY_LIMIT - len(beside),
             )
             + beside,
@@ -114,8 +117,9 @@ def main() -> int:
             run_id=page.run_id,
             experiment_id=page.experiment_id,
         )
-        text = markdown.describe(story, _links(page, report)) + beside
-        _write_outcome(page, report, text)
+        note = markdown.describe(story, pages.links(page, report)) + beside
+        note = f"{note}\n{report.sentence()}\n"
+        write_promotion(page, promotion, model_name=release.model_name, note=note)
         report.save(paths.PROMOTION)
     _tell(story, report)
     if twin is not None:
@@ -133,26 +137,12 @@ def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
     return GoldenFolder.open(folder / "golden")
 
 
-def _write_outcome(page: RunPage, report: PromotionReport, description: str) -> None:
-    page.tags(
-        {
-            "gate.promotion": report.outcome,
-            "gate.promotion_reason": report.reason[:5000],
-            "gate.model_version": f"{report.model_name}/{report.version or 'none'}",
-        }
-    )
-    page.note(f"{description}\n{report.sentence()}\n")
-
-
-def _links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:
-    """Links that work on any host and port, because they stay within the page's server."""
-    links = {
-        "MLflow run": page.address,
-        "report with figures": f"{page.address}/artifacts/report.html",
-    }
-    if report is not None and report.version_address:
-        links["model version"] = report.version_address
-    return links
+def _steps(decision: Decision) -> tuple[Step, ...]:
+    """What to do next in this project."""
+    look = Step(label="Look at it in MLflow", command="make ui")
+    if decision.passed:
+        return (look, Step(label="Serve it", command="make stack"))
+    return (look, Step(label="Judge it again, when the cause is mended", command="make repro"))
 
 
 def _story(twin: Judged) -> Story:

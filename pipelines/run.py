@@ -1,7 +1,9 @@
 """The MLflow run that export, parity and promote share, and the run of training.
 
 Promises: run ids are always explicit; a run of a deleted or other server is replaced, not
-trusted; a run ends FINISHED, FAILED or KILLED, also after kill -9 (at the next stage's start);
+trusted, and one that ended FAILED is gone on with like any other; a run ends FINISHED, FAILED
+(after an error, and with the verdict FAIL or ERROR) or KILLED, also after kill -9 (at the next
+stage's start);
 `MLFLOW_RUN_ID`, which `mlflow run` hands to every child, becomes the parent and is never resumed.
 """
 
@@ -10,31 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 from gate.errors import EvidenceError
 from gate.registry.mlflow.preflight import preflight
-from gate.storage.record import Record
 from gate.storage.redaction import redacted
+from gate.tracking.calling import calling
+from gate.tracking.page import RunPage, RunStatus, written
+from gate.tracking.runs import RunReference
+from gate.tracking.views import offer_views
 from pipelines import paths
-from pipelines.calling import calling
 from pipelines.experiment import experiment_id
-from pipelines.run_page import RunPage
 from pipelines.run_watch import RunWatch
 from pipelines.stage import Stopped
 
 PARENT_TAG = "mlflow.parentRunId"
 STAGE_TAG = "gate.stage."
-
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-
-class RunReference(Record):
-    """Which run a stage wrote to: a small DVC output, checked before it is believed."""
-
-    run_id: str
-    experiment_id: str
-    tracking_uri: str
 
 
 def tracking_uri() -> str:
@@ -65,6 +57,7 @@ class Tracker:
                 if self.parent
                 else experiment_id(self.client, experiment, local=self.uri.startswith("sqlite:"))
             )
+        offer_views(self.client, self.uri, experiment_id=self.experiment_id)
 
     @contextlib.contextmanager
     def new_run(self, stage: str) -> Iterator[RunPage]:
@@ -114,14 +107,15 @@ class Tracker:
             return "is in another experiment"
         if data.tags.get(STAGE_TAG + stage) == "done":
             return f"already holds the results of '{stage}'"
-        if any(data.params.get(key, str(value)) != str(value) for key, value in settings.items()):
+        texts = {key: written(value) for key, value in settings.items()}
+        if any(data.params.get(key, text) != text for key, text in texts.items()):
             return "was made with other settings"
         return None
 
     @contextlib.contextmanager
     def _writing(self, run_id: str, stage: str) -> Iterator[RunPage]:
         """Mark the run RUNNING while the stage writes; remember it in `reports/runs/`."""
-        status: Status = "FAILED"
+        status: RunStatus = "FAILED"
         with self._watch.alive(run_id):
             try:
                 page = RunPage(self.client, self.uri, run_id, self.experiment_id)
@@ -135,7 +129,7 @@ class Tracker:
                     experiment_id=self.experiment_id,
                     tracking_uri=redacted(self.uri),
                 ).save(paths.run_reference(stage))
-                status = "FINISHED"
+                status = page.ends
             except (KeyboardInterrupt, Stopped):
                 status = "KILLED"
                 raise
@@ -148,12 +142,12 @@ class Tracker:
         tags = resolve_tags()  # user, source and commit, as mlflow.start_run would tag it
         if self.parent:
             tags[PARENT_TAG] = self.parent
-        name = "train" if stage == "train" else "gate"
+        name = "train" if stage == "train" else f"gate {stage}"
         with calling(self.uri, "open a run"):
             run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
         return str(run.info.run_id)
 
-    def _end(self, run_id: str, status: Status, *, if_running: bool = False) -> None:
+    def _end(self, run_id: str, status: RunStatus, *, if_running: bool = False) -> None:
         from mlflow.exceptions import MlflowException
 
         # An unreachable server must not hide the error that ended the stage.

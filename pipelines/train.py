@@ -20,11 +20,11 @@ from gate.commands.status import Status
 from gate.errors import DataError, ModelError
 from gate.model.loading import load_checkpoint, save_checkpoint
 from gate.storage import atomic
+from gate.tracking.page import RunPage
 from pipelines import paths, stage
 from pipelines.model import build, check_labels
 from pipelines.params import ModelParams, RegistryParams, TrainParams
 from pipelines.run import Tracker
-from pipelines.run_page import RunPage
 
 EVAL_BATCH = 128
 

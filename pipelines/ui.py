@@ -18,6 +18,7 @@ from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from gate.registry.mlflow.process import quiet_process
 from gate.storage.redaction import redacted
+from gate.tracking.views import ALL, REJECTED, view_address
 from pipelines import paths, stage
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.run import known_run, tracking_uri
@@ -85,13 +86,26 @@ def links(base: str) -> list[str]:
     if report is None:
         run = known_run("parity") or known_run("export")
         page = f"{base}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if run else base
-        return [f"run:     {page}", "version: nothing was promoted yet; make repro"]
+        return [
+            f"run:     {page}",
+            *(_lists(base, run.experiment_id) if run else []),
+            "version: nothing was promoted yet; make repro",
+        ]
     due = promotion_is_due()
     return [
         report.sentence(),
         f"run:     {base}/{report.run_address}",
+        *_lists(base, report.experiment_id),
         f"version: {base}/{report.version_address or f'#/models/{report.model_name}'}",
         *([f"But {due}: make repro"] if due else []),
+    ]
+
+
+def _lists(base: str, experiment_id: str) -> list[str]:
+    """All runs with their headlines, and the rejected ones."""
+    return [
+        f"runs:    {base}/{view_address(experiment_id, ALL)}",
+        f"refused: {base}/{view_address(experiment_id, REJECTED)}",
     ]
 
 

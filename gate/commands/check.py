@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -23,6 +23,7 @@ from gate.commands.given import (
 )
 from gate.commands.options import (
     CHECKPOINT,
+    EXPERIMENT,
     INPUTS,
     LEDGER,
     MODEL,
@@ -32,16 +33,19 @@ from gate.commands.options import (
 )
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar, spinner
+from gate.commands.reported import report_folder, write_report
 from gate.commands.status import Status
+from gate.commands.tracked import runs_of_check, tracked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.decision.champion import Champion
-    from gate.front_door import Verdicted
+    from gate.front_door import Reference, Verdicted
     from gate.policy.policy import Policy, Role, Task
-    from gate.preprocess.spec import PreprocessSpec
     from gate.story.story import Story
+    from gate.tracking.record import Judgement
+    from gate.tracking.runs import Runs
 
 _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
@@ -67,7 +71,9 @@ class _Question(TypedDict):
     verbose: bool
     against: str | None
     ledger: Path
+    track: bool
     tracking_uri: str | None
+    experiment: str | None
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
@@ -119,7 +125,9 @@ class _Question(TypedDict):
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
 @AGAINST
 @LEDGER
+@click.option("--track", is_flag=True, help="Write the whole record on a run of MLflow.")
 @TRACKING_URI
+@EXPERIMENT
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -137,19 +145,25 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --labels labels.npy --policy params.yaml --against digits --report report
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --report report --track --tracking-uri http://127.0.0.1:5000
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.preprocess.dumped import read_dumped
 
+    runs = runs_of_check(
+        track=question["track"],
+        uri=question["tracking_uri"],
+        experiment=question["experiment"],
+        against=question["against"],
+    )
     policy, labels = _policy(question), question["labels"]
     dumped = read_dumped(question["tensors"])
 
     with spinner("loading PyTorch and the model"):  # after what is wrong without them
         from gate.front_door import Reference, Workload, check
-        from gate.records.names import CHANGE, GOLDEN
-        from gate.report import folder
         from gate.storage.temporary import temporary_folder
-        from gate.story.making import story_of
+        from gate.tracking.record import Judgement
 
         workload = replace(
             Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
@@ -173,21 +187,15 @@ def command(**question: Unpack[_Question]) -> Outcome:
                 progress=progress,
             )
     decision, evidence = verdicted.decision, verdicted.evidence
-    story = story_of(
-        decision,
-        evidence,
+    judgement = Judgement(
+        decision=decision,
+        evidence=evidence,
+        policy=verdicted.policy,
         explanation=verdicted.explanation,
         change=verdicted.change,
-        confidence=verdicted.policy.confidence,
-    ).with_files(_files(question))
-    if question["report"] is not None:
-        # The page shows the pictures that are there.
-        _write_samples(question["report"], verdicted, spec=reference.spec)
-        folder.write(
-            question["report"], decision, evidence, story=story, explanation=verdicted.explanation
-        )
-        verdicted.change.save(question["report"] / CHANGE)
-        _write_golden(question["report"] / GOLDEN, verdicted)
+    )
+    run = _write(question, verdicted, judgement, reference=reference, runs=runs)
+    story = judgement.story.with_files(_files(question))
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -197,8 +205,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
             "story": story.to_plain(),
+            **({"run": run} if run is not None else {}),
         },
-        lambda console: _show(question, verdicted, story, console),
+        lambda console: _show(question, verdicted, story, console, run=run),
     )
 
 
@@ -217,15 +226,24 @@ def _champion(question: _Question, policy: Policy, folder: Path) -> Champion | N
     return champion_against(question["against"], policy=policy, places=places, into=folder)
 
 
-def _write_golden(folder: Path, verdicted: Verdicted) -> None:
-    """What a consumer of a file that passed will compare with; else nothing of an earlier one."""
-    from gate.golden.folder import GOLDEN_JSON
-    from gate.parity.golden import write_golden_of
-
-    if verdicted.decision.passed:
-        write_golden_of(folder, verdicted.case, evidence=verdicted.evidence)
-    else:
-        (folder / GOLDEN_JSON).unlink(missing_ok=True)
+def _write(
+    question: _Question,
+    verdicted: Verdicted,
+    judgement: Judgement,
+    *,
+    reference: Reference,
+    runs: Runs | None,
+) -> dict[str, Any] | None:
+    """The report where one is asked for, and the run; gives what there is to say of the run."""
+    wanted = question["report"] is not None
+    if not wanted and runs is None:
+        return None
+    story = judgement.story.with_files(_files(question))
+    with report_folder(question["report"]) as report:
+        write_report(report, verdicted, story=story, reference=reference, golden=wanted)
+        if runs is None:
+            return None
+        return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)
 
 
 def _files(question: _Question) -> dict[str, str]:
@@ -234,17 +252,14 @@ def _files(question: _Question) -> dict[str, str]:
     return names if question["report"] is None else {**names, "DIR": str(question["report"])}
 
 
-def _write_samples(folder: Path, verdicted: Verdicted, *, spec: PreprocessSpec | None) -> None:
-    """Every sample as a row, and the worst ones as pictures, where they are some."""
-    from gate.parity import thumbnails
-    from gate.records.names import PICTURES, SAMPLES
-
-    verdicted.samples.save(folder / SAMPLES)
-    worst = thumbnails.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
-    thumbnails.save(folder / PICTURES, worst)
-
-
-def _show(question: _Question, verdicted: Verdicted, story: Story, console: Console) -> None:
+def _show(
+    question: _Question,
+    verdicted: Verdicted,
+    story: Story,
+    console: Console,
+    *,
+    run: dict[str, Any] | None,
+) -> None:
     from gate.report.terminal import print_story
     from gate.story.wording import printable
 
@@ -258,3 +273,6 @@ def _show(question: _Question, verdicted: Verdicted, story: Story, console: Cons
     )  # fmt: skip
     if question["report"] is not None:
         console.print(f"report  {question['report'] / 'report.html'}")
+    if run is not None:
+        shown = run["address"] or f"not written, the verdict stands: {run['error']}"
+        console.print(f"run     {printable(shown)}")

@@ -50,6 +50,10 @@ TRACKING_URI = click.option(
     help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here. "
     f"{KEPT_ELSEWHERE}",
 )  # fmt: skip
+EXPERIMENT = click.option(
+    "--experiment", envvar="MLFLOW_EXPERIMENT_NAME", show_envvar=True, metavar="NAME",
+    help="The MLflow experiment of the run. Default: parity-gate.",
+)  # fmt: skip
 SECRET_FILE = click.option(
     "--secret-file", type=FILE, envvar="GATE_SECRET_FILE", show_envvar=True,
     help="One secret in a line, the newest first, mode 0600. "

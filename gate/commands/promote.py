@@ -1,12 +1,12 @@
 """`gate promote`: put a judged file into service, for those who don't use the DVC pipeline.
 
-The report of such a file is held by an MLflow run of its own.
+Its record is on a run of MLflow: that of `gate check --track`, else one of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -20,11 +20,12 @@ from gate.commands.given import (
     REPORT_FOLDER,
     SPEC_FILE,
 )
-from gate.commands.options import LEDGER, MODEL, TRACKING_URI, tracking_uri
+from gate.commands.options import EXPERIMENT, LEDGER, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
-from gate.errors import EvidenceError, PolicyError
+from gate.commands.tracked import explanation_of, open_runs, page_of_release
+from gate.errors import EvidenceError, GateError, PolicyError
 from gate.records.names import CHANGE, DECISION, EVIDENCE, GOLDEN
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from gate.policy.policy import Policy
     from gate.records.trend import Trend
     from gate.registry.judged import GoldenFolder, Judged
-
-_EXPERIMENT = "gate-promote"
+    from gate.registry.release import Promotion
+    from gate.story.story import Change
+    from gate.tracking.page import RunPage
+    from gate.tracking.record import Judgement
 
 
 class _Request(TypedDict):
@@ -50,6 +53,7 @@ class _Request(TypedDict):
     run_id: str | None
     ledger: Path
     tracking_uri: str | None
+    experiment: str | None
 
 
 @click.command("promote", short_help="Put a judged file into service.")
@@ -76,9 +80,11 @@ class _Request(TypedDict):
     "--twin-report", type=REPORT_FOLDER, metavar="DIR",
     help="What gate check --report wrote about the twin.",
 )  # fmt: skip
-@click.option("--run-id", help="The MLflow run that the version belongs to. Default: a new one.")
+@click.option("--run-id", help="The MLflow run that the version belongs to. Default: "
+              "that of gate check --track, else a new one with the whole record.")  # fmt: skip
 @LEDGER
 @TRACKING_URI
+@EXPERIMENT
 @machine_options
 def command(**request: Unpack[_Request]) -> Outcome:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
@@ -97,17 +103,16 @@ def command(**request: Unpack[_Request]) -> Outcome:
     if (request["twin"] is None) != (request["twin_report"] is None):
         raise click.UsageError("--twin and --twin-report go together.")
 
-    from gate.decision.decision import Decision
+    from gate.decision.decision import Decision, decide
     from gate.records.evidence import Evidence
     from gate.registry.ledger import Ledger
-    from gate.registry.mlflow.registry import MlflowRegistry, preflight
+    from gate.registry.mlflow.registry import MlflowRegistry
     from gate.registry.promotion import Release, promote
-    from gate.report.markdown import describe
-    from gate.story.making import story_of
+    from gate.tracking.record import Judgement
 
-    uri = tracking_uri(request["tracking_uri"])
-    evidence = Evidence.load(request["report"] / EVIDENCE)
-    decision = Decision.load(request["report"] / DECISION)
+    uri, report = tracking_uri(request["tracking_uri"]), request["report"]
+    evidence = Evidence.load(report / EVIDENCE)
+    decision = Decision.load(report / DECISION)
     policy = _policy(request["policy"], decision)
     if evidence.source.preprocess_sha256 is not None and request["preprocessing"] is None:
         raise click.UsageError(
@@ -119,22 +124,38 @@ def command(**request: Unpack[_Request]) -> Outcome:
         onnx_path=request["model"],
         evidence=evidence,
         decision=decision,
-        run_id=request["run_id"] or "",
-        description=describe(story_of(decision, evidence).about(name=request["name"]), {}),
-        golden=_golden(request["golden"], request["report"]),
+        run_id="",
+        description="",
+        golden=_golden(request["golden"], report),
         preprocessing=request["preprocessing"],
         twin=_twin(request["twin"], request["twin_report"]),
     )
-    preflight(uri)
-    given = contextlib.nullcontext(release.run_id)
-    ledger = Ledger(request["ledger"])
-    release = replace(release, trend=_trend(request, uri))
-    with (
-        spinner("promoting"),
-        given if release.run_id else _release_run(uri, request["report"]) as run_id,
-    ):
-        release = replace(release, run_id=run_id)
-        promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
+    change = _change(report)
+    release = replace(release, trend=_trend(request, uri, change))
+    judgement = Judgement(
+        # Anew: a decision that somebody edited is refused, and must not stand in the list of runs.
+        decision=decide(
+            policy, evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
+        ),
+        evidence=evidence,
+        policy=policy,
+        explanation=explanation_of(report),
+        change=change,
+        model_name=release.model_name,
+    )
+    promotion: Promotion | None = None
+    try:
+        with spinner("promoting"), _page(request, uri, judgement, release.twin) as page:
+            description = _description(judgement, page, own=request["run_id"] is None)
+            release = replace(release, run_id=page.run_id, description=description)
+            ledger = Ledger(request["ledger"])
+            promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
+            _write_outcome(page, promotion, judgement, request)
+    except GateError as error:
+        if promotion is None:
+            raise
+        # It stands, whatever becomes of the page that shows it.
+        click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
     return promoted(
         promotion,
         name=release.model_name,
@@ -142,6 +163,50 @@ def command(**request: Unpack[_Request]) -> Outcome:
         uri=uri,
         verdict=decision.verdict.value,
     )
+
+
+def _page(
+    request: _Request, uri: str, judgement: Judgement, twin: Judged | None
+) -> AbstractContextManager[RunPage]:
+    """Of the run that was named, else of one with the whole record."""
+    from gate.decision.decision import decide
+    from gate.tracking.record import Judgement
+
+    runs = open_runs(uri, request["experiment"])
+    if request["run_id"] is not None:
+        return nullcontext(runs.page(request["run_id"]))
+    policy = judgement.policy.twin
+    judged_twin = None
+    if twin is not None and policy is not None:
+        decision = decide(policy, twin.evidence, decided_at=twin.decision.decided_at)
+        judged_twin = Judgement(decision=decision, evidence=twin.evidence, policy=policy)
+    return page_of_release(runs, judgement, report=request["report"], twin=judged_twin)
+
+
+def _description(
+    judgement: Judgement, page: RunPage, *, own: bool, version: tuple[str, str] | None = None
+) -> str:
+    """Markdown with links to the run, to its report where we wrote it (`own`), to the version."""
+    from gate.registry.status_line import BODY_LIMIT
+    from gate.report.markdown import describe
+    from gate.tracking.page import cut
+    from gate.tracking.record import links
+
+    there = links(page, version=version) if own else {"MLflow run": page.address}
+    return cut(describe(judgement.story, there), BODY_LIMIT)
+
+
+def _write_outcome(
+    page: RunPage, promotion: Promotion, judgement: Judgement, request: _Request
+) -> None:
+    """Write on the run's page what became of it."""
+    from gate.tracking.record import write_promotion
+
+    name, own = request["name"], request["run_id"] is None
+    version = None if promotion.version is None else (name, promotion.version)
+    note = _description(judgement, page, own=own, version=version)
+    closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
+    write_promotion(page, promotion, model_name=name, note=closing)
 
 
 def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
@@ -155,17 +220,23 @@ def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
     return GoldenFolder.open(named or beside)
 
 
-def _trend(request: _Request, uri: str) -> Trend:
-    """The numbers of the versions before, as gate check --against found them; else those of what
-    serves now. They are only shown: what goes wrong leaves them out."""
-    from gate.commands.against import champion_shown
-    from gate.records.trend import Trend
+def _change(report: Path) -> Change | None:
+    """Against what served when it was measured, as gate check --against found it."""
     from gate.story.story import Change
 
     with contextlib.suppress(EvidenceError):
-        change = Change.load(request["report"] / CHANGE)
-        if change.trend:
-            return Trend(rows=change.trend)
+        return Change.load(report / CHANGE)
+    return None
+
+
+def _trend(request: _Request, uri: str, change: Change | None) -> Trend:
+    """The numbers of the versions before; without a comparison those of what serves now. They are
+    only shown: what goes wrong leaves them out."""
+    from gate.commands.against import champion_shown
+    from gate.records.trend import Trend
+
+    if change is not None and change.trend:
+        return Trend(rows=change.trend)
     return champion_shown(request["name"], uri=uri, ledger=request["ledger"]).trend
 
 
@@ -198,36 +269,3 @@ def _policy(path: Path | None, decision: Decision) -> Policy:
             "is none of the built-in ones. Name its file with --policy."
         )
     return fitting[0]
-
-
-@contextlib.contextmanager
-def _release_run(uri: str, report: Path) -> Iterator[str]:
-    """Open a run at `uri` with the files of `report`; yield its id; end it, whatever happens.
-
-    Raises the RegistryErrors.
-    """
-    from mlflow import MlflowClient
-
-    from gate.registry.mlflow.errors import translated
-    from gate.registry.mlflow.experiment import experiment_id
-
-    with translated(uri, "open a run for the release"):
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        experiment = experiment_id(client, _EXPERIMENT, artifacts=_artifacts(uri))
-        run = client.create_run(experiment, run_name=report.resolve().name).info
-    status = "FAILED"
-    try:
-        with translated(uri, "log the report"):
-            client.log_artifacts(run.run_id, str(report), "report")
-        yield str(run.run_id)
-        status = "FINISHED"
-    finally:
-        with translated(uri, "end the run of the release"):
-            client.set_terminated(run.run_id, status)
-
-
-def _artifacts(uri: str) -> Path | None:
-    """Beside a local database; a server has its own place."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts"

@@ -23,6 +23,8 @@ STATUS_LIMIT = 400
 """Characters of the line at most."""
 DESCRIPTION_LIMIT = 5000
 """Characters of a description: databases other than SQLite refuse more."""
+BODY_LIMIT = DESCRIPTION_LIMIT - STATUS_LIMIT - 2
+"""Characters of what stands below the status line."""
 _LEAST = len("Status: champion since 2026-01-01 00:00 UTC…")
 """Characters of a line that still says something."""
 HANDED_IN = f"{MARK}handed in, not champion yet."

@@ -86,13 +86,57 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     text = capsys.readouterr().out
     assert "rolled_back" in text
     assert "a test" in text
-    assert _artifacts(place) >= {"report/evidence.json", "report/report.html"}
+    assert _artifacts(place) >= {"evidence.json", "report.html", "checks.json", "numbers.json"}
 
 
 def _artifacts(place: Path) -> set[str]:
     """What the run of the first promotion holds, inside of the folder of the registry."""
-    (run,) = [path.parents[1] for path in place.glob("mlartifacts/**/report/report.html")][:1]
+    (run,) = [path.parent for path in place.glob("mlartifacts/**/report.html")][:1]
     return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+
+
+def _runs(place: Path) -> list[Any]:
+    """Of the registry's experiment, the oldest first."""
+    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    experiment = client.get_experiment_by_name("parity-gate")
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+
+
+def test_the_run_of_a_tracked_check_becomes_that_of_the_version(place: Path, capsys) -> None:
+    """One run, with links both ways; promoted again, a run of its own with the whole record."""
+    _report("good.onnx", "report", capsys, "--track")
+    (checked,) = _runs(place)
+    digest = Digest.of_file(made() / "good.onnx").hex
+    assert checked.info.run_name == f"gate PASS {digest[:6]}"
+    assert checked.info.status == "FINISHED"
+    assert _json(capsys, *_promote("good.onnx", "report"))[0] == 0
+    (run,) = _runs(place)
+    assert run.info.run_id == checked.info.run_id
+    assert run.data.tags["gate.promotion"] == "promoted"
+    assert "#/models/small/versions/1" in run.data.tags["mlflow.note.content"]
+    version = MlflowClient(f"sqlite:///{place}/mlflow.db").get_model_version("small", "1")
+    assert version.run_id == run.info.run_id
+    assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
+
+    assert _json(capsys, *_promote("good.onnx", "report"))[1]["outcome"] == "unchanged"
+    first, again = _runs(place)
+    assert first.data.tags["gate.promotion"] == "promoted"
+    assert again.data.tags["gate.promotion"] == "unchanged"
+    assert (again.info.run_name, again.data.params) == (run.info.run_name, run.data.params)
+    assert again.data.metrics == run.data.metrics
+    assert set(again.data.tags) >= {tag for tag in run.data.tags if tag.startswith("gate.")}
+
+
+def test_a_run_that_was_named_gets_the_version_and_keeps_its_own_words(place: Path, capsys) -> None:
+    _report("good.onnx", "report", capsys)
+    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    mine = client.create_run("0", run_name="mine", tags={"mlflow.note.content": "mine"}).info.run_id
+    assert _json(capsys, *_promote("good.onnx", "report", "--run-id", mine))[0] == 0
+    run = client.get_run(mine)
+    assert (run.info.run_name, run.info.status) == ("mine", "RUNNING")
+    assert run.data.tags["mlflow.note.content"] == "mine"
+    assert run.data.tags["gate.model_version"] == "small/1"
+    assert _runs(place) == []
 
 
 class TestPromoteRefuses:
@@ -100,6 +144,9 @@ class TestPromoteRefuses:
         _report("bad.onnx", "report", capsys)
         assert cli.main(_promote("bad.onnx", "report")) == 1
         assert "refused" in capsys.readouterr().out
+        (run,) = _runs(place)
+        assert run.info.status == "FAILED"
+        assert run.info.run_name.startswith("gate FAIL ")
 
     def test_a_decision_that_could_not_judge(self, place: Path, capsys) -> None:
         """Accuracy is bounded, and there are no labels."""
@@ -125,6 +172,8 @@ class TestPromoteRefuses:
         decision.write_text(decision.read_text().replace('"FAIL"', '"PASS"'))
         code, told = _json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "EvidenceError")
+        (run,) = _runs(place)
+        assert run.data.tags["gate.verdict"] == "FAIL"  # as evidence and policy say
 
     def test_a_policy_that_is_not_the_one_that_decided(self, place: Path, capsys) -> None:
         (place / "own.yaml").write_text(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from mlflow import MlflowClient
 from gate.errors import EvidenceError, RegistryError, RegistryUnavailable
 from pipelines import paths
 from pipelines.run import PARENT_TAG, RunReference, Tracker, known_run, tracking_uri
-from pipelines.run_page import RunPage, cut
 from pipelines.stage import Stopped
 
 
@@ -45,6 +43,31 @@ def test_stages_share_one_run(project: Path) -> None:
     assert go_on() == first
     assert go_on("promote", earlier="parity") == first
     assert "replayed" not in client().get_run(first).data.tags
+    assert status(first) == "FINISHED"
+
+
+def test_a_run_whose_work_ended_in_a_rejection_is_failed_and_its_stage_done(project: Path) -> None:
+    """The next time it holds the results already: a page that is complete is never rewritten."""
+    first_run()
+    with Tracker("test").shared_run(
+        "parity", earlier="export", settings={}, replay=lambda page: None
+    ) as page:
+        page.ends = "FAILED"
+    assert status(page.run_id) == "FAILED"
+    assert go_on() != page.run_id
+
+
+def test_a_failed_run_is_gone_on_with_where_its_stage_did_not_end(project: Path) -> None:
+    first = first_run()
+    with (
+        pytest.raises(ValueError),
+        Tracker("test").shared_run(
+            "parity", earlier="export", settings={}, replay=lambda page: None
+        ),
+    ):
+        raise ValueError
+    assert status(first) == "FAILED"
+    assert go_on() == first
     assert status(first) == "FINISHED"
 
 
@@ -182,64 +205,3 @@ def test_passwords_stay_out_of_files(project: Path) -> None:
     change(tracking_uri="x")
     text = paths.run_reference("export").read_text()
     assert "@" not in text
-
-
-def page() -> RunPage:
-    tracker = Tracker("test")
-    with tracker.new_run("export") as opened:
-        return opened
-
-
-def test_numbers_that_are_none_become_tags(project: Path) -> None:
-    written = page()
-    written.metrics({"good": 0.5, "nan": float("nan"), "up": float("inf")})
-    data = client().get_run(written.run_id).data
-    assert data.metrics == {"good": 0.5}
-    assert data.tags["nonfinite.nan"] == "nan"
-    assert data.tags["nonfinite.up"] == "inf"
-
-
-def test_many_params_and_strange_names(project: Path) -> None:
-    written = page()
-    written.params({f"p{number}": number for number in range(250)} | {"a=b?": 1})
-    params = client().get_run(written.run_id).data.params
-    assert len(params) == 251
-    assert params["a_b_"] == "1"
-
-
-def test_a_param_never_changes(project: Path) -> None:
-    written = page()
-    written.params({"a": 1})
-    written.params({"a": 1})
-    with pytest.raises(RegistryError, match="Changing param"):
-        written.params({"a": 2})
-
-
-def test_a_table_is_replaced_not_appended(project: Path) -> None:
-    written = page()
-    for rows in ([{"a": 1}, {"a": 2}], [{"a": 3}]):
-        written.table(rows, "checks.json")
-    folder = client().download_artifacts(written.run_id, "checks.json")
-    assert json.loads(Path(folder).read_text()) == {"columns": ["a"], "data": [[3]]}
-    tag = client().get_run(written.run_id).data.tags["mlflow.loggedArtifacts"]
-    assert json.loads(tag) == [{"path": "checks.json", "type": "table"}]
-
-
-def test_cut_keeps_whole_lines() -> None:
-    text = "\n".join(f"line {number}" for number in range(100))
-    short = cut(text, 200)
-    assert len(short) <= 200
-    assert short.startswith("line 0\nline 1\n")
-    assert "report.html" in short
-    assert cut("short", 200) == "short"
-
-
-def test_a_text_that_is_too_long_loses_the_end_of_its_table_and_keeps_its_links() -> None:
-    rows = [f"| check {row} | PASS |" for row in range(50)]
-    text = "\n".join(["Passed.", "", "| check | verdict |", "|---|---|", *rows, "", "- [run](x)"])
-    short = cut(text + "\n", 400)
-    assert len(short) <= 400
-    assert "| check 0 | PASS |" in short
-    assert "| check 49 | PASS |" not in short
-    assert "- [run](x)" in short
-    assert "report.html" in short

@@ -13,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
+from gate import cli
 from gate.commands.status import Status
 from gate.decision.decision import Decision
 from gate.errors import RegistryUnavailable
@@ -44,6 +45,11 @@ def page(stage: str = "promote") -> Any:
     reference = known_run(stage)
     assert reference is not None
     return client().get_run(reference.run_id)
+
+
+def table(run_id: str, name: str) -> list[dict[str, Any]]:
+    content = json.loads(Path(client().download_artifacts(run_id, name)).read_text())
+    return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
 def spoil_weight() -> None:
@@ -79,7 +85,9 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     assert version.tags["gate.sha256"] == run.data.tags["gate.sha256"] == digest.hex
     assert version.run_id == run.info.run_id == page("export").info.run_id
     assert run.info.status == "FINISHED"
+    assert run.info.run_name == f"gate PASS {digest.hex[:6]}"
     assert run.data.tags["gate.verdict"] == "PASS"
+    assert "None" not in {*run.data.tags.values(), *run.data.params.values()}
     assert run.data.tags["gate.promotion"] == "promoted"
     assert run.data.tags["gate.model_version"] == "tiny/1"
     note = run.data.tags["mlflow.note.content"]
@@ -120,10 +128,34 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
     assert data.metrics["ort-cpu-optimized/top1_agreement"] == 1.0
     (dataset,) = page("parity").inputs.dataset_inputs
     assert dataset.dataset.digest == Evidence.load(paths.EVIDENCE).dataset.sha256.hex[:36]
-    by_class = client().get_metric_history(
-        page("parity").info.run_id, "ort-cpu/confidence_by_class/max"
-    )
-    assert [point.step for point in by_class] == list(range(1, 11))
+    assert len(data.metrics) <= 40  # what somebody compares; the rest is in numbers.json
+    assert page("parity").info.run_name == f"gate measured {data.tags['gate.sha256'][:6]}"
+    rows = table(page("parity").info.run_id, "confidence_by_class.json")
+    assert [row["label"] for row in rows if row["runtime"] == "ort-cpu"] == list(range(10))
+
+
+def test_gate_promote_writes_the_record_that_the_pipeline_writes(measured: Path) -> None:
+    assert promote.main() == Status.DONE
+    command = ["promote", str(paths.ONNX), "--name", "other", "--report", str(paths.REPORTS)]
+    command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
+    assert cli.main(command) == Status.DONE
+    ours, its = page(), client().get_run(client().get_model_version("other", "1").run_id)
+    assert ours.info.run_id != its.info.run_id
+    assert (its.info.run_name, its.info.status) == (ours.info.run_name, ours.info.status)
+    assert its.data.params == ours.data.params
+    own = {"gate.train_run", *(tag for tag in ours.data.tags if tag.startswith("gate.stage."))}
+    mlflows = {tag for tag in ours.data.tags if tag.startswith("mlflow.")}
+    assert ours.data.tags.keys() - own - mlflows <= its.data.tags.keys()
+    self_check = {name for name in ours.data.metrics if name.startswith("self_check/")}
+    assert its.data.metrics.keys() == ours.data.metrics.keys() - self_check
+    own_files = {"export.json", "preprocessing.json", "params.yaml"}
+    drawn_for_the_page = {name for name in artifacts(ours) if name.startswith("plots/")}
+    assert artifacts(its) >= artifacts(ours) - own_files - drawn_for_the_page
+
+
+def artifacts(run: Any) -> set[str]:
+    folder = Path(client().download_artifacts(run.info.run_id, ""))
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_promoting_again_is_a_no_op(measured: Path) -> None:
@@ -148,8 +180,10 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
     assert str(champion().version) == "1"
     assert len(client().search_model_versions("name = 'tiny'")) == 1
     run = page()
-    assert run.info.status == "FINISHED"
+    assert run.info.status == "FAILED"
+    assert run.info.run_name.startswith(f"gate FAIL {decision.subject_sha256.hex[:6]} ")
     assert run.data.tags["gate.verdict"] == "FAIL"
+    assert run.data.tags["gate.headline"]
     assert run.data.tags["gate.promotion"] == "refused"
     assert "max_abs_diff" in run.data.tags["gate.failed_checks"]
     assert "Try:" in run.data.tags["mlflow.note.content"]

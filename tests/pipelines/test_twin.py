@@ -95,6 +95,10 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
+    run = MlflowClient(tracking_uri()).get_run(report.run_id)
+    assert run.info.status == "FAILED"
+    assert run.info.run_name == f"gate FAIL {report.sha256.hex[:6]} twin"
+    assert run.data.tags["gate.verdict"] == "FAIL"
 
 
 def test_a_policy_that_names_one_needs_one(measured: Path) -> None:

@@ -12,11 +12,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
-from pipelines.run import known_run
+from pipelines.run import known_run, tracking_uri
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 
@@ -42,7 +43,13 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
 
 def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert promote.main() == Status.DONE
-    assert ui.links("http://x")[-1] == "version: http://x/#/models/tiny/versions/1"
+    *_, refused, version = ui.links("http://x")
+    assert version == "version: http://x/#/models/tiny/versions/1"
+    experiment, key = re.match(
+        r"refused: http://x/#/experiments/(\d+)/runs\?viewStateShareKey=(.+)", refused
+    ).groups()  # type: ignore[union-attr]
+    tags = MlflowClient(tracking_uri()).get_experiment(experiment).tags
+    assert "gate.verdict" in tags[f"mlflow.sharedViewState.{key}"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
     assert "make repro" in ui.links("http://x")[-1]
 

@@ -10,22 +10,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from gate.storage.record import encodable
+from gate.storage.redaction import redacted
 from gate.storage.temporary import temporary_folder
-from pipelines.calling import calling
+from gate.tracking.calling import calling
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _BATCH = 100  # MLflow takes at most 100 params or tags in one request
+_NAME_LIMIT = 120  # characters; the database holds 250, the list of runs shows some sixty
 _NOTE_LIMIT = 8000  # characters of a run's tag; the description is one
 _TABLES_TAG = "mlflow.loggedArtifacts"  # makes the page show an artifact as a table
 
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
-@dataclass(frozen=True)
+
+@dataclass
 class RunPage:
-    """One run. What is written twice with the same value stays the same.
+    """One run. What is written twice with the same value stays the same; what is None is written
+    as `none`.
 
     All methods raise RegistryUnavailable, RegistryDenied, StorageError or RegistryError.
     """
@@ -34,17 +40,32 @@ class RunPage:
     uri: str
     run_id: str
     experiment_id: str
+    ends: RunStatus = "FINISHED"
+    """The status of a run whose writer did all its work: FAILED where that ended in a rejection."""
 
     @property
     def address(self) -> str:
         """The run's page within MLflow's user interface, whatever its host and port."""
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
+    @property
+    def location(self) -> str:
+        """The whole address where a server shows the page, else how to show it."""
+        shown = redacted(self.uri).rstrip("/")
+        if shown.startswith(("http://", "https://")):
+            return f"{shown}/{self.address}"
+        return f"{self.address} of: mlflow ui --backend-store-uri {shown}"
+
+    def named(self, name: str) -> None:
+        """Name the run: what the list of runs shows."""
+        with self._client() as client:
+            client.update_run(self.run_id, name=encodable(name)[:_NAME_LIMIT].rstrip())
+
     def params(self, values: Mapping[str, object]) -> None:
         """Log parameters; MLflow refuses to change the value of one that is there."""
         from mlflow.entities import Param
 
-        entries = [Param(_name(key), str(value)) for key, value in values.items()]
+        entries = [Param(_name(key), written(value)) for key, value in values.items()]
         for batch in _batches(entries):
             with self._client() as client:
                 client.log_batch(self.run_id, params=batch)
@@ -53,7 +74,7 @@ class RunPage:
         """Set tags; a later value replaces the earlier one."""
         from mlflow.entities import RunTag
 
-        entries = [RunTag(_name(key), str(value)) for key, value in values.items()]
+        entries = [RunTag(_name(key), written(value)) for key, value in values.items()]
         for batch in _batches(entries):
             with self._client() as client:
                 client.log_batch(self.run_id, tags=batch)
@@ -94,15 +115,27 @@ class RunPage:
             path.write_bytes(data)
             self.file(path, Path(name).parent.as_posix())
 
-    def table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """An artifact that the page shows as a table; unlike `log_table` it replaces an old one."""
-        columns = list(rows[0]) if rows else []
-        content = {"columns": columns, "data": [[row[key] for key in columns] for row in rows]}
+    def folder(self, folder: Path, name: str) -> None:
+        """Copy the files of a local folder into the artifacts' folder `name`."""
         with self._client() as client:
-            client.log_dict(self.run_id, content, name)
-        self.tags({_TABLES_TAG: json.dumps([{"path": name, "type": "table"}])})
+            client.log_artifacts(self.run_id, str(folder.resolve()), name)
 
-    def dataset(self, name: str, *, digest: str, source: Path, context: str) -> None:
+    def table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """An artifact that the page shows as a table; unlike `log_table` it replaces an old one.
+
+        A cell without a value is empty; NaN and infinity are words, which JSON can hold.
+        """
+        columns = list(rows[0]) if rows else []
+        data = [[_cell(row[key]) for key in columns] for row in rows]
+        with self._client() as client:
+            client.log_dict(self.run_id, {"columns": columns, "data": data}, name)
+            tags = client.get_run(self.run_id).data.tags
+        tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+        entry = {"path": name, "type": "table"}
+        if entry not in tables:
+            self.tags({_TABLES_TAG: json.dumps([*tables, entry])})
+
+    def dataset(self, name: str, *, digest: str, source: str, context: str) -> None:
         """The data set as an input of the run: its name and digest, not its content."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -110,7 +143,7 @@ class RunPage:
             name=name,
             digest=digest.removeprefix("sha256:")[:36],  # the column holds 36 characters
             source_type="local",
-            source=json.dumps({"uri": source.as_posix()}),
+            source=json.dumps({"uri": source}),
         )
         tag = InputTag(key="mlflow.data.context", value=context)
         with self._client() as client:
@@ -143,6 +176,17 @@ def cut(markdown: str, limit: int) -> str:
 def _batches(entries: list[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(entries), _BATCH):
         yield entries[start : start + _BATCH]
+
+
+def written(value: object) -> str:
+    """The text of a value in a param or a tag: never Python's `None`."""
+    return "none" if value is None else encodable(str(value))
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _name(text: str) -> str:

@@ -1,0 +1,100 @@
+"""`gate check --track`: the record on a run of a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from gate import cli
+from gate.decision.decision import Decision
+from gate.errors import RegistryUnavailable
+from gate.tracking.page import RunPage
+from gate.tracking.runs import REFERENCE, RunReference
+from tests.registry.servers import empty_database
+from tests.small_project import made
+
+# SQLAlchemy, about MLflow's own tables.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    empty_database(tmp_path / "mlflow.db")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _check(file: str, *more: str) -> list[str]:
+    project = made()
+    arguments = ["check", str(project / file), "--reference", "small_models:build"]
+    return [*arguments, "--inputs", str(project / "images.npy"), *more]
+
+
+def _client(place: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{place}/mlflow.db")
+
+
+def _runs(place: Path, experiment: str) -> list[Any]:
+    client = _client(place)
+    return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+
+
+def test_a_rejected_file_is_in_the_list_and_the_report_names_its_run(place: Path, capsys) -> None:
+    options = ("--track", "--experiment", "mine", "--report", "report", "--json")
+    assert cli.main(_check("bad.onnx", *options)) == 1
+    told = json.loads(capsys.readouterr().out)["run"]
+    (run,) = _runs(place, "mine")
+    assert (told["run_id"], told["error"]) == (run.info.run_id, None)
+    assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in told["address"]
+    reference = RunReference.load(place / "report" / REFERENCE)
+    assert reference.run_id == run.info.run_id
+    decision = Decision.load(place / "report" / "decision.json")
+    assert run.info.run_name.startswith(f"gate FAIL {decision.subject_sha256.hex[:6]} ")
+    assert run.info.status == "FAILED"
+    assert run.data.metrics["ort-cpu/noise_ratio"] > 1
+    (dataset,) = run.inputs.dataset_inputs
+    assert json.loads(dataset.dataset.source) == {"uri": str(made() / "images.npy")}
+
+
+def test_without_a_report_the_run_has_it_and_its_address_is_printed(place: Path, capsys) -> None:
+    assert cli.main(_check("good.onnx", "--track")) == 0
+    (run,) = _runs(place, "parity-gate")
+    assert run.info.run_id in capsys.readouterr().out
+    names = {entry.path for entry in _client(place).list_artifacts(run.info.run_id)}
+    assert {"report.html", "decision.json", "evidence.json", "plots"} <= names
+    assert {path.name for path in place.iterdir()} == {"mlflow.db", "mlartifacts"}
+
+
+def test_a_server_that_is_down_is_told_before_anything_is_measured(place: Path, capsys) -> None:
+    options = ("--track", "--tracking-uri", "http://127.0.0.1:1", "--report", "report")
+    assert cli.main(_check("good.onnx", *options)) == 2
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert not (place / "report").exists()
+
+
+def test_the_verdict_stands_where_the_server_fails_afterwards(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise RegistryUnavailable("the server went away")
+
+    monkeypatch.setattr(RunPage, "table", lost)
+    assert cli.main(_check("good.onnx", "--track", "--report", "report")) == 0
+    text = capsys.readouterr().out
+    assert "PASS" in text
+    assert "not written, the verdict stands: the server went away" in text
+    assert (place / "report" / "decision.json").is_file()
+    assert not (place / "report" / REFERENCE).exists()
+    (run,) = _runs(place, "parity-gate")
+    assert run.info.status == "FAILED"
+
+
+def test_an_address_without_track_is_wrong_usage(place: Path, capsys) -> None:
+    assert cli.main(_check("good.onnx", "--tracking-uri", "http://127.0.0.1:1")) == 2
+    assert "--track" in capsys.readouterr().err

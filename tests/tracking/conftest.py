@@ -1,0 +1,36 @@
+"""A real store of MLflow in a file, and reports of good and bad records."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from gate.tracking.page import RunPage
+from gate.tracking.runs import Runs
+from tests.registry.servers import empty_database
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MLFLOW_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    empty_database(tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def runs(uri: str) -> Runs:
+    return Runs(uri)
+
+
+def run_of(page: RunPage) -> Any:
+    return MlflowClient(page.uri).get_run(page.run_id)

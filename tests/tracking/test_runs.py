@@ -1,0 +1,115 @@
+"""Runs of the commands: how they end, and which one is believed to hold a record."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+import gate.tracking
+from gate.errors import RegistryUnavailable, ResourceGone
+from gate.tracking.page import RunPage
+from gate.tracking.record import DECIDED_TAG
+from gate.tracking.runs import EXPERIMENT, REFERENCE, RunReference, Runs
+from tests.report.samples import failed, passed
+from tests.tracking.conftest import run_of
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(None, "FINISHED"), (ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+)
+def test_a_run_ends_with_its_work(runs: Runs, error: BaseException | None, expected: str) -> None:
+    try:
+        with runs.new("gate") as page:
+            assert run_of(page).info.status == "RUNNING"
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert run_of(page).info.status == expected
+
+
+def test_a_rejection_ends_failed(runs: Runs) -> None:
+    with runs.new("gate") as page:
+        page.ends = "FAILED"
+    assert run_of(page).info.status == "FAILED"
+    assert runs.page(page.run_id).ends == "FAILED"
+
+
+def test_artifacts_lie_beside_the_database_whatever_the_folder(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Runs(uri).new("gate") as page:
+        page.text("x", "x.txt")
+    assert list((tmp_path / "mlartifacts" / EXPERIMENT).rglob("x.txt"))
+
+
+def written(runs: Runs, report: Path) -> RunPage:
+    """A whole record of `passed()`, and the report that names it."""
+    with runs.new("gate") as page:
+        page.tags({DECIDED_TAG: passed()[0].digest().hex})
+    runs.remember(page, report)
+    return page
+
+
+def test_a_record_is_found_again(runs: Runs, tmp_path: Path) -> None:
+    page = written(runs, tmp_path)
+    found = runs.recorded(tmp_path, passed()[0])
+    assert found is not None
+    assert (found.run_id, found.ends) == (page.run_id, "FINISHED")
+
+
+def _change(report: Path, **fields: str) -> None:
+    path = report / REFERENCE
+    RunReference.load(path).model_copy(update=fields).save(path)
+
+
+SPOILT: dict[str, Callable[[RunPage, Path], object]] = {
+    "no file": lambda page, report: (report / REFERENCE).unlink(),
+    "a torn file": lambda page, report: (report / REFERENCE).write_text('{"run_id": "'),
+    "another server": lambda page, report: _change(report, tracking_uri="http://127.0.0.1:1"),
+    "an unknown run": lambda page, report: _change(report, run_id="0" * 32),
+    "a deleted run": lambda page, report: page.client.delete_run(page.run_id),
+    "of another decision": lambda page, report: page.tags({DECIDED_TAG: failed()[0].digest().hex}),
+    "promoted already": lambda page, report: page.tags({"gate.promotion": "promoted"}),
+    "not whole": lambda page, report: page.client.delete_tag(page.run_id, DECIDED_TAG),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_what_the_file_says_is_checked_before_it_is_believed(
+    runs: Runs, tmp_path: Path, spoil: Callable[[RunPage, Path], object]
+) -> None:
+    spoil(written(runs, tmp_path), tmp_path)
+    assert runs.recorded(tmp_path, passed()[0]) is None
+
+
+def test_a_run_that_is_not_there_is_told(runs: Runs) -> None:
+    with pytest.raises(ResourceGone):
+        runs.page("0" * 32)
+
+
+def test_a_server_that_is_down_is_told_at_once() -> None:
+    with pytest.raises(RegistryUnavailable):
+        Runs("http://127.0.0.1:1")
+
+
+def test_this_room_never_touches_the_registry() -> None:
+    """The wall that import-linter can't see: the same client could."""
+    registry = {
+        name for name in dir(MlflowClient) if "model_version" in name or "registered" in name
+    }
+    called = {
+        node.attr
+        for path in Path(gate.tracking.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    assert "create_run" in called
+    assert not called & registry

@@ -1,0 +1,80 @@
+"""Views of the list of runs: written once, and read by MLflow's own pages in a real browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from playwright.sync_api import sync_playwright
+
+from gate.errors import RegistryDenied
+from gate.story.making import story_of
+from gate.tracking.names import headline_tags, judged_name, status_of
+from gate.tracking.runs import Runs
+from gate.tracking.views import ALL, REJECTED, offer_views, view_address
+from tests.registry.servers import serving
+from tests.report.samples import failed, passed
+
+SENTENCE = "its weights are the model's rounded to float16"
+TAG = f"mlflow.sharedViewState.{REJECTED}"
+
+
+def test_a_view_that_somebody_changed_stays(uri: str) -> None:
+    with Runs(uri).new("gate") as page:
+        pass
+    client = MlflowClient(uri)
+    view = json.loads(client.get_experiment(page.experiment_id).tags[TAG])
+    assert json.loads(view["state"])["searchFilter"] == view["searchFilter"]
+    client.set_experiment_tag(page.experiment_id, TAG, "mine")
+    Runs(uri)
+    assert client.get_experiment(page.experiment_id).tags[TAG] == "mine"
+
+
+def test_a_server_that_refuses_views_stops_nothing() -> None:
+    class Refuses:
+        def get_experiment(self, _: str) -> None:
+            raise RegistryDenied("not you")
+
+    offer_views(Refuses(), "http://x", experiment_id="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.proof
+def test_the_pages_show_names_and_headlines_and_only_what_was_rejected(tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "no chromium: make test installs it as root, else apt install chromium"
+    with serving(tmp_path) as server, sync_playwright() as playwright:
+        names = [_judged(server.uri, *records) for records in (passed(), failed())]
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        page = browser.new_page(viewport={"width": 1500, "height": 900})
+        page.set_default_timeout(60_000)
+        for view, shown in ((REJECTED, names[1:]), (ALL, names)):
+            page.goto("about:blank")
+            page.goto(f"{server.uri}/{view_address('1', view)}")
+            page.get_by_text(f"{len(shown)} matching run").wait_for()
+            for name in names:
+                cell = page.get_by_text(name, exact=True)
+                assert cell.count() == (name in shown), (view, name)
+                # Not cut off, as the list does by itself.
+                fits = "cell => cell.scrollWidth <= cell.clientWidth || !cell.clientWidth"
+                assert name not in shown or cell.evaluate(fits)
+            assert page.get_by_text(SENTENCE).count() == 1
+        browser.close()
+
+
+def _judged(uri: str, decision, evidence) -> str:
+    """A run with the name, the status and the tags of a judgement, and no more."""
+    headline = story_of(decision, evidence).headline.model_copy(
+        update={} if decision.passed else {"blamed": "layer3.0.conv1.weight", "sentence": SENTENCE}
+    )
+    name = judged_name(decision.verdict, decision.subject_sha256, headline)
+    with Runs(uri).new("gate") as page:
+        page.tags(headline_tags(headline))
+        page.named(name)
+        page.ends = status_of(decision.verdict)
+    return name
