@@ -153,7 +153,10 @@ def command(**question: Unpack[_Question]) -> Outcome:
     decision, evidence = verdicted.decision, verdicted.evidence
     if question["report"] is not None:
         folder.write(question["report"], decision, evidence, explanation=verdicted.explanation)
-        verdicted.change.save(question["report"] / CHANGE)
+        if question["against"] is None:  # of an earlier report in this folder
+            (question["report"] / CHANGE).unlink(missing_ok=True)
+        else:
+            verdicted.change.save(question["report"] / CHANGE)
         _write_golden(question["report"] / GOLDEN, verdicted)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
