@@ -33,7 +33,7 @@ from gate.commands.options import (
 )
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar, spinner
-from gate.commands.reported import report_folder, write_report
+from gate.commands.reported import report_folder, write_for_others, write_report
 from gate.commands.status import Status
 from gate.commands.tracked import runs_of_check, tracked
 
@@ -240,7 +240,9 @@ def _write(
         return None
     story = judgement.story.with_files(_files(question))
     with report_folder(question["report"]) as report:
-        write_report(report, verdicted, story=story, reference=reference, golden=wanted)
+        write_report(report, verdicted, story=story, spec=reference.spec)
+        if wanted:
+            write_for_others(report, verdicted, compared=question["against"] is not None)
         if runs is None:
             return None
         return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)

@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gate.front_door import Reference, Verdicted
+    from gate.front_door import Verdicted
+    from gate.preprocess.spec import PreprocessSpec
     from gate.story.story import Story
 
 
 def write_report(
-    report: Path, verdicted: Verdicted, *, story: Story, reference: Reference, golden: bool
+    report: Path, verdicted: Verdicted, *, story: Story, spec: PreprocessSpec | None
 ) -> None:
-    """Write the records, the page, the table of samples, the worst of them as pictures, and of
-    what passed the golden vectors where they are wanted. Raises StorageError."""
+    """Write the records, the page, the table of samples, and the worst of them as pictures.
+
+    Raises StorageError.
+    """
     from gate.parity import thumbnails
-    from gate.records.names import CHANGE, GOLDEN, PICTURES, SAMPLES
+    from gate.records.names import PICTURES, SAMPLES
     from gate.report import folder
 
     verdicted.samples.save(report / SAMPLES)
-    worst = thumbnails.thumbnails(verdicted.case.samples, verdicted.evidence, reference.spec)
+    worst = thumbnails.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
     thumbnails.save(report / PICTURES, worst)
     # Last, because the page shows the pictures that are there.
     folder.write(
@@ -32,9 +35,18 @@ def write_report(
         story=story,
         explanation=verdicted.explanation,
     )
-    verdicted.change.save(report / CHANGE)
-    if golden:
-        _write_golden(report / GOLDEN, verdicted)
+
+
+def write_for_others(report: Path, verdicted: Verdicted, *, compared: bool) -> None:
+    """Write what `gate promote` and consumers read: the change, where the file was `compared` with
+    the champion, and of what passed the golden vectors; nothing of an earlier report stays."""
+    from gate.records.names import CHANGE, GOLDEN
+
+    if compared:
+        verdicted.change.save(report / CHANGE)
+    else:
+        (report / CHANGE).unlink(missing_ok=True)
+    _write_golden(report / GOLDEN, verdicted)
 
 
 @contextlib.contextmanager
