@@ -179,8 +179,7 @@ class TestExitCodes:
 
     def test_a_reader_that_went_away_from_a_child(self, project: Path) -> None:
         """The command judges in a child, which prints: `gate check … | head -c 0`."""
-        code, said = _unread(["check", *GOOD])
-        assert (code, said.replace("loading PyTorch and the model …\n", "")) == (141, "")
+        assert _unread(["check", *GOOD]) == (141, "")
 
     def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
         def fail() -> Outcome:
@@ -273,7 +272,12 @@ def _unread(arguments: list[str]) -> tuple[int, str]:
             [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, text=True,
             check=False, timeout=120, env={**os.environ, "PYTHONPATH": PLAIN["PYTHONPATH"]},
         )  # fmt: skip
-    return done.returncode, done.stderr
+    return done.returncode, _without_notices(done.stderr)
+
+
+def _without_notices(text: str) -> str:
+    """Without what a slow machine gets: a line for each step that takes over two seconds."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.endswith("…\n"))
 
 
 def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
@@ -489,7 +493,7 @@ class TestCheck:
             f"sys.exit(main(['check', *{GOOD!r}]))"
         )
         done = _run(code, cwd=project, PYTHONPATH=str(Path(cli.__file__).parents[1]))
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, _without_notices(done.stderr)) == (0, "")
         assert done.stdout.startswith("PASS ")
 
 

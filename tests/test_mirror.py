@@ -17,7 +17,6 @@ ELSEWHERE = {
     "commands/deployed": ("commands/test_deploy.py", AS_CALLED),
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),
     "commands/export_compare": ("commands/test_export.py", AS_CALLED),
-    "commands/history": ("commands/test_promote.py", AS_CALLED),
     "commands/reconcile": ("commands/test_promote.py", AS_CALLED),
     "commands/rollback": ("commands/test_promote.py", AS_CALLED),
     "commands/serve": ("service/test_serve.py", AS_CALLED),

@@ -75,7 +75,7 @@ def bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
             *columns, console=console(stderr), transient=True, disable=not terminal
         ) as progress:
             made = Bar(progress, progress.add_task(title, total=total, note=""))
-            with _heard(made.note) if terminal else _said(title, stderr):
+            with _heard(made.note) if terminal else _lines_for_long(title, stderr):
                 yield made
 
 
@@ -84,7 +84,7 @@ def spinner(title: str) -> Iterator[None]:
     """Show `title`, and behind it what is begun meanwhile, until it is done."""
     with _own_stderr() as stderr:
         if not stderr.isatty():
-            with _said(title, stderr):
+            with _lines_for_long(title, stderr):
                 yield
             return
         from rich.text import Text
@@ -131,7 +131,7 @@ def _heard(show: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _said(title: str, stream: TextIO) -> Iterator[None]:
+def _lines_for_long(title: str, stream: TextIO) -> Iterator[None]:
     """A line for each step that goes on for long; none beside `--json`."""
     if _is_for_machines():
         yield
