@@ -1,4 +1,7 @@
-"""A call to MLflow: with our tracking URI, without its noise, its errors in the gate's tree."""
+"""A call to MLflow: with our tracking URI, without its noise, its errors in the gate's tree.
+
+One module, because pages, runs and views call it alike.
+"""
 
 from __future__ import annotations
 
