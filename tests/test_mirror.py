@@ -40,7 +40,6 @@ ELSEWHERE = {
     "records/names": ("report/test_folder.py", AS_DATA),
     "records/trials": ("test_export_trials.py", AS_DATA),
     "registry/mlflow/experiment": ("pipelines/test_run.py", "the runs of the pipeline use it"),
-    "report/compare": ("commands/test_report.py", "only the command compares"),
     "report/lint": ("commands/test_lint.py", "only the command prints it"),
     "report/preprocessing": ("commands/test_preprocess.py", "only the command prints it"),
     "report/records": ("commands/test_report.py", "only the command reads them"),
