@@ -18,6 +18,7 @@ ELSEWHERE = {
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),
     "commands/export_compare": ("commands/test_export.py", AS_CALLED),
     "commands/reconcile": ("commands/test_promote.py", AS_CALLED),
+    "commands/reported": ("test_cli.py", AS_CALLED),
     "commands/rollback": ("commands/test_promote.py", AS_CALLED),
     "commands/serve": ("service/test_serve.py", AS_CALLED),
     "commands/verify_release": ("golden_vectors/test_verify.py", AS_CALLED),
