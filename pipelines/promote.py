@@ -16,9 +16,9 @@ from gate.records.localisation import Explanation
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.page.status_line import BODY_LIMIT
 from gate.registry.promotion import Release, promote
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.status_line import BODY_LIMIT
 from gate.report import markdown
 from gate.report.folder import pictures
 from gate.report.page import page as page_of

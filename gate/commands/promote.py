@@ -187,7 +187,7 @@ def _description(
     judgement: Judgement, page: RunPage, *, own: bool, version: tuple[str, str] | None = None
 ) -> str:
     """Markdown with links to the run, to its report where we wrote it (`own`), to the version."""
-    from gate.registry.status_line import BODY_LIMIT
+    from gate.registry.page.status_line import BODY_LIMIT
     from gate.report.markdown import describe
     from gate.tracking.page import cut
     from gate.tracking.record import links

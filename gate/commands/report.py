@@ -69,20 +69,22 @@ def command(**question: Unpack[_Question]) -> Outcome:
     from gate.policy.policy import Policy
     from gate.records.names import PAGE
     from gate.registry.ledger import now
-    from gate.report.compare import compare
     from gate.report.page import page
-    from gate.report.records import Given, JudgedRecords
+    from gate.report.records import JudgedRecords, RecordFiles
     from gate.storage import atomic
+    from gate.story.change import change_between
 
     path, other = question["policy"], question["other"]
     policy = Policy.of_file(path) if path is not None else None
-    given = Given(question["decision"], question["explanation"], policy, now())
+    given = RecordFiles(question["decision"], question["explanation"], policy, now())
     if other is None:
         judged, change = JudgedRecords.read(question["records"], given), None
     else:
         judged = JudgedRecords.read(other, given)
-        before = JudgedRecords.read(question["records"], Given(policy=policy, now=given.now))
-        change = compare(before, judged)
+        before = JudgedRecords.read(question["records"], RecordFiles(policy=policy, now=given.now))
+        change = change_between(
+            (before.decision, before.evidence), judged.decision, judged.evidence
+        )
     report = judged.report(change)
     output = question["output"] or judged.folder / (PAGE if other is None else _COMPARED)
     atomic.write_text(output, page(report))

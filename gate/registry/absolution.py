@@ -9,11 +9,11 @@ from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, RegistryEr
 from gate.registry.champion import alone
 from gate.registry.history import History
 from gate.registry.ledger import Ledger, LedgerEntry
+from gate.registry.page.version_page import refresh
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_page import refresh
 from gate.storage.temporary import temporary_folder
 
 

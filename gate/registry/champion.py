@@ -22,9 +22,9 @@ from gate.registry.history import History
 from gate.registry.journal import Journal, Move
 from gate.registry.ledger import Ledger, LedgerEntry, locks, now
 from gate.registry.may_serve import veto
+from gate.registry.page.version_page import refresh
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_page import refresh
 from gate.storage.atomic import write_text
 from gate.storage.lock import private_lock
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
 from gate.policy.policy import Policy
-from gate.registry import reviewer
 from gate.registry.comparison.compared import verify_comparison
 from gate.registry.history import History
 from gate.registry.judged import Judged, moment
 from gate.registry.ledger import LedgerEntry
+from gate.registry.page import reviewer
 from gate.registry.port import APPROVED, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import Records

@@ -50,7 +50,7 @@ class Tag:
     """Digest of the record of the version that served when this one was decided, where the policy
     asked for it."""
     REVIEW = "gate.review"
-    """A reviewer's word on a version that passed (`gate.registry.reviewer` reads it)."""
+    """A reviewer's word on a version that passed (`gate.registry.page.reviewer` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"
     """What the reviewer writes beside it; it goes into the ledger's line of the review."""
     REVIEW_RESULT = "gate.review_result"

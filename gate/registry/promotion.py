@@ -24,20 +24,20 @@ from gate.policy.policy import Policy
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.names import TREND
-from gate.registry import reviewer
 from gate.registry.champion import alone, move
 from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
+from gate.registry.page import reviewer
+from gate.registry.page.status_line import HANDED_IN, with_status
+from gate.registry.page.version_page import refresh
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
 from gate.registry.proof import ExpectedFiles
 from gate.registry.records import RECORDS, Records
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
 from gate.registry.rollback import rollback
-from gate.registry.status_line import HANDED_IN, with_status
 from gate.registry.twin import QUANTIZED, lay_out
-from gate.registry.version_page import refresh
 from gate.storage.temporary import temporary_folder
 
 __all__ = ["Promotion", "Release", "promote", "rollback"]

@@ -15,11 +15,11 @@ from gate.registry.champion import alone, move
 from gate.registry.history import History
 from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.may_serve import veto
+from gate.registry.page.version_page import refresh
 from gate.registry.port import CHAMPION, PREVIOUS, Registry, Tag
 from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
-from gate.registry.version_page import refresh
 
 
 def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str) -> Promotion:

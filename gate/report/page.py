@@ -43,7 +43,7 @@ def page(report: Report) -> str:
             not_found=report.explanation.failure,
             cause=gallery.of_cause(story, report.explanation),
             charts=report.charts,
-            trend=trend_charts(report.trend),
+            trend=trend_charts(story.change.trend),
             checks=rows.checks(story, decision),
             layers=rows.layers(report.explanation.localisation),
             samples=rows.worst_samples(evidence, report.pictures),

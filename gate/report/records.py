@@ -18,7 +18,7 @@ from gate.story.story import Change
 
 
 @dataclass(frozen=True)
-class Given:
+class RecordFiles:
     """Files that are to be read in the place of those beside the evidence, and another policy."""
 
     decision: Path | None = None
@@ -39,10 +39,10 @@ class JudgedRecords:
     explanation: Explanation
 
     @classmethod
-    def read(cls, place: Path, given: Given | None = None) -> JudgedRecords:
+    def read(cls, place: Path, given: RecordFiles | None = None) -> JudgedRecords:
         """Of an evidence file or of the folder that has one. Raises EvidenceError where a record is
         missing or not whole, DigestMismatch where the decision is of other evidence."""
-        given = given or Given()
+        given = given or RecordFiles()
         file = place / EVIDENCE if place.is_dir() else place
         evidence = Evidence.load(file)
         if given.policy is not None:

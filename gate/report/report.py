@@ -11,7 +11,6 @@ from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.report.charts import gallery
 from gate.report.charts.drawing import Chart
-from gate.report.charts.trend import Trend
 from gate.story.story import Story
 
 
@@ -25,8 +24,6 @@ class Report:
     explanation: Explanation = field(default_factory=Explanation)
     pictures: Mapping[int, bytes] = field(default_factory=dict)
     """PNG bytes of samples, by their index."""
-    trend: Trend = ()
-    """Earlier versions and this one, the oldest first."""
 
     @cached_property
     def charts(self) -> tuple[Chart, ...]:

@@ -50,7 +50,7 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
-class WorstSamples:
+class ShownSamples:
     """The worst samples of one output."""
 
     runtime: str
@@ -80,7 +80,7 @@ def layers(found: Localisation | None) -> tuple[LayerRow, ...]:
     return tuple(row for row in found.layers if row.verdict not in ("ok", "unmapped"))[:MOST_LAYERS]
 
 
-def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> WorstSamples | None:
+def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSamples | None:
     """The samples with the largest differences, of the runtime and output that is farthest off.
     None: they were not recorded."""
     recorded = [
@@ -93,7 +93,7 @@ def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> WorstSam
         return None
     runtime, output = max(recorded, key=lambda entry: _off(entry[1]))
     shown = tuple(SampleRow(one, _address(pictures.get(one.sample))) for one in output.worst)
-    return WorstSamples(runtime, output.name, shown)
+    return ShownSamples(runtime, output.name, shown)
 
 
 def _row(check: CheckResult, word: Word | None) -> CheckRow:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from gate.registry import reviewer
+from gate.registry.page import reviewer
 from gate.registry.port import Tag
 
 EVENTS = (

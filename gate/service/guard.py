@@ -13,14 +13,14 @@ from gate.errors import (
     StorageError,
 )
 from gate.policy.policy import Policy
-from gate.registry import reviewer
 from gate.registry.champion import move
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry, now
 from gate.registry.may_serve import Examined, Terms, examine, veto
+from gate.registry.page import reviewer
+from gate.registry.page.version_page import refresh
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_page import refresh
 from gate.service.port import Taken
 
 _TAIL = 4000

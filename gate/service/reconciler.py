@@ -21,13 +21,13 @@ from gate.registry.champion import alone
 from gate.registry.doubts import Doubts
 from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.page.pages import Pages
 from gate.registry.port import CHAMPION, Registry
 from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
 from gate.service.deployment import deploy_champion
 from gate.service.guard import guard
 from gate.service.keeper import kept_ledger
-from gate.service.pages import Pages
 from gate.service.port import Failed, Kind, Taken
 from gate.service.review import review
 from gate.service.settings import Settings

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 from gate.errors import GateError, RegistryError, RegistryUnavailable, ResourceGone
 from gate.policy.policy import Policy
-from gate.registry import reviewer
 from gate.registry.champion import move
 from gate.registry.comparison.compared import outdated
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
 from gate.registry.may_serve import Terms, examine
+from gate.registry.page import reviewer
+from gate.registry.page.version_page import answer, refresh
 from gate.registry.port import CANDIDATE, CHAMPION, Version
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_page import answer, refresh
 from gate.service.port import Failed, Taken
 
 _log = logging.getLogger(__name__)

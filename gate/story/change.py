@@ -64,6 +64,24 @@ def change_of(decision: Decision, evidence: Evidence, champion: Champion | None)
     )
 
 
+def change_between(
+    before: tuple[Decision, Evidence], decision: Decision, evidence: Evidence
+) -> Change:
+    """From one judgement to another, as far as their records tell: nobody ran the files side by
+    side."""
+    old_decision, old = before
+    rows = [
+        _texts("verdict", old_decision.verdict, decision.verdict),
+        *_measured(old, evidence, None),
+        *_made(old, evidence),
+        *_bounds(old_decision, decision),
+    ]
+    return Change(
+        sha256=old_decision.subject_sha256,
+        rows=tuple(sorted(rows, key=lambda row: not row.changed)),
+    )
+
+
 def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
     """What the two files say of the same samples."""
     if incumbent is None or incumbent.state != "compared":

@@ -10,11 +10,11 @@ from gate.registry.champion import promotion_lock
 from gate.registry.history import History
 from gate.registry.ledger import Ledger
 from gate.registry.may_serve import veto
+from gate.registry.page.pages import Pages
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.service.guard import guard
-from gate.service.pages import Pages
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched

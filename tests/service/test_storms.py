@@ -19,11 +19,11 @@ from gate.deploy.store import Store
 from gate.errors import ArtifactMissing, GateError, RegistryUnavailable
 from gate.registry.doubts import Doubts
 from gate.registry.ledger import Ledger, LedgerEntry
+from gate.registry.page.status_line import Fate
+from gate.registry.page.version_page import REJECTED_VERDICT
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.reading import Reading
-from gate.registry.status_line import Fate
-from gate.registry.version_page import REJECTED_VERDICT
 from gate.service.port import Taken
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest

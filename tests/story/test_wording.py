@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import decide
-from gate.decision.remedies import REMEDIES
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
 from gate.report.markdown import describe
@@ -54,36 +53,6 @@ def test_an_observed_number_never_looks_like_its_bound_unless_it_is(
     assert wording.allowed(check).startswith("≤ ")
 
 
-def test_a_pass_names_its_runtimes_and_what_was_waived() -> None:
-    sentence = wording.verdict_sentence(_decision(), evidence())
-    assert sentence.startswith("Passed: ")
-    assert "400 samples" in sentence
-    assert "ort-cpu, ort-cpu-optimized" in sentence
-    assert "waived: ort-cuda, ort-cuda-optimized, torch-cuda" in sentence
-
-
-def test_a_rejection_says_how_many_checks_failed_and_which_first() -> None:
-    bad = evidence(runtimes=(runtime_evidence(outputs=(output_parity(max_abs_diff=0.66),)),))
-    decision = decide(policy(), bad, decided_at="now")
-    sentence = wording.verdict_sentence(decision, bad)
-    assert sentence.startswith("Rejected: 1 of ")
-    assert "could not be judged" in sentence
-    assert "ort-cpu / logits / max_abs_diff: max_abs_diff is 0.66" in sentence
-
-
-def test_what_could_not_be_judged_says_so() -> None:
-    degenerate = output_parity(reference_constant=True)
-    spoilt = evidence(
-        runtimes=tuple(
-            runtime_evidence(r.runtime, outputs=(degenerate,)) if r.outputs else r
-            for r in evidence().runtimes
-        )
-    )
-    decision = decide(policy(), spoilt, decided_at="now")
-    assert decision.verdict is Verdict.ERROR
-    assert wording.verdict_sentence(decision, spoilt).startswith("Could not judge: ")
-
-
 def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
@@ -124,57 +93,6 @@ def test_rows_of_nan_are_no_samples() -> None:
     decision = decide(policy(), seen, decided_at="now")
     (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
     assert "300 of 300 samples" in sentence
-
-
-def test_checks_are_grouped_by_runtime_and_none_is_lost() -> None:
-    decision = _decision()
-    grouped = list(wording.groups(decision))
-    assert grouped[0][0] == "measurement"
-    assert sorted(c.title for _, checks in grouped for c in checks) == sorted(
-        c.title for c in decision.checks
-    )
-
-
-def _probe(name: str, *, observed: float = 1.0, verdict: Verdict = Verdict.PASS) -> CheckResult:
-    return CheckResult(
-        name=f"probe_{name}",
-        runtime="ort-cpu",
-        observed=observed,
-        bound=64.0,
-        relation="<=",
-        verdict=verdict,
-        explanation="",
-    )
-
-
-def test_probes_that_passed_are_one_line_and_the_others_stay():
-    good = _decision()
-    probes = (
-        _probe("zeros", observed=0.5),
-        _probe("ones", observed=3.0),
-        _probe("noise", observed=math.nan, verdict=Verdict.FAIL),
-    )
-    decision = good.model_copy(update={"checks": (*good.checks[:4], *probes)})
-    shown = [check for _, checks in wording.folded_groups(decision) for check in checks]
-    assert [check.name for check in shown[4:]] == ["probe: 2 passed, the worst ones", "probe_noise"]
-    assert [check.observed for check in shown[4:5]] == [3.0]
-
-
-def test_probes_that_fail_as_the_samples_do_are_one_line():
-    good = _decision()
-    known = {"remedy": REMEDIES["probe_as_samples"]}
-    like = [
-        _probe(name, observed=observed, verdict=Verdict.FAIL).model_copy(update=known)
-        for name, observed in (("zeros", 80.0), ("batch_1", None), ("ones", 1e9))
-    ]
-    alone = _probe("noise", observed=99.0, verdict=Verdict.FAIL)
-    decision = good.model_copy(update={"checks": (*good.checks[:4], *like, alone)})
-    shown = [check for _, checks in wording.folded_groups(decision) for check in checks][4:]
-    assert [check.name for check in shown] == [
-        "probe: 3 fail as the samples do, the worst batch_1",
-        "probe_noise",
-    ]
-    assert {check.verdict for check in shown} == {Verdict.FAIL}
 
 
 def test_code_that_changed_since_the_export_is_told() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from gate.records.trend import TrendRow
 from gate.report.charts.drawing import BLUE, SMALL, Chart, chart
-from gate.storage.digest import Digest
 from gate.story.wording import number
 
 if TYPE_CHECKING:
@@ -15,30 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class ReleasedNumbers(Protocol):
-    """A release by its numbers; None: not measured."""
-
-    @property
-    def sha256(self) -> Digest: ...  # noqa: D102
-    @property
-    def noise_ratio(self) -> float | None: ...  # noqa: D102
-    @property
-    def agreement(self) -> float | None: ...  # noqa: D102
-    @property
-    def accuracy(self) -> float | None: ...  # noqa: D102
-    @property
-    def latency_ms(self) -> float | None: ...  # noqa: D102
-
-
-Trend = Sequence[ReleasedNumbers]
-"""The oldest first, the file of the report last."""
 _NUMBERS = ("noise_ratio", "agreement", "accuracy", "latency_ms")
 _MOST_RELEASES = 12
 _HEIGHT = 120
 
 
-def trend_charts(trend: Trend) -> tuple[Chart, ...]:
-    """A chart for each number that at least two releases have."""
+def trend_charts(trend: Sequence[TrendRow]) -> tuple[Chart, ...]:
+    """A chart for each number that at least two releases have; the oldest first."""
     made = []
     for name in _NUMBERS:
         values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]

@@ -471,6 +471,7 @@ def test_a_user_without_permission_is_denied_and_nothing_moves(
         lambda: registry.create_version(name, guarded.here(first).draft()),
         lambda: registry.set_alias(name, CANDIDATE, "1"),
         lambda: registry.set_tag(name, "1", key="gate.rolled_back", value="x"),
+        lambda: registry.set_description(name, "1", "x"),
     ):
         with pytest.raises(RegistryDenied, match="needs EDIT on the registered model"):
             write()

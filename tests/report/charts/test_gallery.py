@@ -11,6 +11,7 @@ from gate.decision.decision import decide
 from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence
 from gate.records.localisation import Explanation
 from gate.records.samples import Histogram
+from gate.records.trend import TrendRow
 from gate.report.charts import gallery
 from gate.report.charts.depth import depth
 from gate.report.charts.drawing import BLUE, RED, Chart, decimal
@@ -152,7 +153,7 @@ def test_the_first_chart_is_of_the_cause() -> None:
     assert {text.rpartition(" / ")[2] for text in drawn} == blamed
     everything = gallery.of_cause(passed.story, passed.explanation)
     assert everything is not None
-    assert "50 more in the table" in everything.title
+    assert "51 more in the table" in everything.title
     assert gallery.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
 
 
@@ -190,17 +191,19 @@ def test_numbers_at_an_axis_are_plain(value: float, text: str) -> None:
     assert decimal(value) == text
 
 
-class Release:
-    def __init__(self, name: str, noise_ratio: float | None) -> None:
-        self.sha256 = digest(name)
-        self.noise_ratio = noise_ratio
-        self.agreement = 1.0
-        self.accuracy = None
-        self.latency_ms = math.nan
+def release(name: str, noise_ratio: float | None) -> TrendRow:
+    return TrendRow(
+        sha256=digest(name),
+        measured_at="now",
+        noise_ratio=noise_ratio,
+        agreement=1.0,
+        accuracy=None,
+        latency_ms=math.nan,
+    )
 
 
 def test_a_trend_is_drawn_of_what_two_releases_have() -> None:
-    charts = trend_charts([Release("a", 1.2), Release("b", 1.1), Release("c", None)])
+    charts = trend_charts([release("a", 1.2), release("b", 1.1), release("c", None)])
     assert [chart.name for chart in charts] == ["trend-noise_ratio", "trend-agreement"]
     assert f"{digest('b').hex[:6]}: 1.1" in charts[0].alternative
-    assert trend_charts([Release("a", 1.2)]) == ()
+    assert trend_charts([release("a", 1.2)]) == ()

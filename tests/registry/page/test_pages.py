@@ -10,11 +10,11 @@ import pytest
 from gate.deploy.store import Store
 from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
 from gate.registry.absolution import absolve
+from gate.registry.page.pages import Pages
+from gate.registry.page.version_page import refresh
 from gate.registry.port import CANDIDATE, Tag
 from gate.registry.promotion import rollback
-from gate.registry.version_page import refresh
 from gate.service.guard import guard
-from gate.service.pages import Pages
 from gate.service.reconciler import Reconciler
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gate.registry.history import History
 from gate.registry.ledger import LedgerEntry
-from gate.registry.status_line import (
+from gate.registry.page.status_line import (
     DESCRIPTION_LIMIT,
     HANDED_IN,
     MARK,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from gate.registry.history import History
 from gate.registry.ledger import Action, LedgerEntry
+from gate.registry.page.version_page import refresh
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_page import refresh
 
 _RECENT = 20
 """Lines that a first look, or a thorough one, goes back to."""

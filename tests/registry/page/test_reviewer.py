@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import RegistryError
-from gate.registry import reviewer
 from gate.registry.may_serve import veto
+from gate.registry.page import reviewer
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.registered_model import RegisteredModel

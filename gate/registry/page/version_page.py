@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterable
 
 from gate.errors import GateError, RegistryUnavailable, ResourceGone
-from gate.registry import reviewer
 from gate.registry.history import History
+from gate.registry.page import reviewer
+from gate.registry.page.status_line import Fate, with_status
 from gate.registry.port import CANDIDATE, Tag, Version
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.status_line import Fate, with_status
 
 REJECTED_VERDICT = "REJECTED by review"
 """What `gate.verdict` says then; that it passed stands in the ledger."""
