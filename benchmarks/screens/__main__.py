@@ -18,9 +18,9 @@ from benchmarks.screens.scene import MODEL, Pages, Scene
 from benchmarks.screens.sheet import write_sheet
 from benchmarks.screens.workbench import lay_out
 from gate.commands.status import Status
+from gate.errors import GateError
 from gate.registry.mlflow.process import quiet_process
 from gate.tracking.views import ALL, REJECTED, view_address
-from pipelines import stage
 from tests.registry.servers import serving
 
 _DARK = ("passed", "rejected by layer")
@@ -119,4 +119,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    stage.run(main)
+    try:
+        sys.exit(main())
+    except GateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(Status.NOT_JUDGED)
