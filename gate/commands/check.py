@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -195,7 +196,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
         change=verdicted.change,
     )
     run = _write(question, verdicted, judgement, reference=reference, runs=runs)
-    story = judgement.story.with_files(_files(question))
+    story = _addressed(question, judgement.story)
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -238,7 +239,7 @@ def _write(
     wanted = question["report"] is not None
     if not wanted and runs is None:
         return None
-    story = judgement.story.with_files(_files(question))
+    story = _addressed(question, judgement.story)
     with report_folder(question["report"]) as report:
         write_report(report, verdicted, story=story, spec=reference.spec)
         if wanted:
@@ -248,10 +249,16 @@ def _write(
         return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)
 
 
-def _files(question: _Question) -> dict[str, str]:
-    """What the commands of the story are about."""
+def _addressed(question: _Question, story: Story) -> Story:
+    """With the names of the files in its commands; the last of them is this command line."""
     names = {"MODEL.onnx": str(question["model"]), "SAMPLES": str(question["inputs"])}
-    return names if question["report"] is None else {**names, "DIR": str(question["report"])}
+    for placeholder, path in (("CHECKPOINT", question["checkpoint"]), ("DIR", question["report"])):
+        if path is not None:
+            names[placeholder] = str(path)
+    line = click.get_current_context().obj
+    again = [word for word in line.arguments if word != "--json"] if line else []
+    named = story.with_files(names)
+    return named.judged_by(shlex.join(["gate", *again])) if again else named
 
 
 def _show(

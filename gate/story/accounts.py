@@ -88,7 +88,9 @@ def finding_of(group: Group, account: Account) -> Finding:
 
 def _located(scene: _Scene, found: Localisation) -> Account:
     if found.fault is None:
-        return Account(None, _with(found.cause, scene.number), found.remedy)
+        return Account(
+            found.first_divergence or None, _with(found.cause, scene.number), found.remedy
+        )
     blamed, text = _fault(found, found.fault)
     if scene.group.cause == "optimiser":
         text += ": with optimisations off the file agrees"
@@ -248,7 +250,7 @@ def _samples(scene: _Scene) -> Account:
 def _as_explained(scene: _Scene) -> Account:
     """What the check itself says, with its number."""
     check = scene.shown
-    blamed = check.output or check.runtime or check.name
+    blamed = check.output or (check.name if check.runtime is None else None)
     text = _capital(check.explanation)
     return Account(blamed, _clean(text), check.remedy)
 

@@ -79,6 +79,8 @@ def _root(
     """The cause that explains what else is wrong, or None."""
     if "model" in alone and _draws(alone["model"]):
         return alone["model"]
+    if "samples" in alone and _prove_nothing(alone["samples"]):
+        return alone["samples"]
     if found is not None and found.diverges:
         cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
         return Group(cause, localisation=found)
@@ -95,6 +97,11 @@ def _root(
 def _draws(group: Group) -> bool:
     """Whether the reference does not repeat itself: then its numbers blame nobody else."""
     return any(check.name == "repeats" for check in group.checks)
+
+
+def _prove_nothing(group: Group) -> bool:
+    """Whether no output varies: then none can be one of classes either."""
+    return any(check.name == "reference" and check.output is None for check in group.checks)
 
 
 def _refuses_nonfinite(alone: dict[CauseKind, Group]) -> bool:
@@ -118,7 +125,7 @@ def _located(found: Localisation, decision: Decision) -> CauseKind:
 
 def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> None:
     """Move what the root explains into it."""
-    explained = set(SYMPTOMS)
+    explained: set[CauseKind] = {"outputs"} if root.cause == "samples" else set(SYMPTOMS)
     if root.localisation is not None or root.cause == "weights":
         explained |= _WEIGHT_CAUSES
     if not _measured(decision):

@@ -25,7 +25,8 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
         )
         return
     factory = printable(evidence.source.factory)
-    reference = f"{_MODEL} --reference {factory}"
+    weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
+    reference = f"{_MODEL} --reference {factory}{weights}"
     if cause in ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser"):
         yield Step(label="See every layer", command=f"gate locate {reference} --inputs {_SAMPLES}")
     elif cause in ("baked_in", "batch", "export", "model"):
@@ -38,8 +39,8 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
         )
     if cause in ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph"):
         yield Step(
-            label="Export again", command=f"gate export {factory} --example-input X.npy --output "
-            f"{_MODEL}",
+            label="Export again", command=f"gate export {factory}{weights} --example-input "
+            f"X.npy --output {_MODEL}",
         )  # fmt: skip
     yield Step(
         label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"

@@ -188,8 +188,19 @@ class Story(Record):
         """The same with other next steps."""
         return self.model_copy(update={"steps": steps})
 
+    def judged_by(self, command: str) -> Self:
+        """The same where the very command line judges again."""
+        again = [
+            step.model_copy(update={"command": command})
+            if step.command and step.command.startswith("gate check ")
+            else step
+            for step in self.steps
+        ]
+        return self.leading_to(*again)
+
     def with_files(self, names: Mapping[str, str]) -> Self:
-        """The same with these names in the place of `MODEL.onnx`, `SAMPLES`, `DIR` in commands."""
+        """The same with these names in the place of `MODEL.onnx`, `CHECKPOINT`, `SAMPLES` and `DIR`
+        in commands."""
         steps = [
             step.model_copy(update={"command": step.command and _filled(step.command, names)})
             for step in self.steps

@@ -113,6 +113,13 @@ def test_a_model_that_draws_random_numbers_is_to_blame_for_all_numbers() -> None
     assert group.cause == "model"
 
 
+def test_samples_that_prove_nothing_explain_that_no_output_is_one_of_classes() -> None:
+    error = Verdict.ERROR
+    checks = [check(name, verdict=error, output=None) for name in ("outputs", "reference")]
+    (group,) = grouped(*checks)
+    assert (group.cause, len(group.checks)) == ("samples", 2)
+
+
 def test_failures_go_before_errors_and_waivers_are_last() -> None:
     checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
               check("preprocessing_opencv", runtime=None))  # fmt: skip

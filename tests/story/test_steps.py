@@ -30,6 +30,12 @@ def test_what_passed_is_promoted_next() -> None:
     assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
 
 
+def test_the_command_that_judged_judges_again() -> None:
+    story = story_of(*failed()).judged_by("gate check it.onnx --policy mine.yaml")
+    assert story.steps[-1].command == "gate check it.onnx --policy mine.yaml"
+    assert not story.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
+
+
 def test_the_names_of_files_are_filled_in_and_quoted() -> None:
     story = story_of(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
     assert story.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"

@@ -1,0 +1,93 @@
+"""Terminal, Markdown, page and MLflow print one story: each as it was approved, in golden files.
+
+To approve another text: GATE_APPROVE=1 pytest tests/story/test_surfaces.py, then read the diff.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gate.report.markdown import describe
+from gate.report.page import page
+from gate.report.terminal import print_story
+from gate.story.making import story_of
+from gate.story.story import Story
+from gate.tracking.names import headline_tags, judged_name, status_of
+from tests.report import stories
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "story"
+CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": stories.unjudged}
+LINKS = {"MLflow run": "#/experiments/1/runs/2"}
+
+
+def told(name: str) -> tuple[Story, stories.Case]:
+    case = CASES[name]()
+    story = story_of(case.decision, case.evidence, explanation=case.explanation)
+    story = story.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+    return story, replace(case, story=story)
+
+
+def terminal(story: Story, _case: stories.Case) -> str:
+    stream = io.StringIO()
+    print_story(story, Console(file=stream, width=80))
+    return stream.getvalue()
+
+
+def markdown(story: Story, _case: stories.Case) -> str:
+    return describe(story, LINKS)
+
+
+def html(_story: Story, case: stories.Case) -> str:
+    """What a reader of the page reads, without the charts."""
+    body = page(case.report()).partition("<body>")[2] or page(case.report())
+    for element in ("script", "style", "svg"):
+        body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
+    lines = (" ".join(line.split()) for line in re.sub(r"<[^>]+>", "\n", body).splitlines())
+    return unescape("\n".join(line for line in lines if line)) + "\n"
+
+
+def mlflow(story: Story, case: stories.Case) -> str:
+    headline, verdict = story.headline, case.decision.verdict
+    shown = {
+        "name": judged_name(verdict, case.decision.subject_sha256, headline),
+        "status": status_of(verdict),
+        "tags": headline_tags(headline),
+    }
+    return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+
+
+SURFACES = {"terminal": terminal, "markdown": markdown, "html": html, "mlflow": mlflow}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("surface", SURFACES)
+def test_each_surface_prints_what_was_approved(case: str, surface: str) -> None:
+    text = SURFACES[surface](*told(case))
+    file = GOLDEN / f"{case}.{surface}.txt"
+    if "GATE_APPROVE" in os.environ:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_surfaces_say_the_same(case: str) -> None:
+    story, records = told(case)
+    sentence = story.headline.sentence
+    plain = re.sub(r"[\\`*_]", "", sentence)
+    for surface, make in SURFACES.items():
+        text = " ".join(re.sub(r"[\\`*_]", "", make(story, records)).split())
+        assert plain.split(";")[0] in text, surface
+        assert story.headline.verdict in text, surface
+        assert "None" not in text.replace("no None", ""), surface
+        for finding in story.findings if surface in ("markdown", "html") else ():
+            assert re.sub(r"[\\`*_]", "", finding.title) in text, surface
