@@ -46,7 +46,7 @@ def main() -> int:
     sheet = write_sheet(folder, taking.taken)
     print(
         f"What happened: {len(taking.taken)} pictures were taken of reports and of MLflow's pages. "
-        f"Where to look: {sheet.relative_to(Path.cwd()) if sheet.is_relative_to(Path.cwd()) else sheet}"
+        f"Where to look: {sheet}"
     )
     return Status.DONE
 

@@ -6,15 +6,18 @@ The first line is one plain sentence: MLflow shows it raw in its list of models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gate.decision.checks import Verdict
 from gate.story.story import Finding, RuntimeProof, Story
 from gate.story.wording import number, printable
 from gate.story.words import measure
 
+_GAP = "\N{NO-BREAK SPACE}"
+"""MLflow draws tables without space between their columns."""
+_COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latency")
 _HEADER = (
-    "| runtime | state | worst | observed | allowed | top-1 | latency |",
+    f"| {f'{_GAP} | '.join(_COLUMNS)} |",
     "|---|---|---|---:|---:|---:|---:|",
 )
 _CHANGES, _CHECKS = 8, 3
@@ -30,11 +33,9 @@ def describe(story: Story, links: Mapping[str, str]) -> str:
         lines += [f"**Try:** {_escape(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
     lines += [*_HEADER, *map(_row, story.proof), ""]
-    lines += [f"- {_escape(note)}" for note in (*story.warnings, *story.notes)]
-    for step in story.steps:
-        if step.command:
-            lines += [f"- {_escape(step.label)}: `{_code(step.command)}`"]
-    lines += ["", *_bound_to(story), ""]
+    lines += [*_listed("Also to be known:", map(_escape, (*story.warnings, *story.notes)))]
+    lines += [*_listed("Next:", _steps(story))]
+    lines += ["What was judged:", "", *_bound_to(story), ""]
     lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -51,6 +52,19 @@ def describe_twin(story: Story) -> str:
 def sentence(story: Story) -> str:
     """The verdict and its cause, one plain sentence."""
     return f"{story.headline.verdict}: {story.headline.sentence}."
+
+
+def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
+    """A list below a line of its own: MLflow draws no space between a table and what follows."""
+    lines = [f"- {entry}" for entry in entries]
+    if lines:
+        yield from (title, "", *lines, "")
+
+
+def _steps(story: Story) -> Iterator[str]:
+    for step in story.steps:
+        if step.command:
+            yield f"{_escape(step.label)}: `{_code(step.command)}`"
 
 
 def _findings(story: Story) -> Iterator[str]:
@@ -104,7 +118,7 @@ def _row(row: RuntimeProof) -> str:
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
     cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
-    return "| " + " | ".join(map(_escape, cells)) + " |"
+    return "| " + f"{_GAP} | ".join(map(_escape, cells)) + " |"
 
 
 def _bound_to(story: Story) -> Iterator[str]:

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from gate.records.runtime import RUNTIMES
 from gate.report import facts, rows
 from gate.report.charts import gallery
 from gate.report.charts.drawing import Chart
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _JOINT = re.compile(r"([._/])(?=[A-Za-z])")
+_RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})(?![\w-])")
 _LINKED = ("https://", "http://")
 
 
@@ -32,6 +34,7 @@ def page(report: Report) -> str:
     """The whole page."""
     story, evidence, decision = report.story, report.evidence, report.decision
     script = _source("script.js")
+    cause = gallery.of_cause(story, report.explanation)
     return (
         _templates()
         .get_template("page.html")
@@ -40,9 +43,8 @@ def page(report: Report) -> str:
             evidence=evidence,
             decision=decision,
             found=report.explanation.localisation,
-            not_found=report.explanation.failure,
-            cause=gallery.of_cause(story, report.explanation),
-            charts=report.charts,
+            cause=cause,
+            charts=_others(report.charts, cause),
             trend=trend_charts(story.change.trend),
             checks=rows.checks(story, decision),
             layers=rows.layers(report.explanation.localisation),
@@ -54,6 +56,11 @@ def page(report: Report) -> str:
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
+
+
+def _others(charts: tuple[Chart, ...], cause: Chart | None) -> list[Chart]:
+    """Those that show something else than the one on the first screen."""
+    return [drawn for drawn in charts if cause is None or drawn.alternative != cause.alternative]
 
 
 @cache
@@ -71,6 +78,7 @@ def _templates() -> Environment:
     made.filters |= {
         "row": rows.row_of,
         "lines": _lines,
+        "beginning": _beginning,
         "breakable": _breakable,
         "number": number,
         "when": _when,
@@ -107,11 +115,18 @@ def _lines(command: str) -> Any:
     return Markup("\n").join(Markup(" ").join(map(word.format, line)) for line in lines)
 
 
+def _beginning(reason: str) -> str:
+    """A reason without its details, which follow a colon, and without its full stop."""
+    return reason.partition(": ")[0].rstrip(".")
+
+
 def _breakable(text: str) -> Any:
-    """A text whose long names, `layer3.0.conv1.weight`, may be broken between their parts."""
+    """A text whose long names, `layer3.0.conv1.weight`, may be broken between their parts; those of
+    runtimes stay whole."""
     from markupsafe import Markup, escape
 
-    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(printable(text)))))
+    jointed = _JOINT.sub(r"\1<wbr>", str(escape(printable(text))))
+    return Markup(_RUNTIME.sub(r'<span class="name">\1</span>', jointed))
 
 
 def _when(time: str) -> str:

@@ -93,8 +93,9 @@ def _located(scene: _Scene, found: Localisation) -> Account:
         )
     blamed, text = _fault(found, found.fault)
     if scene.group.cause == "optimiser":
-        text += ": with optimisations off the file agrees"
-        return Account(blamed, _with(text, scene.number), OPTIMISER)
+        text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
+        text = f"{_with(text, scene.number)}; with optimisations off the file agrees"
+        return Account(blamed, text, OPTIMISER)
     return Account(blamed, _with(text, scene.number), found.remedy)
 
 
@@ -212,6 +213,15 @@ def _preprocessing(scene: _Scene) -> Account:
     blamed = check.name.removeprefix("preprocessing_").removeprefix("flips_")
     blamed = "" if blamed == "preprocessing" else blamed
     text = f"{blamed}: {check.explanation}" if blamed else check.explanation
+    if blamed and check.observed is not None and not check.name.startswith("preprocessing_flips_"):
+        cause = check.explanation.partition("Cause: ")[2].rstrip(".")
+        steps = [
+            f"{value:.4g}/255"
+            for value in (check.observed, check.bound)
+            if isinstance(value, float)
+        ]
+        text = f"{blamed} makes other pixels than in training: {', allowed '.join(steps)}"
+        text += f" ({cause})" if cause else ""
     return Account(blamed or None, _clean(text), check.remedy)
 
 
@@ -280,7 +290,7 @@ def _capital(text: str) -> str:
 
 def _clean(text: str) -> str:
     """One line without control characters or a full stop at its end."""
-    return printable(text).rstrip(". ")
+    return printable(text).replace("<=", "≤").replace(">=", "≥").rstrip(". ")
 
 
 def _short(text: str) -> str:

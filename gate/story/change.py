@@ -23,6 +23,8 @@ Sense = Literal["better", "worse"]
 UNRECORDED = "not recorded"
 _UNASKED = "not asked"
 _OF_THE_FILE = ("probe_", "graph_", "near_ties")
+_SAME_LATENCY = 0.05
+"""By as much do medians of one file differ from run to run."""
 _SHOWN = 200
 """Characters of one value at most: settings may be whole lists."""
 
@@ -110,7 +112,9 @@ def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
     if incumbent.champion_latency is not None and incumbent.latency is not None:
         old, new = incumbent.champion_latency, incumbent.latency
         unit = f"ms for {new.batch_size} samples, side by side"
-        yield _numbers("latency", old.median_ms, new.median_ms, more_is="worse", unit=unit)
+        row = _numbers("latency", old.median_ms, new.median_ms, more_is="worse", unit=unit)
+        same = math.isclose(old.median_ms, new.median_ms, rel_tol=_SAME_LATENCY)
+        yield row.model_copy(update={"changed": False, "sense": None}) if same else row
 
 
 def _measured(old: Evidence, new: Evidence, incumbent: Incumbent | None) -> Iterator[ChangeRow]:

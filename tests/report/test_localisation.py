@@ -75,7 +75,7 @@ def test_every_report_tells_of_the_layer(tmp_path) -> None:
     assert {p.name for p in paths} >= {"localisation.json", "localisation.svg"}
     assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
     shown = (tmp_path / "report.html").read_text()
-    assert "First diverging layer: <code>layer1.0.conv1</code>" in shown
+    assert f"<p>{found().cause}</p>" in shown
     assert "All 4 layers" in shown
     write(tmp_path, *passed(), story=story_of(*passed()))
     assert not (tmp_path / "localisation.json").exists()

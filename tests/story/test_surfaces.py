@@ -51,6 +51,8 @@ def html(_story: Story, case: stories.Case) -> str:
     body = page(case.report()).partition("<body>")[2] or page(case.report())
     for element in ("script", "style", "svg"):
         body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
+    # Where a name may be broken, and where not, is nothing to read.
+    body = re.sub(r'<wbr>|<span class="name">([^<]*)</span>', r"\1", body)
     lines = (" ".join(line.split()) for line in re.sub(r"<[^>]+>", "\n", body).splitlines())
     return unescape("\n".join(line for line in lines if line)) + "\n"
 

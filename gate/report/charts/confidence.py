@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gate.records.evidence import ClassParity, ConfidenceOfClass, Evidence
-from gate.report.charts.drawing import BLUE, GREY, ORANGE, TEXT, Chart, chart
+from gate.report.charts.drawing import BLUE, GREY, ORANGE, TEXT, Chart, chart, decimal
 from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
@@ -60,12 +60,20 @@ def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> Non
     widest = max(map(abs, changes)) or 1.0
     axes.set_xlim(-1.15 * widest if min(changes) < 0 else 0.0, 1.15 * widest)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, symmetric=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(_change))
     axes.set_yticks(range(len(shown)), [str(one.label) for one in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_ylabel("class that PyTorch predicts")
     axes.set_xlabel("file - PyTorch" if signed else "|file - PyTorch|")
     axes.grid(visible=True, axis="x")
+
+
+def _change(value: float, _place: int | None = None) -> str:
+    """A change at the axis: 0.01, -8·10⁻⁶."""
+    if value == 0.0 or abs(value) >= 1e-3:
+        return f"{value:.2g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}·{decimal(10.0 ** int(power))}"
 
 
 def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:

@@ -29,6 +29,8 @@ _LABELS = {"ok": "as the model", "propagated": "follows from it", "source": "wro
 _MOST_POINTS = 300
 """Of more layers the worst of each stretch is drawn: a chart has no more pixels."""
 _LEAST, _MOST = 1e-3, 1e12
+_LETTER, _ACROSS = 6.0, 290
+"""Pixels of a letter of the name, and of the axis."""
 
 
 def depth(found: Localisation, *, name: str = "localisation", height: float = 260) -> Chart | None:
@@ -78,9 +80,10 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
     first = next((place for place, row in enumerate(rows) if row.verdict == "source"), None)
     if first is not None:
         right = first > len(rows) / 2
+        title = literal(rows[first].title, 34)
         axes.annotate(
-            literal(rows[first].title, 34),
-            (first, heights[first]),
+            title,
+            (first, _clear(heights, first, right=right, letters=len(title))),
             textcoords="offset points",
             xytext=(-2 if right else 2, 9),
             ha="right" if right else "left",
@@ -89,6 +92,13 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
         )
     axes.set_xlabel(f"layers in the order of execution, n = {samples}")
     axes.set_ylabel("error ÷ rounding")
+
+
+def _clear(heights: list[float], first: int, *, right: bool, letters: int) -> float:
+    """Above all points that a name at `first` would lie on; `right`: it ends there."""
+    reach = math.ceil(letters * _LETTER * len(heights) / _ACROSS)
+    start, end = (first - reach, first) if right else (first, first + reach)
+    return max(heights[max(start, 0) : end + 1])
 
 
 def _thinned(rows: list[LayerRow]) -> list[LayerRow]:

@@ -44,7 +44,7 @@ def of_report(
 
 def of_cause(story: Story, explanation: Explanation) -> Chart | None:
     """The one chart that shows why: the depth where a layer is to blame, else the numbers of the
-    first finding beside their bounds, else all numbers. None: nothing could be drawn."""
+    first finding beside their bounds, else all that were measured. None: nothing could be drawn."""
     found = explanation.localisation
     if found is not None and found.first_divergence is not None:
         along = depth(found, name="cause", height=_CAUSE_HEIGHT)
@@ -52,6 +52,7 @@ def of_cause(story: Story, explanation: Explanation) -> Chart | None:
             return along
     blamed = {check for finding in story.findings[:1] for check in finding.checks}
     words = [word for word in story.words if word.check in blamed]
+    measured = [word for word in story.words if word.check.runtime is not None]
     return strain(words, name="cause", most=_CAUSE_ROWS) or strain(
-        story.words, name="cause", most=_CAUSE_ROWS
+        measured, name="cause", most=_CAUSE_ROWS
     )

@@ -44,9 +44,10 @@ _LOOKS = {
 
 
 def worst_first(words: Iterable[Word]) -> list[Word]:
-    """Those with a number beside a bound; what is no number at all is the worst."""
+    """Those with a number beside a bound; what is no number at all is the worst. What is counted in
+    the graph comes after what fails by measure: one of none allowed is beyond by no factor."""
     bounded = [word for word in words if word.strain is not None]
-    return sorted(bounded, key=lambda word: -_sortable(word))
+    return sorted(bounded, key=lambda word: (_kind(word), -_sortable(word)))
 
 
 def strain(words: Iterable[Word], *, name: str = "strain", most: int = MOST_ROWS) -> Chart | None:
@@ -59,12 +60,13 @@ def strain(words: Iterable[Word], *, name: str = "strain", most: int = MOST_ROWS
     def paint(drawn: Figure) -> None:
         axes: Axes = drawn.add_subplot()
         strains = [_place(word) for word in rows]
-        low, high = min(0.1, *strains) / 2.5, max(10.0, *strains) * 2.5
+        ends = [place for place in strains if place < _MOST]
+        low, high = min([0.1, *ends]) / 2.5, max([10.0, *ends]) * 2.5
         logarithmic(axes, low, high)
         axes.axvspan(1.0, high, color=RED, alpha=0.07, linewidth=0)
         axes.axvline(1.0, color=TEXT, linewidth=1.2)
         for row, (word, place) in enumerate(zip(rows, strains, strict=True)):
-            _mark(axes, row, word, place)
+            _mark(axes, row, word, min(place, high))
         axes.set_ylim(len(rows) - 0.4, -0.75)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
@@ -84,8 +86,10 @@ def strain(words: Iterable[Word], *, name: str = "strain", most: int = MOST_ROWS
 
 def _mark(axes: Axes, row: int, word: Word, place: float) -> None:
     color, marker = _LOOKS[word.check.verdict]
-    axes.hlines(row + 0.2, axes.get_xlim()[0], place, color=color, linewidth=1.5, alpha=0.7)
-    axes.plot(place, row + 0.2, marker=marker, color=color, markersize=6.5, linestyle="none")
+    low, high = axes.get_xlim()
+    axes.hlines(row + 0.2, low, place, color=color, linewidth=1.5, alpha=0.7)
+    end = {"marker": ">", "clip_on": False} if place >= high else {"marker": marker}
+    axes.plot(place, row + 0.2, color=color, markersize=6.5, linestyle="none", **end)
     across = axes.get_yaxis_transform()
     named, numbers = literal(_named(word.check)), literal(_numbers(word.check), 24)
     axes.text(0.0, row - 0.26, named, va="center", transform=across, fontsize=SMALL)
@@ -108,6 +112,13 @@ def _of_bound(word: Word) -> str:
 
 def _place(word: Word) -> float:
     return min(max(_sortable(word), _LEAST), _MOST)
+
+
+def _kind(word: Word) -> int:
+    """What fails by measure, then what is counted, then what passes: each by its size."""
+    if word.check.verdict is Verdict.FAIL and word.check.name.startswith("graph_"):
+        return 1
+    return 0 if _sortable(word) > 1.0 else 2
 
 
 def _sortable(word: Word) -> float:

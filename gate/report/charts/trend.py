@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NUMBERS = ("noise_ratio", "agreement", "accuracy", "latency_ms")
+_TITLES = {
+    "noise_ratio": "Noise ratio",
+    "agreement": "Agreement with its own model",
+    "accuracy": "Accuracy",
+    "latency_ms": "Milliseconds of a batch",
+}
 _MOST_RELEASES = 12
 _HEIGHT = 120
 
@@ -23,7 +28,7 @@ _HEIGHT = 120
 def trend_charts(trend: Sequence[TrendRow]) -> tuple[Chart, ...]:
     """A chart for each number that at least two releases have; the oldest first."""
     made = []
-    for name in _NUMBERS:
+    for name in _TITLES:
         values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]
         points = [(label, value) for label, value in values if value is not None]
         finite = [(label, value) for label, value in points if math.isfinite(value)]
@@ -49,5 +54,9 @@ def _chart(name: str, points: list[tuple[str, float]]) -> Chart:
 
     shown = ", ".join(f"{label}: {number(value)}" for label, value in points)
     return chart(
-        f"trend-{name}", paint, title=f"{name} over versions", alternative=shown, height=_HEIGHT
+        f"trend-{name}",
+        paint,
+        title=f"{_TITLES[name]} over versions",
+        alternative=shown,
+        height=_HEIGHT,
     )

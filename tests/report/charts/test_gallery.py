@@ -153,7 +153,7 @@ def test_the_first_chart_is_of_the_cause() -> None:
     assert {text.rpartition(" / ")[2] for text in drawn} == blamed
     everything = gallery.of_cause(passed.story, passed.explanation)
     assert everything is not None
-    assert "51 more in the table" in everything.title
+    assert "42 more in the table" in everything.title
     assert gallery.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
 
 
