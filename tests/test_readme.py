@@ -134,4 +134,12 @@ def test_the_picture_loads_nothing_from_elsewhere() -> None:
     picture = (ROOT / "docs/caught-fault.svg").read_text(encoding="utf-8")
     addresses = re.findall(r"https?://[^\"'\s)]+", picture)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
-    assert "Rejected" in picture
+    assert "layer3.conv2.weight" in picture
+
+
+def test_each_picture_has_words_and_is_small() -> None:
+    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+\.png)\)", README)
+    assert len(pictures) == 3
+    for words, path in pictures:
+        assert len(words) > 40
+        assert (ROOT / path).stat().st_size < 150_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.screens import scene
 from benchmarks.screens.camera import LAPTOP, SCREEN, TELEPHONE, Camera, camera
 from benchmarks.screens.scene import MODEL, Pages, Scene
-from benchmarks.screens.sheet import write_sheet
+from benchmarks.screens.sheet import write_sheet, write_small
 from benchmarks.screens.workbench import lay_out
 from gate.commands.status import Status
 from gate.errors import GateError
@@ -30,7 +30,9 @@ def main() -> int:
     """Take them all. Exit code 2 where a command did not end as it should."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screens", description=__doc__)
     parser.add_argument("--folder", type=Path, default=scene.ROOT / "build" / "screens")
-    folder: Path = parser.parse_args().folder.resolve()
+    parser.add_argument("--docs", action="store_true", help="also write those of the README")
+    asked = parser.parse_args()
+    folder: Path = asked.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     quiet_process()
@@ -44,6 +46,8 @@ def main() -> int:
         with serving(place / "server") as server, camera(folder) as taking:
             _act(Scene(place / "files", server.uri), taking)
     sheet = write_sheet(folder, taking.taken)
+    if asked.docs:
+        write_small(folder, scene.ROOT / "docs")
     print(
         f"What happened: {len(taking.taken)} pictures were taken of reports and of MLflow's pages. "
         f"Where to look: {sheet}"
@@ -61,16 +65,16 @@ def _act(acted: Scene, taking: Camera) -> None:
     _say("Promoting the second, which waits for review")
     version = acted.promote(scene.SECOND)
     _version(acted, taking, "version that waits", version, shows="Status: waits for review")
-    _say("Pointing champion at it by hand; the guard takes it back")
-    acted.point_by_hand(version)
-    acted.reconcile()
-    _version(acted, taking, "version after a revert", version, shows="Status:")
     _say("Approving it")
     acted.approve(version)
     acted.reconcile()
     _version(acted, taking, "version approved", version, shows="Status: champion since")
     for judged in scene.REJECTED:
         _judge(acted, judged, seen)
+    _say("Putting a rejected file into service by hand; the guard takes it out")
+    version = acted.serve_by_hand(seen["rejected by layer"])
+    acted.reconcile()
+    _version(acted, taking, "version after a revert", version, shows="Status:")
     del seen[scene.FIRST.name]
     _reports(taking, seen)
     _runs(acted, taking, seen)

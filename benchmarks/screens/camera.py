@@ -71,6 +71,10 @@ class Camera:
             page.goto(address)
             page.get_by_text(shows).first.wait_for()
             page.wait_for_timeout(_SETTLED_MS)
+            aside = page.locator("[data-component-id='mlflow.assistant.chat_panel.close']")
+            if aside.count():  # it opens by itself in a browser that was never here
+                aside.first.click()
+                page.wait_for_timeout(_SETTLED_MS)
             self._take(page, f"{name}, {size[0]} px", whole=False)
 
     @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.errors import RegistryUnavailable
+from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 
@@ -93,9 +94,18 @@ class Scene:
         )  # fmt: skip
         return str(told["version"])
 
-    def point_by_hand(self, version: str) -> None:
-        """As somebody does who has not read how to approve."""
+    def serve_by_hand(self, pages: Pages) -> str:
+        """As somebody does who goes around the gate: a version of a run that was rejected."""
+        with lent(self.uri):
+            from mlflow import MlflowClient
+
+            client = MlflowClient(self.uri, self.uri)
+            run = pages.run.rpartition("/")[2]
+            source = f"runs:/{run}/plots"
+            made = client.create_model_version(MODEL, source=source, run_id=run)
+        version = str(made.version)
         MlflowRegistry(self.uri).set_alias(MODEL, CHAMPION, version)
+        return version
 
     def approve(self, version: str) -> None:
         """As a reviewer does."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment
+from PIL import Image
 
 from benchmarks.screens.camera import Picture
 from gate.storage import atomic
@@ -33,6 +34,23 @@ img { display: block; width: 100%; max-height: 640px; object-fit: cover; object-
 </body>
 </html>
 """
+
+
+README = {
+    "report": ("rejected-by-layer-1280-px-light-first-screen", 570),
+    "runs": ("list-of-judged-files-1280-px", 520),
+    "version": ("version-that-waits-1280-px", 720),
+}
+"""Name in docs/: the picture, and how much of its height is shown."""
+
+
+def write_small(folder: Path, docs: Path) -> None:
+    """Write the pictures of the README, with few colours, so that they are small."""
+    for name, (taken, height) in README.items():
+        with Image.open(folder / f"{taken}.png") as whole:
+            part = whole.convert("RGB").crop((0, 0, whole.width, height))
+        small = part.quantize(64, dither=Image.Dither.NONE)
+        small.save(docs / f"{name}.png", optimize=True)
 
 
 def write_sheet(folder: Path, pictures: Sequence[Picture]) -> Path:

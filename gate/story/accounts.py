@@ -52,10 +52,12 @@ class _Scene:
 
     @property
     def number(self) -> str:
-        """The farthest noise ratio beyond its bound, else the number of the first check."""
+        """The farthest noise ratio beyond its bound, else the number of the first check, named
+        where its unit does not say what it is."""
         failed = [c for c in self.group.checks if c.verdict is Verdict.FAIL]
         best = worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or self.shown
-        return measure(best)
+        text = measure(best)
+        return text if not text or best.name.startswith("noise_") else f"{best.name} {text}"
 
     @property
     def where(self) -> str:
@@ -235,6 +237,20 @@ def _numbers(scene: _Scene) -> Account:
     return Account(check.output, _clean(text), check.remedy)
 
 
+def _export(scene: _Scene) -> Account:
+    check = scene.shown
+    who = _WARNED.get(check.name, "the export")
+    text = f"{_capital(who)} warned, and the policy refuses that: {_short(check.explanation)}"
+    return Account(who, _clean(text), check.remedy)
+
+
+def _champion(scene: _Scene) -> Account:
+    check = scene.shown
+    beside = _BESIDE.get(check.name)
+    text = check.explanation if beside is None else beside.format(measure(check))
+    return Account("the champion", _clean(_capital(text)), check.remedy)
+
+
 def _waived(scene: _Scene) -> Account:
     check = scene.shown
     why = check.explanation.rpartition("only when present: ")[2].partition(": ")[0]
@@ -246,7 +262,7 @@ def _model(scene: _Scene) -> Account:
     check = worst_of(scene.group.checks, "repeats") or scene.shown
     text = check.explanation.rstrip(".")
     if check.name == "near_ties":
-        text = text.partition(":")[0]
+        text = f"The model leaves answers to rounding: {text.partition(':')[0]}"
     if check.name == "repeats":
         text += ": the model draws random numbers, or changes itself, in eval mode"
     return Account("the model", _clean(_capital(text)), check.remedy)
@@ -273,11 +289,26 @@ _BY_CAUSE: dict[CauseKind, Callable[[_Scene], Account]] = {
     "runtime": _runtime,
     "device": _device,
     "preprocessing": _preprocessing,
+    "export": _export,
+    "champion": _champion,
     "model": _model,
     "samples": _samples,
     "numbers": _numbers,
     "waived": _waived,
 }
+
+
+_WARNED = {
+    "export_tracer_warnings": "the tracer",
+    "export_hazards": "the exporter",
+    "export_lint": "the lint",
+}
+_BESIDE = {
+    "incumbent_agreement": "Other answers than the champion's; the same on {}",
+    "incumbent_accuracy_drop": "Right less often than the champion, by {}",
+    "incumbent_latency_ratio": "Slower than the champion, by a factor of {}",
+}
+"""Of a check, what its number means."""
 
 
 def _with(text: str, number: str) -> str:

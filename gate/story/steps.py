@@ -35,7 +35,8 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
         yield Step(label="See what this machine can prove", command="gate doctor")
     elif cause == "preprocessing":
         yield Step(
-            label="See the pictures side by side", command="gate preprocess compare SPEC PICTURES"
+            label="See the pictures side by side",
+            command="gate preprocess compare PICTURES --spec SPEC",
         )
     if cause in ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph"):
         yield Step(

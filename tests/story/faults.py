@@ -1,11 +1,12 @@
-"""Twelve classes of faults, each made for real: a file, its model, what the gate measured."""
+"""Classes of faults, each made for real: a file, its model, what the gate measured."""
 
 from __future__ import annotations
 
 import functools
+import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,21 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
+from gate.decision.champion import Champion
 from gate.front_door import Reference, Verdicted, Workload, check
 from gate.parity.arrays.samples import Samples
-from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.policy.policy import (
+    Bounds,
+    ExportFindings,
+    IncumbentPolicy,
+    Policy,
+    PreprocessingPolicy,
+    RuntimePolicy,
+)
 from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.records.evidence import Source
+from gate.records.evidence import ExportRecord, Source
+from gate.story.making import story_of
+from gate.story.story import Story
 
 SAMPLES = 48
 
@@ -80,6 +91,13 @@ class Fused(Net):
         self.body[1] = Gelu()
 
 
+class Constant(Net):
+    """Has one answer to everything."""
+
+    def forward(self, input):
+        return 0.0 * super().forward(input) + self.head.bias
+
+
 class Undecided(Net):
     """Amplifies its rounding until the answers change."""
 
@@ -101,6 +119,12 @@ class Fault:
     samples: Callable[[], np.ndarray] | None = None
     photographs: bool = False
     verdict: str = "FAIL"
+    labelled: bool = False
+    """The model's own answers are the labels."""
+    warning: str | None = None
+    """What the tracer said at the export."""
+    champion: Callable[[onnx.ModelProto], None] | None = None
+    """What changes the file into the one that serves."""
 
 
 def pictures() -> np.ndarray:
@@ -180,6 +204,14 @@ def overflow(model: onnx.ModelProto) -> None:
         value = made
 
 
+def flip_a_class(model: onnx.ModelProto) -> None:
+    """One class is hardly ever the answer, another often."""
+    tensor = _weight(model, "head.bias")
+    values = numpy_helper.to_array(tensor).copy()
+    values[0] += 0.3
+    _replace(tensor, values)
+
+
 def use_an_unknown_operator(model: onnx.ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid("com.example", 1))
     next(node for node in model.graph.node if node.op_type == "Relu").domain = "com.example"
@@ -196,6 +228,39 @@ def with_cuda() -> Policy:
 
 def classes_only() -> Policy:
     return Policy.default(task="classification")
+
+
+def answers_only(**bounds: float) -> Policy:
+    """Numbers may differ as they like: what counts is what somebody does with the answers."""
+    section = RuntimePolicy(required="always", bounds=Bounds(top1_agreement=0.5, **bounds))
+    runtimes = {"ort-cpu": section, "ort-cpu-optimized": section}
+    points = (0.2,) if "threshold_crossing" in bounds else ()
+    return Policy.model_validate(
+        {
+            "task": "classification", "precision": "reduced", "operating_points": points,
+            "instruments": {"noise_samples": 0, "stability_samples": 0, "probes": False,
+                            "search_inputs": 0, "graph": False},
+            "runtimes": {name: each.to_plain() for name, each in runtimes.items()},
+        }
+    )  # fmt: skip
+
+
+def labels_only() -> Policy:
+    return answers_only(accuracy_drop=0.0)
+
+
+def points_only() -> Policy:
+    return answers_only(threshold_crossing=0.0)
+
+
+def no_warnings() -> Policy:
+    section = ExportFindings(tracer_warnings="refuse")
+    return Policy.default().model_copy(update={"export_findings": section})
+
+
+def like_the_champion() -> Policy:
+    section = IncumbentPolicy(min_agreement=0.99)
+    return Policy.default(task="classification").model_copy(update={"incumbent": section})
 
 
 def with_a_browser() -> Policy:
@@ -237,6 +302,24 @@ FAULTS: dict[str, Fault] = {
     "a model that draws random numbers": Fault(
         "model", "the model", ("random",), model=Random
     ),
+    "one answer to everything": Fault(
+        "samples", "samples", ("same",), model=Constant, verdict="ERROR"
+    ),
+    "a warning that the policy refuses": Fault(
+        "export", "the tracer", ("tracer", "model.py:7"), policy=no_warnings,
+        warning="TracerWarning: Converting a tensor to a Python boolean at model.py:7",
+    ),
+    "worse on the labels": Fault(
+        "layer", "head.bias", ("head.bias", "allowed 0 %"), spoil=flip_a_class,
+        policy=labels_only, labelled=True,
+    ),
+    "answers across a threshold": Fault(
+        "layer", "head.bias", ("head.bias", "allowed 0 %"), spoil=flip_a_class,
+        policy=points_only,
+    ),
+    "other answers than the champion": Fault(
+        "champion", "the champion", ("the same on",), policy=like_the_champion, champion=flip_a_class
+    ),
 }  # fmt: skip
 
 
@@ -259,23 +342,66 @@ def exported(model: Callable[[], nn.Module]) -> bytes:
     return stream.getvalue()
 
 
+@functools.cache
+def verdicted(name: str) -> Verdicted:
+    """The fault of this name, judged once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return judged(FAULTS[name], Path(folder))
+
+
+@functools.cache
+def story(name: str) -> Story:
+    """Of the fault of this name."""
+    found = verdicted(name)
+    return story_of(
+        found.decision, found.evidence, explanation=found.explanation, change=found.change
+    )
+
+
 def judged(fault: Fault, folder: Path) -> Verdicted:
     """The file with the fault, measured and decided."""
-    file = onnx.load_from_string(exported(fault.model))
-    if fault.spoil is not None:
-        fault.spoil(file)
-    path = folder / "model.onnx"
-    onnx.save(file, path)
+    path = _file(folder / "model.onnx", fault.model, fault.spoil)
     samples = Samples.of({"input": (fault.samples or pictures)()})
     spec = PreprocessSpec(resize=Resize(size=(8, 8))) if fault.photographs else None
     source = Source(factory="faults:model", preprocess_sha256=spec.digest() if spec else None)
-    return check(
-        path,
-        reference=Reference(fault.model().eval(), source, spec=spec),
-        workload=Workload(
-            samples, batch_size=4, pictures=(_photographs(folder),) if fault.photographs else ()
-        ),
-        policy=fault.policy(),
+    model = fault.model().eval()
+    workload = Workload(
+        samples,
+        labels=_answers(model) if fault.labelled else None,
+        batch_size=4,
+        pictures=(_photographs(folder),) if fault.photographs else (),
+    )
+    reference = Reference(model, source, spec=spec)
+    if fault.warning is not None:
+        record = ExportRecord(strategy="traced", settings={}, tracer_warnings=(fault.warning,))
+        reference = replace(reference, export=record)
+    if fault.champion is not None:
+        serving = _file(folder / "champion.onnx", fault.model, fault.champion)
+        workload = replace(workload, against=_champion(serving, reference, workload))
+    return check(path, reference=reference, workload=workload, policy=fault.policy())
+
+
+def _file(
+    path: Path, model: Callable[[], nn.Module], change: Callable[[onnx.ModelProto], None] | None
+) -> Path:
+    file = onnx.load_from_string(exported(model))
+    if change is not None:
+        change(file)
+    onnx.save(file, path)
+    return path
+
+
+def _answers(model: nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(pictures())).argmax(1).numpy()
+
+
+def _champion(path: Path, reference: Reference, workload: Workload) -> Champion:
+    """As the registry gives it: right in its time, for a model of its own."""
+    measured = check(path, reference=reference, workload=workload, policy=classes_only())
+    sha256 = measured.evidence.subject.sha256
+    return Champion(
+        state="proven", version="3", sha256=sha256, onnx_path=path, evidence=measured.evidence
     )
 
 

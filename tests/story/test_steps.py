@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
 
-from gate.cli import COMMANDS
+from gate.cli import COMMANDS, main
 from gate.story.causes import TITLES
 from gate.story.making import story_of
 from gate.story.steps import steps_of
@@ -23,6 +24,18 @@ def test_every_cause_has_a_command_that_is_there(cause: str) -> None:
         program, command, *_ = shlex.split(step.command)
         assert program == "gate"
         assert command in COMMANDS
+
+
+@pytest.mark.parametrize("cause", sorted(TITLES))
+def test_every_command_takes_the_options_that_it_is_given(
+    cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in steps_of(*failed(), cause):  # type: ignore[arg-type]
+        words = shlex.split(step.command or "")[1:]
+        named = [word for word in words if re.fullmatch("[a-z]+", word)]
+        assert main([*named[: 2 if words[0] == "preprocess" else 1], "--help"]) == 0
+        told = capsys.readouterr().out
+        assert [word for word in words if word.startswith("--") and word not in told] == []
 
 
 def test_what_passed_is_promoted_next() -> None:
