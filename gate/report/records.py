@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
-from gate.records.names import DECISION, EVIDENCE, EXPLANATION, LOCALISATION
+from gate.records.names import CHANGE, DECISION, EVIDENCE, EXPLANATION, LOCALISATION
 from gate.report.folder import pictures
 from gate.report.report import Report
 from gate.story.making import story_of
@@ -53,7 +54,9 @@ class JudgedRecords:
         return cls(file.parent, evidence, decision, found)
 
     def report(self, change: Change | None = None) -> Report:
-        """What the page is made of. `change`: against other records."""
+        """What the page is made of. `change`: against other records; None: what was recorded
+        beside these against the champion, if anything was."""
+        change = change or _change(self.folder)
         story = story_of(self.decision, self.evidence, explanation=self.explanation, change=change)
         return Report(
             story,
@@ -62,6 +65,13 @@ class JudgedRecords:
             explanation=self.explanation,
             pictures=pictures(self.folder),
         )
+
+
+def _change(folder: Path) -> Change | None:
+    """Against the champion of then; it is only shown, so one that can't be read is none."""
+    with contextlib.suppress(EvidenceError):
+        return Change.load(folder / CHANGE)
+    return None
 
 
 def _decision(path: Path, evidence: Evidence) -> Decision:

@@ -19,7 +19,7 @@ from gate.story.wording import (
     printable,
     weight_sentences,
 )
-from gate.story.words import measure, strain, words
+from gate.story.words import is_about_samples, measure, strain, words
 
 
 def story_of(
@@ -75,7 +75,8 @@ def _passed(decision: Decision, evidence: Evidence) -> str:
     """On how many samples, where, and what came nearest to its bound."""
     text = f"Within every bound on {evidence.dataset.samples} samples, on "
     text += ", ".join(decision.runtimes)
-    used = [(strain(check) or 0.0, check) for check in decision.checks if check.runtime]
+    measured = [c for c in decision.checks if c.runtime and not is_about_samples(c)]
+    used = [(strain(check) or 0.0, check) for check in measured]
     nearest = max((pair for pair in used if 0.0 < pair[0] <= 1.0), key=lambda p: p[0], default=None)
     if nearest is not None and measure(nearest[1]):
         text += f"; the nearest is {nearest[1].name}, {measure(nearest[1])}"
