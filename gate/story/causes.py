@@ -89,14 +89,24 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
         return "waived"
     if check.remedy == REMEDIES["unsure"]:
         return "model"
+    if check.remedy == REMEDIES["threshold_unmeasured"]:
+        return "evidence"
+    if check.name == "top1_lower_bound" and check.verdict is Verdict.ERROR:
+        return "samples"  # no answer differs, so many do not prove it
     if check.name == "runtime":
         return _of_runtime(check, evidence)
     if check.name.startswith("probe_"):
         return _of_probe(check, evidence)
-    exact = _BY_NAME.get(check.name)
-    if exact is not None:
-        return exact
-    beginnings = (check.name[:end] for end in range(len(check.name) - 1, 0, -1))
+    cause = _by_name(check.name)
+    unmeasured = check.verdict is Verdict.ERROR and check.observed is None
+    # Of what was not measured nothing is off.
+    return "evidence" if cause in SYMPTOMS and unmeasured and check.bound is not None else cause
+
+
+def _by_name(name: str) -> CauseKind:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    beginnings = (name[:end] for end in range(len(name) - 1, 0, -1))
     return next((_BY_NAME[start] for start in beginnings if _begins(start)), "numbers")
 
 
