@@ -75,6 +75,7 @@ _BY_NAME: dict[str, CauseKind] = {
     "preprocessing": "preprocessing",
 }
 """By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
+_BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence"}
 _PROBES: dict[str, CauseKind] = {
     "batch": "batch",
     "size": "baked_in",
@@ -87,20 +88,19 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
     """What one check points at where nothing else is known."""
     if check.verdict is Verdict.WAIVED:
         return "waived"
-    if check.remedy == REMEDIES["unsure"]:
-        return "model"
-    if check.remedy == REMEDIES["threshold_unmeasured"]:
-        return "evidence"
-    if check.name == "top1_lower_bound" and check.verdict is Verdict.ERROR:
-        return "samples"  # no answer differs, so many do not prove it
+    by_remedy = next((c for name, c in _BY_REMEDY.items() if check.remedy == REMEDIES[name]), None)
+    if by_remedy is not None:
+        return by_remedy
     if check.name == "runtime":
         return _of_runtime(check, evidence)
     if check.name.startswith("probe_"):
         return _of_probe(check, evidence)
     cause = _by_name(check.name)
-    unmeasured = check.verdict is Verdict.ERROR and check.observed is None
-    # Of what was not measured nothing is off.
-    return "evidence" if cause in SYMPTOMS and unmeasured and check.bound is not None else cause
+    if check.verdict is not Verdict.ERROR or check.bound is None or cause not in SYMPTOMS:
+        return cause
+    # Nothing is off: it was not measured, or no answer differs and so few do not prove it.
+    few = check.name == "top1_lower_bound"
+    return "evidence" if check.observed is None else "samples" if few else cause
 
 
 def _by_name(name: str) -> CauseKind:

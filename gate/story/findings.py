@@ -14,7 +14,7 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
-from gate.records.runtime import RUNTIMES
+from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.story.causes import SYMPTOMS, cause_of
 from gate.story.story import CauseKind
 from gate.story.words import strain
@@ -91,18 +91,22 @@ def _root(
     if found is not None and found.diverges:
         cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
         return Group(cause, localisation=found)
-    for cause in _ROOTS:
-        if cause in alone:
-            return alone[cause]
+    certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
+    return certain or _suspect(alone, decision)
+
+
+def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:
+    """The cause that the pattern of what fails points at, or None."""
     if not _measured(decision):
         return alone.get("runtime") or alone.get("batch")
     by_runtime = _only_on(decision)
     if by_runtime is not None and "numbers" in alone:
         checks = alone.pop("numbers").checks
         return _on_device(checks, decision) if by_runtime == "device" else Group(by_runtime, checks)
-    if "batch" in alone and all(check.name in _ALONE for check in alone["batch"].checks):
-        return alone.get("nonfinite") or alone.get("unstable")
-    return alone.get("nonfinite") or alone.get("batch") or alone.get("unstable")
+    batch = alone.get("batch")
+    if batch is not None and all(check.name in _ALONE for check in batch.checks):
+        batch = None
+    return alone.get("nonfinite") or batch or alone.get("unstable")
 
 
 def _draws(group: Group) -> bool:
@@ -151,15 +155,18 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
 
 
 def _explains(root: Group, check: CheckResult) -> bool:
-    """Whether the root's fault shows on the runtime of a check: one of the file everywhere but in
-    PyTorch itself, one of the optimiser where optimisations are on, one of a device there."""
+    """Whether a check fails because of the root."""
     if check.verdict is Verdict.WAIVED or check.name in _ALONE:
         return False
     if root.cause == "model":
         return _draws(root) or check.name.startswith(_ANSWERS)
-    if check.runtime is None:
-        return True
-    traits = RUNTIMES[check.runtime]
+    return check.runtime is None or _shows_on(root, check.runtime)
+
+
+def _shows_on(root: Group, runtime: RuntimeName) -> bool:
+    """Whether the root's fault shows on a runtime: one of the file everywhere but in PyTorch
+    itself, one of the optimiser where optimisations are on, one of a device there."""
+    traits = RUNTIMES[runtime]
     if traits.engine == "torch":
         return False
     if root.cause == "optimiser":
