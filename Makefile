@@ -11,7 +11,7 @@ PORT ?= 5000
 SERVICE_PORT ?= 8400
 WORKERS ?= 2
 
-.PHONY: help install packages repro ui stack lint fix test check
+.PHONY: help install packages repro ui stack screens lint fix test check
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -32,6 +32,9 @@ ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT
 
 stack: $(READY)  ## MLflow, its webhook and the service on 127.0.0.1, until Ctrl-C
 	@exec $(BIN)/python -m pipelines.stack --port $(PORT) --service-port $(SERVICE_PORT)
+
+screens: $(READY) packages  ## Pictures of reports and of MLflow's pages, into build/screens
+	@$(BIN)/python -m benchmarks.screens
 
 lint: $(READY)  ## Format check, lint, types, import walls
 	$(BIN)/ruff format --check .

@@ -229,7 +229,7 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
         (["phone=bad.npy"], 1, "the largest difference is"),
         (["phone=short.npy"], 2, "2 tensors for 3 pictures"),
         (["phone=good.npy", "laptop=good.npy"], 2, "the policy asks for phone"),
-        (["phone=none.npy"], 2, "none.npy: [Errno 2]"),
+        (["phone=none.npy"], 2, "none.npy does not exist"),
         ([], 2, "there is no implementation phone"),
     ],
 )

@@ -21,6 +21,7 @@ from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.runners.runner import Batch
+from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.classification import ClassStatistics
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Latency
@@ -201,7 +202,7 @@ class _Pair:
                 continue
             if name not in self._classes:
                 self._classes[name] = ClassStatistics(new.shape[1])
-            r, c = old.astype(np.float64), new.astype(np.float64)
+            r, c = (ClassAnswers.of(side.astype(np.float64)) for side in (old, new))
             self._classes[name].update(r, c, start=start, labels=labels)
 
 

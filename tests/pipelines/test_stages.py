@@ -91,11 +91,11 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     assert run.data.tags["gate.promotion"] == "promoted"
     assert run.data.tags["gate.model_version"] == "tiny/1"
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith("Passed")
+    assert note.startswith("PASS: ")
     assert "#/models/tiny/versions/1" in note
     status, _, body = version.description.partition("\n\n")
     assert status.startswith("Status: champion since ")
-    assert body.startswith("Passed")
+    assert body.startswith("PASS: ")
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
 

@@ -1,0 +1,1 @@
+"""`make screens`: what people see of a judgement, in a real browser, against a real MLflow server."""
