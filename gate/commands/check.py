@@ -250,15 +250,44 @@ def _write(
 
 
 def _addressed(question: _Question, story: Story) -> Story:
-    """With the names of the files in its commands; the last of them is this command line."""
-    names = {"MODEL.onnx": str(question["model"]), "SAMPLES": str(question["inputs"])}
-    for placeholder, path in (("CHECKPOINT", question["checkpoint"]), ("DIR", question["report"])):
-        if path is not None:
-            names[placeholder] = str(path)
-    line = click.get_current_context().obj
-    again = [word for word in line.arguments if word != "--json"] if line else []
-    named = story.with_files(names)
-    return named.judged_by(shlex.join(["gate", *again])) if again else named
+    """With the names of the files in its commands; what judges again is this command line."""
+    from gate.storage.redaction import without_passwords
+
+    named = {
+        "MODEL.onnx": question["model"],
+        "SAMPLES": question["inputs"],
+        "CHECKPOINT": question["checkpoint"],
+        "DIR": question["report"],
+        "SPEC": question["preprocessing"],
+        "PICTURES": next(iter(question["pictures"]), None),
+        "NAME": question["against"],
+    }
+    story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
+    line, first = click.get_current_context().obj, story.steps[0].command or ""
+    if first.startswith("gate promote "):
+        story = story.with_command("gate promote ", " ".join([first, *_for_promote(question)]))
+    again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
+    return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
+
+
+def _for_promote(question: _Question) -> list[str]:
+    """The options of gate promote without which it would look elsewhere, quoted for a shell."""
+    from click.core import ParameterSource
+
+    from gate.storage.redaction import without_passwords
+
+    source = click.get_current_context().get_parameter_source("ledger")
+    options = {
+        "--policy": question["policy"],
+        "--preprocessing": question["preprocessing"],
+        "--tracking-uri": question["tracking_uri"],
+        "--ledger": question["ledger"] if source is ParameterSource.COMMANDLINE else None,
+    }
+    return [
+        f"{name} {shlex.quote(without_passwords(str(value)))}"
+        for name, value in options.items()
+        if value is not None
+    ]
 
 
 def _show(

@@ -202,7 +202,9 @@ def _device(scene: _Scene) -> Account:
     if check.name in ("provider", "device"):
         text = f"{check.runtime}: {_short(check.explanation)}"
         return Account(check.runtime, _clean(text), check.remedy)
-    text = f"Off on CUDA alone: {scene.number} on {scene.where}; on the CPU the file agrees"
+    text = f"Off on CUDA: {scene.number} on {scene.where}"
+    if scene.group.cpu_agrees:
+        text = f"Off on CUDA alone: {scene.number} on {scene.where}; on the CPU the file agrees"
     device = next((c for c in scene.group.checks if c.name == "device"), check)
     return Account(check.runtime, _clean(text), device.remedy)
 

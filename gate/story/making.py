@@ -8,6 +8,7 @@ from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.story.accounts import Account, account_of, finding_of
+from gate.story.change import unasked
 from gate.story.findings import groups_of
 from gate.story.proof import proof_of
 from gate.story.steps import steps_of
@@ -42,7 +43,7 @@ def story_of(
         subject=_subject(decision, evidence),
         findings=findings,
         proof=proof_of(decision, evidence),
-        change=change or Change(absent="There was no registry to compare with."),
+        change=change or unasked(),
         steps=steps_of(decision, evidence, headline.cause),
         warnings=tuple(_warnings(evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),

@@ -251,6 +251,15 @@ def test_against_the_version_that_serves(measured: Path) -> None:
     assert len(change.trend) == 2
     assert promote.main() == Status.REJECTED  # what was compared before is not measured anew
     assert Decision.load(paths.DECISION).incumbent == decision.incumbent
+    # An edited one is: the ledger does not note it.
+    (answers,) = decision.incumbent.outputs
+    flattered = answers.model_copy(update={"disagreements": 0, "accuracy": 1.0})
+    edited = decision.incumbent.model_copy(update={"outputs": (flattered,)})
+    decision.model_copy(update={"incumbent": edited}).save(paths.DECISION)
+    assert promote.main() == Status.REJECTED
+    found = Decision.load(paths.DECISION).incumbent
+    assert found is not None
+    assert found.outputs == decision.incumbent.outputs
     assert str(champion().version) == "1"
 
 

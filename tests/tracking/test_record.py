@@ -85,6 +85,16 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     assert "of somebody else.txt" not in there
 
 
+def test_a_check_at_two_operating_points_is_two_rows(runs: Runs, tmp_path: Path) -> None:
+    decision, evidence = passed()
+    first = decision.checks[0]
+    points = tuple(first.model_copy(update={"point": point}) for point in ("0.5", "0.9"))
+    two = decision.model_copy(update={"checks": points})
+    page = recorded(runs, judgement((two, evidence)), tmp_path / "report")
+    names = [row["name"] for row in table(page, "checks.json")]
+    assert names == [f"{first.name} at 0.5", f"{first.name} at 0.9"]
+
+
 def test_a_rejection_is_no_green_tick_and_shows_no_none(runs: Runs, tmp_path: Path) -> None:
     page = recorded(runs, judgement(failed(HOSTILE)), tmp_path / "report")
     run = run_of(page)
