@@ -70,7 +70,9 @@ def test_the_next_commands_have_their_options_and_no_password(place: Path, capsy
     where = ("--tracking-uri", uri, "--report", "report", "--json")
     assert cli.main(_check("good.onnx", *options, *where)) == 0
     (step,) = json.loads(capsys.readouterr().out)["story"]["steps"]
-    assert step["command"].startswith(f"gate promote {made()}/good.onnx --name small --report report")
+    assert step["command"].startswith(
+        f"gate promote {made()}/good.onnx --name small --report report"
+    )
     assert "--policy policy.json" in step["command"]
     assert "--ledger 'my ledger'" in step["command"]
     assert cli.main(_check("bad.onnx", *options, *where)) == 1
