@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -22,6 +21,7 @@ from gate.commands.given import (
     ConsumerTensors,
     NamedRole,
 )
+from gate.commands.next_steps import addressed
 from gate.commands.options import (
     CHECKPOINT,
     EXPERIMENT,
@@ -195,8 +195,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
         explanation=verdicted.explanation,
         change=verdicted.change,
     )
+    judgement = replace(judgement, steps=addressed(judgement.story, question).steps)
     run = _write(question, verdicted, judgement, reference=reference, runs=runs)
-    story = _addressed(question, judgement.story)
+    story = judgement.story
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -239,55 +240,13 @@ def _write(
     wanted = question["report"] is not None
     if not wanted and runs is None:
         return None
-    story = _addressed(question, judgement.story)
     with report_folder(question["report"]) as report:
-        write_report(report, verdicted, story=story, spec=reference.spec)
+        write_report(report, verdicted, story=judgement.story, spec=reference.spec)
         if wanted:
             write_for_others(report, verdicted, compared=question["against"] is not None)
         if runs is None:
             return None
         return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)
-
-
-def _addressed(question: _Question, story: Story) -> Story:
-    """With the names of the files in its commands; what judges again is this command line."""
-    from gate.storage.redaction import without_passwords
-
-    named = {
-        "MODEL.onnx": question["model"],
-        "SAMPLES": question["inputs"],
-        "CHECKPOINT": question["checkpoint"],
-        "DIR": question["report"],
-        "SPEC": question["preprocessing"],
-        "PICTURES": next(iter(question["pictures"]), None),
-        "NAME": question["against"],
-    }
-    story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
-    line, first = click.get_current_context().obj, story.steps[0].command or ""
-    if first.startswith("gate promote "):
-        story = story.with_command("gate promote ", " ".join([first, *_for_promote(question)]))
-    again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
-    return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
-
-
-def _for_promote(question: _Question) -> list[str]:
-    """The options of gate promote without which it would look elsewhere, quoted for a shell."""
-    from click.core import ParameterSource
-
-    from gate.storage.redaction import without_passwords
-
-    source = click.get_current_context().get_parameter_source("ledger")
-    options = {
-        "--policy": question["policy"],
-        "--preprocessing": question["preprocessing"],
-        "--tracking-uri": question["tracking_uri"],
-        "--ledger": question["ledger"] if source is ParameterSource.COMMANDLINE else None,
-    }
-    return [
-        f"{name} {shlex.quote(without_passwords(str(value)))}"
-        for name, value in options.items()
-        if value is not None
-    ]
 
 
 def _show(

@@ -5,6 +5,7 @@ Its record is on a run of MLflow: that of `gate check --track`, else one of its 
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gate.records.evidence import Evidence
     from gate.registry.judged import GoldenFolder, Judged
     from gate.registry.release import Promotion
-    from gate.story.story import Change
+    from gate.story.story import Change, Step
     from gate.tracking.page import RunPage
     from gate.tracking.record import Judgement
 
@@ -142,6 +143,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         explanation=explanation_beside(report, evidence),
         change=change,
         model_name=release.model_name,
+        steps=_steps(release.model_name) if again.passed else (),
     )
     promotion: Promotion | None = None
     try:
@@ -162,6 +164,17 @@ def command(**request: Unpack[_Request]) -> Outcome:
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
+    )
+
+
+def _steps(name: str) -> tuple[Step, ...]:
+    """What to do with a version, once it is there."""
+    from gate.story.story import Step
+
+    shown = shlex.quote(name)
+    return (
+        Step(label="See what became of it", command=f"gate history --model {shown}"),
+        Step(label="Take it back", command=f"gate rollback {shown}"),
     )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.story.accounts import Account, account_of, finding_of
+from gate.story.accounts import account_of, finding_of
 from gate.story.change import unasked
 from gate.story.findings import groups_of
 from gate.story.proof import proof_of
+from gate.story.scene import Account
 from gate.story.steps import steps_of
 from gate.story.story import CauseKind, Change, Headline, Story, Subtitle
 from gate.story.wording import (

@@ -80,6 +80,9 @@ def test_the_next_commands_have_their_options_and_no_password(place: Path, capsy
     assert told["steps"][-1]["command"].startswith("gate check ")
     everything = json.dumps(told) + (place / "report/report.html").read_text()
     assert "geheim1234" not in everything
+    assert cli.main(_check("good.onnx", "--policy", "policy.json", "--track")) == 0
+    (run,) = _runs(place, "parity-gate")
+    assert "--policy policy.json" in run.data.tags["mlflow.note.content"]
 
 
 def test_without_a_report_the_run_has_it_and_its_address_is_printed(place: Path, capsys) -> None:

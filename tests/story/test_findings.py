@@ -187,6 +187,15 @@ def test_what_could_not_be_judged_is_not_said_to_differ(
     assert group.cause == cause
 
 
+def test_whatever_the_names_are_an_account_is_short_and_printable() -> None:
+    (group,) = grouped(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
+    account = account_of(group, evidence(), Explanation())
+    for text in (account.blamed, account.sentence):
+        assert text is not None
+        assert text.isprintable()
+        assert len(text) <= 1000
+
+
 def test_failures_go_before_errors_and_waivers_are_last() -> None:
     checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
               check("preprocessing_opencv", runtime=None))  # fmt: skip
