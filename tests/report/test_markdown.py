@@ -64,7 +64,7 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not() ->
     text = describe(story, {})
     assert "- accuracy: 97 % → 96 % (worse)" in text
     assert "opset: 13" not in text
-    assert "There was no registry" in describe(story_of(*passed()), {})
+    assert "nobody asked for the version that serves" in describe(story_of(*passed()), {})
 
 
 def test_the_last_releases_are_a_table() -> None:
