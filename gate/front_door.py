@@ -21,6 +21,7 @@ from torch import nn
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
+from gate.errors import GateError
 from gate.localisation.explanation import explain
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
@@ -172,11 +173,17 @@ def check(
 
 
 def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
-    """The version that serves, with what came of running it beside the file."""
+    """The version that serves, with what came of running it beside the file. Where the policy does
+    not ask for it, what goes wrong is said, and stops nothing."""
     if champion is None:
         return None
     compared = Compared(case.candidate, case.samples, case.labels, case.batch_size, case.policy)
-    incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
+    try:
+        incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
+    except GateError as error:
+        if case.policy.incumbent is not None:
+            raise
+        return Champion.unavailable(str(error))
     return replace(champion, incumbent=incumbent)
 
 

@@ -13,7 +13,9 @@ from gate.parity.incumbent import Compared, measure_incumbent
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
+from gate.registry.comparison.compared import ComparedWith
 from gate.registry.comparison.incumbent import champion_of
+from gate.registry.history import History
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.temporary import temporary_folder
 from pipelines import paths
@@ -29,9 +31,8 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
     try:
         with temporary_folder() as folder:
             champion = champion_of(model, into=folder)
-            incumbent = _measured_before(champion, evidence) or _measured(
-                champion, policy, evidence
-            )
+            before = _measured_before(champion, evidence, model.history())
+            incumbent = before or _measured(champion, policy, evidence)
             return replace(champion, incumbent=incumbent, onnx_path=None)
     except GateError as error:
         if policy.incumbent is not None:
@@ -55,10 +56,13 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbe
     return measure_incumbent(champion, beside=beside, evidence=evidence)
 
 
-def _measured_before(champion: Champion, evidence: Evidence) -> Incumbent | None:
+def _measured_before(champion: Champion, evidence: Evidence, history: History) -> Incumbent | None:
     """What the decision before this one says of the same two files on the same samples. Times
     differ from run to run: measured anew, the same release would be another one, and a second
-    version would wait for review beside the first."""
+    version would wait for review beside the first.
+
+    Only as the ledger notes it: the file of the decision may have been edited.
+    """
     try:
         decision = Decision.load(paths.DECISION)
     except EvidenceError:  # there was none
@@ -67,4 +71,5 @@ def _measured_before(champion: Champion, evidence: Evidence) -> Incumbent | None
     if found is None or found.state != "compared" or decision.evidence_sha256 != evidence.digest():
         return None
     same = (found.version, found.sha256) == (champion.version, champion.sha256)
-    return found if same else None
+    noted = ComparedWith.of(decision)
+    return found if same and any(line.compared_with == noted for line in history.entries) else None

@@ -29,6 +29,7 @@ from gate.storage.temporary import temporary_folder
 from gate.story.change import change_of
 from gate.story.making import story_of
 from gate.story.story import Step, Story
+from gate.story.wording import printable
 from gate.tracking.page import RunPage, cut
 from gate.tracking.record import Judgement, write_promotion
 from pipelines import pages, paths, stage
@@ -159,7 +160,7 @@ def _tell_twin(twin: Judged) -> None:
     decision = twin.decision
     print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
     for check in decision.problems:
-        print(f"  {check.verdict} {check.title}: {check.explanation}")
+        print("  " + printable(f"{check.verdict} {check.title}: {check.explanation}"))
 
 
 if __name__ == "__main__":

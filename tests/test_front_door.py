@@ -12,14 +12,15 @@ from PIL import Image
 from torch import nn
 
 from gate import cli
+from gate.decision.champion import Champion
 from gate.decision.checks import Verdict
-from gate.errors import DigestMismatch, EvidenceError, InputMismatch
+from gate.errors import DigestMismatch, EvidenceError, GateError, InputMismatch
 from gate.front_door import Reference, Workload, check
 from gate.golden.folder import read_golden
 from gate.model.loading import build_model
 from gate.onnxfile.export_note import ExportNote
 from gate.parity.arrays.samples import Samples
-from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.policy.policy import IncumbentPolicy, Policy, PreprocessingPolicy
 from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
@@ -58,6 +59,24 @@ def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
     assert evidence.dataset.labelled
     done, total = seen[-1]
     assert done == total > SAMPLES
+
+
+def test_a_champion_that_can_not_be_run_stops_only_a_policy_that_asks(project: Path) -> None:
+    reference = Reference.load("small_models:build")
+    workload = Workload.open(project / "images.npy")
+    plain = check(project / "good.onnx", reference=reference, workload=workload)
+    subject = plain.evidence.subject.model_copy(update={"sha256": Digest.of_bytes(b"another")})
+    lost = Champion(
+        state="proven", version="1", sha256=subject.sha256, onnx_path=project / "lost.onnx",
+        evidence=plain.evidence.model_copy(update={"subject": subject}),
+    )  # fmt: skip
+    beside = replace(workload, against=lost)
+    verdicted = check(project / "good.onnx", reference=reference, workload=beside)
+    assert verdicted.decision.passed
+    assert "lost.onnx" in str(verdicted.change.absent)
+    asks = verdicted.policy.model_copy(update={"incumbent": IncumbentPolicy(min_agreement=0.9)})
+    with pytest.raises(GateError, match=r"lost\.onnx"):
+        check(project / "good.onnx", reference=reference, workload=beside, policy=asks)
 
 
 def test_a_changed_weight_is_rejected(project: Path) -> None:
@@ -229,7 +248,7 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
         (["phone=bad.npy"], 1, "the largest difference is"),
         (["phone=short.npy"], 2, "2 tensors for 3 pictures"),
         (["phone=good.npy", "laptop=good.npy"], 2, "the policy asks for phone"),
-        (["phone=none.npy"], 2, "none.npy: [Errno 2]"),
+        (["phone=none.npy"], 2, "none.npy does not exist"),
         ([], 2, "there is no implementation phone"),
     ],
 )

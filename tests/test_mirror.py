@@ -17,6 +17,7 @@ ELSEWHERE = {
     "commands/deployed": ("commands/test_deploy.py", AS_CALLED),
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),
     "commands/export_compare": ("commands/test_export.py", AS_CALLED),
+    "commands/next_steps": ("commands/test_tracked.py", AS_CALLED),
     "commands/reconcile": ("commands/test_promote.py", AS_CALLED),
     "commands/reported": ("test_cli.py", AS_CALLED),
     "commands/rollback": ("commands/test_promote.py", AS_CALLED),

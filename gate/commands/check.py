@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -22,6 +21,7 @@ from gate.commands.given import (
     ConsumerTensors,
     NamedRole,
 )
+from gate.commands.next_steps import addressed
 from gate.commands.options import (
     CHECKPOINT,
     EXPERIMENT,
@@ -195,8 +195,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
         explanation=verdicted.explanation,
         change=verdicted.change,
     )
+    judgement = replace(judgement, steps=addressed(judgement.story, question).steps)
     run = _write(question, verdicted, judgement, reference=reference, runs=runs)
-    story = _addressed(question, judgement.story)
+    story = judgement.story
     return Outcome(
         Status.of_verdict(decision.verdict.value),
         {
@@ -239,26 +240,13 @@ def _write(
     wanted = question["report"] is not None
     if not wanted and runs is None:
         return None
-    story = _addressed(question, judgement.story)
     with report_folder(question["report"]) as report:
-        write_report(report, verdicted, story=story, spec=reference.spec)
+        write_report(report, verdicted, story=judgement.story, spec=reference.spec)
         if wanted:
             write_for_others(report, verdicted, compared=question["against"] is not None)
         if runs is None:
             return None
         return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)
-
-
-def _addressed(question: _Question, story: Story) -> Story:
-    """With the names of the files in its commands; the last of them is this command line."""
-    names = {"MODEL.onnx": str(question["model"]), "SAMPLES": str(question["inputs"])}
-    for placeholder, path in (("CHECKPOINT", question["checkpoint"]), ("DIR", question["report"])):
-        if path is not None:
-            names[placeholder] = str(path)
-    line = click.get_current_context().obj
-    again = [word for word in line.arguments if word != "--json"] if line else []
-    named = story.with_files(names)
-    return named.judged_by(shlex.join(["gate", *again])) if again else named
 
 
 def _show(

@@ -5,7 +5,7 @@ Its record is on a run of MLflow: that of `gate check --track`, else one of its 
 
 from __future__ import annotations
 
-import contextlib
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +24,17 @@ from gate.commands.options import EXPERIMENT, LEDGER, MODEL, TRACKING_URI, track
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
-from gate.commands.tracked import explanation_of, open_runs, page_of_release
-from gate.errors import EvidenceError, GateError, PolicyError
-from gate.records.names import CHANGE, DECISION, EVIDENCE, GOLDEN
+from gate.commands.tracked import open_runs, page_of_release
+from gate.errors import GateError, PolicyError
+from gate.records.names import DECISION, EVIDENCE, GOLDEN
 
 if TYPE_CHECKING:
     from gate.decision.decision import Decision
     from gate.policy.policy import Policy
-    from gate.records.trend import Trend
+    from gate.records.evidence import Evidence
     from gate.registry.judged import GoldenFolder, Judged
     from gate.registry.release import Promotion
-    from gate.story.story import Change
+    from gate.story.story import Change, Step
     from gate.tracking.page import RunPage
     from gate.tracking.record import Judgement
 
@@ -105,9 +105,11 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
     from gate.decision.decision import Decision, decide
     from gate.records.evidence import Evidence
+    from gate.records.trend import MOST_ROWS, Trend
     from gate.registry.ledger import Ledger
     from gate.registry.mlflow.registry import MlflowRegistry
     from gate.registry.promotion import Release, promote
+    from gate.report.records import change_beside, explanation_beside
     from gate.tracking.record import Judgement
 
     uri, report = tracking_uri(request["tracking_uri"]), request["report"]
@@ -130,18 +132,18 @@ def command(**request: Unpack[_Request]) -> Outcome:
         preprocessing=request["preprocessing"],
         twin=_twin(request["twin"], request["twin_report"]),
     )
-    change = _change(report)
-    release = replace(release, trend=_trend(request, uri, change))
+    # Anew: a decision that somebody edited is refused, and must not stand in the list of runs.
+    again = decide(policy, evidence, incumbent=decision.incumbent, decided_at=decision.decided_at)
+    change = change_beside(report, evidence) or _change(request, uri, again, evidence)
+    release = replace(release, trend=Trend(rows=change.trend[-MOST_ROWS:]))
     judgement = Judgement(
-        # Anew: a decision that somebody edited is refused, and must not stand in the list of runs.
-        decision=decide(
-            policy, evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
-        ),
+        decision=again,
         evidence=evidence,
         policy=policy,
-        explanation=explanation_of(report),
+        explanation=explanation_beside(report, evidence),
         change=change,
         model_name=release.model_name,
+        steps=_steps(release.model_name) if again.passed else (),
     )
     promotion: Promotion | None = None
     try:
@@ -162,6 +164,17 @@ def command(**request: Unpack[_Request]) -> Outcome:
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
+    )
+
+
+def _steps(name: str) -> tuple[Step, ...]:
+    """What to do with a version, once it is there."""
+    from gate.story.story import Step
+
+    shown = shlex.quote(name)
+    return (
+        Step(label="See what became of it", command=f"gate history --model {shown}"),
+        Step(label="Take it back", command=f"gate rollback {shown}"),
     )
 
 
@@ -222,24 +235,14 @@ def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
     return GoldenFolder.open(named or beside)
 
 
-def _change(report: Path) -> Change | None:
-    """Against what served when it was measured, as gate check --against found it."""
-    from gate.story.story import Change
-
-    with contextlib.suppress(EvidenceError):
-        return Change.load(report / CHANGE)
-    return None
-
-
-def _trend(request: _Request, uri: str, change: Change | None) -> Trend:
-    """The numbers of the versions before; without a comparison those of what serves now. They are
-    only shown: what goes wrong leaves them out."""
+def _change(request: _Request, uri: str, decision: Decision, evidence: Evidence) -> Change:
+    """Against what serves now, where gate check did not compare: by the records of both. What goes
+    wrong is said there."""
     from gate.commands.against import champion_shown
-    from gate.records.trend import Trend
+    from gate.story.change import change_of
 
-    if change is not None and change.trend:
-        return Trend(rows=change.trend)
-    return champion_shown(request["name"], uri=uri, ledger=request["ledger"]).trend
+    champion = champion_shown(request["name"], uri=uri, ledger=request["ledger"])
+    return change_of(decision, evidence, champion)
 
 
 def _twin(path: Path | None, report: Path | None) -> Judged | None:

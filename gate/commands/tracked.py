@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.options import tracking_uri
-from gate.errors import EvidenceError, GateError
+from gate.errors import GateError
 
 if TYPE_CHECKING:
-    from gate.records.localisation import Explanation
     from gate.tracking.page import RunPage
     from gate.tracking.record import Judgement
     from gate.tracking.runs import Runs
@@ -80,19 +79,3 @@ def page_of_release(
         if twin is not None:
             write_twin(page, twin, exact=judgement.decision)
         yield page
-
-
-def explanation_of(report: Path) -> Explanation:
-    """What the folder of a report says of the layers; nothing where it can't be read: it is for
-    people alone."""
-    from gate.records.localisation import Explanation, Localisation
-    from gate.records.names import EXPLANATION, LOCALISATION
-
-    try:
-        if (report / EXPLANATION).exists():
-            return Explanation.load(report / EXPLANATION)
-        if (report / LOCALISATION).exists():
-            return Explanation(localisation=Localisation.load(report / LOCALISATION))
-    except EvidenceError:
-        pass
-    return Explanation()

@@ -1,5 +1,10 @@
 """What to try when a check says no: one sentence or two a check, in the field's words."""
 
+OPTIMISER = (
+    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
+    "or export with another opset, so that the pattern is not fused."
+)
+"""Of the file that agrees with optimisations off."""
 REMEDIES: dict[str, str] = {
     "samples": "Give more evaluation samples, or lower gate.min_samples knowingly.",
     "determinism": "Measure again with this policy: the switches of the evidence are not the "

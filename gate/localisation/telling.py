@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from torch import nn
 
+from gate.decision.remedies import OPTIMISER
 from gate.localisation.cause import WEIGHTS, Cause, Detective, Suspect
 from gate.localisation.findings import Findings
 from gate.localisation.measuring import LayerDeviations, Level, Measured
@@ -15,10 +16,6 @@ from gate.records.evidence import Subject
 from gate.records.localisation import LayerRow, LayerVerdict, Localisation
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
-_FUSION = (
-    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
-    "or export with another opset, so that the pattern is not fused."
-)
 _PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
 _GROWTH = (
     "The model amplifies rounding there: look for differences of large numbers, sharp softmax or "
@@ -54,7 +51,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
     text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
     optimiser = _is_optimiser(measured, limits)
     if divergences and optimiser:
-        text, remedy = f"{text} With optimisations off the file agrees.", _FUSION
+        text, remedy = f"{text} With optimisations off the file agrees.", OPTIMISER
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
     return Localisation(
@@ -209,7 +206,7 @@ def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[st
             "Every layer agrees while its tensor is an output; the file as it is does not (noise "
             f"ratio {worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
             "else.",
-            _FUSION,
+            OPTIMISER,
         )
     if not limits.agrees(plain):
         return (

@@ -221,7 +221,8 @@ def _open(
                 raise EvidenceError(unusable)
             own = private_copy(model, device="cuda", double=binding.double)
             track.runner = TorchRunner(own, binding, device="cuda")
-        else:
+            return
+        with track.memory.watched():
             track.runner = OnnxRunner(candidate, traits, binding, policy=policy, example=example)
     except Exception as error:
         track.fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,7 @@ from gate.errors import EvidenceError, GateError, first_line
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.runners.footprint import Footprint
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.runners.runner import Batch, Runner
 from gate.parity.statistics.answers import ClassReading
@@ -41,6 +43,8 @@ class Track:
         self.probes: list[ProbeParity] = []
         self._comparison = OutputComparison(name, outputs, readings=readings)
         self._stopwatch = Stopwatch()
+        self.memory = Footprint()
+        self._ran = False
 
     def step(
         self,
@@ -57,9 +61,12 @@ class Track:
         if self.runner is None:
             return
         try:
-            start = time.perf_counter()
-            outputs = self.runner.run(batch)
-            self._stopwatch.add(time.perf_counter() - start, batch_size=span.count)
+            with contextlib.nullcontext() if self._ran else self.memory.watched():
+                start = time.perf_counter()
+                outputs = self.runner.run(batch)
+                seconds = time.perf_counter() - start
+            self._ran = True
+            self._stopwatch.add(seconds, batch_size=span.count)
             self._comparison.update(reference, outputs, span)
             if truth is not None:
                 self._comparison.update_noise(truth, reference, outputs, samples=span.count)
@@ -158,6 +165,7 @@ class Track:
             session_options=proof.session_options,
             outputs=self._outputs(),
             latency=self._stopwatch.result(),
+            memory_bytes=self.memory.bytes,
             probes=tuple(self.probes),
         )
 

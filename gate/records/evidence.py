@@ -281,6 +281,9 @@ class RuntimeEvidence(Record):
     session_options: dict[str, str] = Field(default_factory=dict)
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None
+    memory_bytes: Count | None = later(None)
+    """By how much the process grew on the host while the runtime opened the file and ran its first
+    batch; roughly. None: not measured."""
     probes: tuple[ProbeParity, ...] = later(())
     absent_reason: str | None = None
     failure: str | None = None

@@ -53,7 +53,7 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
     labelled = "labelled" if evidence.dataset.labelled else "without labels"
     yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
     if export is not None:
-        settings = ", ".join(f"{key}={value}" for key, value in export.settings.items())
+        settings = ", ".join(f"{key}={_word(value)}" for key, value in export.settings.items())
         yield "export", f"{export.strategy}: {settings}"
         if export.tracer_warnings or export.hazards:
             yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
@@ -88,4 +88,6 @@ def _tensors(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _word(value: object) -> str:
+    if value is None:
+        return "none"
     return str(value) if not isinstance(value, bool) else "on" if value else "off"

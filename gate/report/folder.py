@@ -15,11 +15,12 @@ from gate.report.charts import gallery
 from gate.report.charts.drawing import Chart
 from gate.report.page import page
 from gate.report.report import Report
+from gate.report.rows import LARGEST_PICTURE
 from gate.storage import atomic
 from gate.story.story import Story
 
 _PICTURE = re.compile(r"0*(\d{1,12})\.png")
-_MOST_PICTURES, _LARGEST_PICTURE = 64, 100_000
+_MOST_PICTURES = 64
 
 
 def write(
@@ -70,7 +71,7 @@ def pictures(folder: Path) -> dict[int, bytes]:
     for path in sorted((folder / PICTURES).glob("*.png"))[:_MOST_PICTURES]:
         name = _PICTURE.fullmatch(path.name)
         try:
-            if name is not None and path.stat().st_size <= _LARGEST_PICTURE:
+            if name is not None and path.stat().st_size <= LARGEST_PICTURE:
                 found[int(name[1])] = path.read_bytes()
         except OSError:
             continue

@@ -6,9 +6,10 @@ The first line is one plain sentence: MLflow shows it raw in its list of models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gate.decision.checks import Verdict
+from gate.records.trend import TrendRow
 from gate.story.story import Finding, RuntimeProof, Story
 from gate.story.wording import number, printable
 from gate.story.words import measure
@@ -20,7 +21,7 @@ _HEADER = (
     f"| {f'{_GAP} | '.join(_COLUMNS)} |",
     "|---|---|---|---:|---:|---:|---:|",
 )
-_CHANGES, _CHECKS = 8, 3
+_CHANGES, _CHECKS, _RELEASES = 8, 3, 5
 _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """What Markdown could take for markup; an underscore within a word is none."""
 
@@ -92,6 +93,7 @@ def _change(story: Story) -> Iterator[str]:
     if change.version is None:
         yield f"Against the champion: {_escape(change.absent or 'nothing to compare with')}"
         yield ""
+        yield from _trend(change.trend[-_RELEASES:])
         return
     moved = [row for row in change.rows if row.changed]
     yield f"Against the champion, version {_escape(change.version)}:"
@@ -103,6 +105,20 @@ def _change(story: Story) -> Iterator[str]:
         yield f"- {_escape(row.name)}: {_escape(row.before)} → {_escape(row.now)}{sense}"
     if len(moved) > _CHANGES:
         yield f"- and {len(moved) - _CHANGES} more in the report"
+    yield ""
+    yield from _trend(change.trend[-_RELEASES:])
+
+
+def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
+    """A few numbers over the releases, the newest last: MLflow shows none across versions."""
+    if len(rows) < 2:
+        return
+    yield "| file | noise ratio | agreement | accuracy | latency |"
+    yield "|---|---:|---:|---:|---:|"
+    for row in rows:
+        numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
+        cells = ("" if value is None else number(value) for value in numbers)
+        yield f"| {row.sha256.short} | {' | '.join(cells)} |"
     yield ""
 
 

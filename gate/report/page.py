@@ -147,7 +147,9 @@ def _figure(drawn: Chart) -> Any:
 
 def _times(strain: float) -> str:
     """How much of a bound is used."""
-    return f"{strain:.3g} ×" if strain >= 0.01 else "< 0.01 ×"
+    if strain < 0.01:
+        return "< 0.01 ×"
+    return f"{strain:.3g} ×" if strain >= 1.0 else f"{strain:.2g} ×"
 
 
 def _is_linked(address: str) -> bool:

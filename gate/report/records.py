@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
 from gate.records.localisation import Explanation, Localisation
-from gate.records.names import DECISION, EVIDENCE, EXPLANATION, LOCALISATION
+from gate.records.names import CHANGE, DECISION, EVIDENCE, EXPLANATION, LOCALISATION
+from gate.records.trend import TrendRow
 from gate.report.folder import pictures
 from gate.report.report import Report
 from gate.story.making import story_of
@@ -37,6 +40,10 @@ class JudgedRecords:
     evidence: Evidence
     decision: Decision
     explanation: Explanation
+    change: Change | None = None
+    """Against the version that served when it was measured; None: it was not compared."""
+    confidence: float = 0.95
+    """Of what agreement proves."""
 
     @classmethod
     def read(cls, place: Path, given: RecordFiles | None = None) -> JudgedRecords:
@@ -45,16 +52,30 @@ class JudgedRecords:
         given = given or RecordFiles()
         file = place / EVIDENCE if place.is_dir() else place
         evidence = Evidence.load(file)
-        if given.policy is not None:
-            decision = decide(given.policy, evidence, decided_at=given.now)
+        path, policy = given.decision or file.parent / DECISION, given.policy
+        if policy is not None:
+            compared = _compared(path, evidence)
+            decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
         else:
-            decision = _decision(given.decision or file.parent / DECISION, evidence)
-        found = _explanation(file.parent, given.explanation, evidence)
-        return cls(file.parent, evidence, decision, found)
+            decision = _decision(path, evidence)
+        return cls(
+            file.parent,
+            evidence,
+            decision,
+            _explanation(file.parent, given.explanation, evidence),
+            change_beside(file.parent, evidence),
+            cls.confidence if policy is None else policy.confidence,
+        )
 
     def report(self, change: Change | None = None) -> Report:
         """What the page is made of. `change`: against other records."""
-        story = story_of(self.decision, self.evidence, explanation=self.explanation, change=change)
+        story = story_of(
+            self.decision,
+            self.evidence,
+            explanation=self.explanation,
+            change=change or self.change,
+            confidence=self.confidence,
+        )
         return Report(
             story,
             self.evidence,
@@ -62,6 +83,36 @@ class JudgedRecords:
             explanation=self.explanation,
             pictures=pictures(self.folder),
         )
+
+
+def change_beside(folder: Path, evidence: Evidence) -> Change | None:
+    """Against the champion, as it lies beside the evidence; None where there is none, and where it
+    can't be read or tells of another measurement: it is there to be looked at."""
+    try:
+        change = Change.load(folder / CHANGE)
+    except GateError:
+        return None
+    measured = [(row.sha256, row.measured_at) for row in change.trend[-1:]]
+    this = TrendRow.of(evidence)
+    return change if measured == [(this.sha256, this.measured_at)] else None
+
+
+def explanation_beside(folder: Path, evidence: Evidence) -> Explanation:
+    """What localisation found of this very file, as it lies beside the evidence; nothing where
+    there is none, or where it can't be read."""
+    for name in (EXPLANATION, LOCALISATION):
+        with suppress(GateError):
+            found = _read(folder / name)
+            if _is_of(found, evidence):
+                return found
+    return Explanation()
+
+
+def _compared(path: Path, evidence: Evidence) -> Incumbent | None:
+    """What the decision before says of the champion, which another policy judges, too."""
+    with suppress(GateError):
+        return _decision(path, evidence).incumbent
+    return None
 
 
 def _decision(path: Path, evidence: Evidence) -> Decision:
@@ -91,14 +142,7 @@ def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explan
                 "one, or leave --explanation away."
             )
         return found
-    for name in (EXPLANATION, LOCALISATION):
-        try:
-            found = _read(folder / name)
-        except GateError:
-            continue
-        if _is_of(found, evidence):
-            return found
-    return Explanation()
+    return explanation_beside(folder, evidence)
 
 
 def _read(path: Path) -> Explanation:

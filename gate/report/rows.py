@@ -17,7 +17,7 @@ from gate.story.wording import allowed, observed
 
 MOST_CHECKS, MOST_LAYERS = 1000, 400
 """A page of more is too large to open; the records have all."""
-_LARGEST_PICTURE = 100_000
+LARGEST_PICTURE = 100_000
 """Bytes of a thumbnail."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED, Verdict.PASS)
@@ -105,7 +105,7 @@ def _row(check: CheckResult, word: Word | None) -> CheckRow:
 
 def _address(picture: bytes | None) -> str | None:
     """Only what is a picture, and small, goes into the page."""
-    if picture is None or not picture.startswith(_PNG) or len(picture) > _LARGEST_PICTURE:
+    if picture is None or not picture.startswith(_PNG) or len(picture) > LARGEST_PICTURE:
         return None
     return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 

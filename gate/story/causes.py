@@ -75,6 +75,7 @@ _BY_NAME: dict[str, CauseKind] = {
     "preprocessing": "preprocessing",
 }
 """By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
+_BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence"}
 _PROBES: dict[str, CauseKind] = {
     "batch": "batch",
     "size": "baked_in",
@@ -87,16 +88,25 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
     """What one check points at where nothing else is known."""
     if check.verdict is Verdict.WAIVED:
         return "waived"
-    if check.remedy == REMEDIES["unsure"]:
-        return "model"
+    by_remedy = next((c for name, c in _BY_REMEDY.items() if check.remedy == REMEDIES[name]), None)
+    if by_remedy is not None:
+        return by_remedy
     if check.name == "runtime":
         return _of_runtime(check, evidence)
     if check.name.startswith("probe_"):
         return _of_probe(check, evidence)
-    exact = _BY_NAME.get(check.name)
-    if exact is not None:
-        return exact
-    beginnings = (check.name[:end] for end in range(len(check.name) - 1, 0, -1))
+    cause = _by_name(check.name)
+    if check.verdict is not Verdict.ERROR or check.bound is None or cause not in SYMPTOMS:
+        return cause
+    # Nothing is off: it was not measured, or no answer differs and so few do not prove it.
+    few = check.name == "top1_lower_bound"
+    return "evidence" if check.observed is None else "samples" if few else cause
+
+
+def _by_name(name: str) -> CauseKind:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    beginnings = (name[:end] for end in range(len(name) - 1, 0, -1))
     return next((_BY_NAME[start] for start in beginnings if _begins(start)), "numbers")
 
 

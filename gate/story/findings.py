@@ -14,15 +14,19 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
-from gate.records.runtime import RUNTIMES
+from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.story.causes import SYMPTOMS, cause_of
 from gate.story.story import CauseKind
 from gate.story.words import strain
 
 _WEIGHT_CAUSES: frozenset[CauseKind] = frozenset({"weights", "training_mode", "nonfinite"})
 """Findings in the graph that are the same fault as the layer that diverges."""
-_ROOTS: tuple[CauseKind, ...] = ("outputs", "training_mode", "weights", "runtime", "model")
+_ROOTS: tuple[CauseKind, ...] = ("outputs", "training_mode", "weights", "model")
 """What explains numbers where no layer is known, the most certain first."""
+_ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
+"""Checks of answers, by how they begin: all that near-ties explain."""
+_ALONE = ("runtime", "graph_fixed_batch")
+"""What is no symptom of another fault: it would be there without it."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Group:
     checks: list[CheckResult] = field(default_factory=list)
     localisation: Localisation | None = None
     """The layer, where one is to blame."""
+    cpu_agrees: bool = False
+    """Whether ONNX Runtime passed on the CPU: then the file is right."""
 
     @property
     def verdict(self) -> Verdict:
@@ -70,7 +76,8 @@ def _rooted(
             runtimes = [check.runtime for check in group.checks]
             on_cuda = all(name is not None and RUNTIMES[name].cuda for name in runtimes)
             # The file's fault is told already: these moved with the device.
-            yield Group("device", group.checks) if group.cause == "numbers" and on_cuda else group
+            numbers = group.cause == "numbers" and on_cuda
+            yield _on_device(group.checks, decision) if numbers else group
 
 
 def _root(
@@ -84,14 +91,22 @@ def _root(
     if found is not None and found.diverges:
         cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
         return Group(cause, localisation=found)
-    for cause in _ROOTS:
-        if cause in alone:
-            return alone[cause]
+    certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
+    return certain or _suspect(alone, decision)
+
+
+def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:
+    """The cause that the pattern of what fails points at, or None."""
+    if not _measured(decision):
+        return alone.get("runtime") or alone.get("batch")
     by_runtime = _only_on(decision)
     if by_runtime is not None and "numbers" in alone:
-        group = alone.pop("numbers")
-        return Group(by_runtime, group.checks)
-    return alone.get("nonfinite") or alone.get("batch") or alone.get("unstable")
+        checks = alone.pop("numbers").checks
+        return _on_device(checks, decision) if by_runtime == "device" else Group(by_runtime, checks)
+    batch = alone.get("batch")
+    if batch is not None and all(check.name in _ALONE for check in batch.checks):
+        batch = None
+    return alone.get("nonfinite") or batch or alone.get("unstable")
 
 
 def _draws(group: Group) -> bool:
@@ -140,13 +155,18 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
 
 
 def _explains(root: Group, check: CheckResult) -> bool:
-    """Whether the root's fault shows on the runtime of a check: one of the file everywhere but in
-    PyTorch itself, one of the optimiser where optimisations are on, one of a device there."""
-    if check.verdict is Verdict.WAIVED:
+    """Whether a check fails because of the root."""
+    if check.verdict is Verdict.WAIVED or check.name in _ALONE:
         return False
-    if root.cause == "model" or check.runtime is None:
-        return True
-    traits = RUNTIMES[check.runtime]
+    if root.cause == "model":
+        return _draws(root) or check.name.startswith(_ANSWERS)
+    return check.runtime is None or _shows_on(root, check.runtime)
+
+
+def _shows_on(root: Group, runtime: RuntimeName) -> bool:
+    """Whether the root's fault shows on a runtime: one of the file everywhere but in PyTorch
+    itself, one of the optimiser where optimisations are on, one of a device there."""
+    traits = RUNTIMES[runtime]
     if traits.engine == "torch":
         return False
     if root.cause == "optimiser":
@@ -162,7 +182,7 @@ def _only_on(decision: Decision) -> CauseKind | None:
     failed = {
         check.runtime
         for check in decision.problems
-        if check.runtime and check.verdict is Verdict.FAIL
+        if check.runtime and check.output and check.verdict is Verdict.FAIL
     }
     right = {name for name in decision.runtimes if RUNTIMES[name].engine == "onnxruntime"}
     if not failed or not right:
@@ -174,15 +194,22 @@ def _only_on(decision: Decision) -> CauseKind | None:
     return "optimiser" if on and off else None
 
 
+def _on_device(checks: list[CheckResult], decision: Decision) -> Group:
+    """Numbers that fail on CUDA."""
+    passed = [RUNTIMES[name] for name in decision.runtimes]
+    agrees = any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
+    return Group("device", checks, cpu_agrees=agrees)
+
+
 def _measured(decision: Decision) -> bool:
     return any(check.output for check in decision.checks)
 
 
 def _rank(group: Group) -> tuple[int, int, int]:
     order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WAIVED: 2}
-    # A model without an answer of its own explains the failures that it makes.
+    # A model that draws random numbers explains the failures that it makes.
     certain = group.cause not in ("numbers", "evidence")
-    first = -1 if group.cause == "model" else order[group.verdict]
+    first = -1 if group.cause == "model" and _draws(group) else order[group.verdict]
     return first, -len(group.checks) if certain else 0, 0 if certain else 1
 
 

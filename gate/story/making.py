@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.story.accounts import Account, account_of, finding_of
+from gate.story.accounts import account_of, finding_of
+from gate.story.change import unasked
 from gate.story.findings import groups_of
 from gate.story.proof import proof_of
+from gate.story.scene import Account
 from gate.story.steps import steps_of
 from gate.story.story import CauseKind, Change, Headline, Story, Subtitle
 from gate.story.wording import (
@@ -19,7 +21,7 @@ from gate.story.wording import (
     printable,
     weight_sentences,
 )
-from gate.story.words import measure, strain, words
+from gate.story.words import is_about_samples, measure, strain, words
 
 
 def story_of(
@@ -42,7 +44,7 @@ def story_of(
         subject=_subject(decision, evidence),
         findings=findings,
         proof=proof_of(decision, evidence),
-        change=change or Change(absent="There was no registry to compare with."),
+        change=change or unasked(),
         steps=steps_of(decision, evidence, headline.cause),
         warnings=tuple(_warnings(evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
@@ -75,7 +77,8 @@ def _passed(decision: Decision, evidence: Evidence) -> str:
     """On how many samples, where, and what came nearest to its bound."""
     text = f"Within every bound on {evidence.dataset.samples} samples, on "
     text += ", ".join(decision.runtimes)
-    used = [(strain(check) or 0.0, check) for check in decision.checks if check.runtime]
+    measured = [c for c in decision.checks if c.runtime and not is_about_samples(c)]
+    used = [(strain(check) or 0.0, check) for check in measured]
     nearest = max((pair for pair in used if 0.0 < pair[0] <= 1.0), key=lambda p: p[0], default=None)
     if nearest is not None and measure(nearest[1]):
         text += f"; the nearest is {nearest[1].name}, {measure(nearest[1])}"

@@ -11,7 +11,7 @@ from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import RUNTIMES
 from gate.story.story import RuntimeProof
 from gate.story.wording import printable
-from gate.story.words import strain
+from gate.story.words import is_about_samples, strain
 
 State = Literal["passed", "failed", "not judged", "waived", "not measured"]
 
@@ -29,7 +29,7 @@ def proof_of(decision: Decision, evidence: Evidence) -> tuple[RuntimeProof, ...]
 
 def _row(name: str, decision: Decision, runtime: RuntimeEvidence | None) -> RuntimeProof:
     checks = [check for check in decision.checks if check.runtime == name]
-    strained = [(strain(check), check) for check in checks]
+    strained = [(strain(check), check) for check in checks if not is_about_samples(check)]
     numbered = [(used, check) for used, check in strained if used is not None]
     used, worst = max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
     agreements = [c.observed for c in checks if c.name == "top1_agreement"]

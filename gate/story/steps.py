@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
+from gate.records.runtime import RUNTIMES
 from gate.story.story import CauseKind, Step
 from gate.story.wording import printable
 
@@ -24,11 +26,12 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
             label="Put it into service", command=f"gate promote {_MODEL} --name NAME --report DIR"
         )
         return
-    factory = printable(evidence.source.factory)
+    factory = shlex.quote(printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
     if cause in ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser"):
-        yield Step(label="See every layer", command=f"gate locate {reference} --inputs {_SAMPLES}")
+        where = f"--inputs {_SAMPLES}{_runtime(decision)}"
+        yield Step(label="See every layer", command=f"gate locate {reference} {where}")
     elif cause in ("baked_in", "batch", "export", "model"):
         yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
     elif cause in ("device", "runtime", "evidence"):
@@ -46,3 +49,11 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
     yield Step(
         label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
     )
+
+
+def _runtime(decision: Decision) -> str:
+    """The option for the first runtime of ONNX Runtime whose numbers fail; without it, `ort-cpu`
+    is looked at."""
+    failed = [check.runtime for check in decision.problems if check.runtime and check.output]
+    name = next((name for name in failed if RUNTIMES[name].engine == "onnxruntime"), "ort-cpu")
+    return "" if name == "ort-cpu" else f" --runtime {name}"

@@ -1,7 +1,7 @@
 """The story of a decision: what a reviewer reads first, second and third. Every surface prints it.
 
-A `Story` is made by `gate.story.tell.story_of` of decision, evidence, explanation and champion, and
-holds plain texts only: names that come from a judged file went through `printable`.
+A `Story` is made by `gate.story.making.story_of` of decision, evidence, explanation and champion;
+it holds plain texts only: names that come from a judged file went through `printable`.
 """
 
 from __future__ import annotations
@@ -188,19 +188,19 @@ class Story(Record):
         """The same with other next steps."""
         return self.model_copy(update={"steps": steps})
 
-    def judged_by(self, command: str) -> Self:
-        """The same where the very command line judges again."""
-        again = [
+    def with_command(self, beginning: str, command: str) -> Self:
+        """The same with this command in the place of the one that begins so."""
+        steps = [
             step.model_copy(update={"command": command})
-            if step.command and step.command.startswith("gate check ")
+            if step.command and step.command.startswith(beginning)
             else step
             for step in self.steps
         ]
-        return self.leading_to(*again)
+        return self.leading_to(*steps)
 
     def with_files(self, names: Mapping[str, str]) -> Self:
-        """The same with these names in the place of `MODEL.onnx`, `CHECKPOINT`, `SAMPLES` and `DIR`
-        in commands."""
+        """The same with these names in the place of words in capitals, such as `CHECKPOINT`, and of
+        `MODEL.onnx` in commands."""
         steps = [
             step.model_copy(update={"command": step.command and _filled(step.command, names)})
             for step in self.steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gate.decision.checks import CheckResult
+from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.story.meanings import ROUNDING, meaning_of
@@ -48,6 +48,11 @@ def strain(check: CheckResult) -> float | None:
     if used <= 0.0:
         return 0.0
     return used / allowed if allowed > 0.0 else math.inf
+
+
+def is_about_samples(check: CheckResult) -> bool:
+    """Whether a check that holds says how many samples there are, and nothing of the file."""
+    return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
 def measure(check: CheckResult) -> str:

@@ -256,7 +256,7 @@ def _row(check: CheckResult) -> dict[str, Any]:
         "verdict": check.verdict.value,
         "runtime": check.runtime,
         "output": check.output,
-        "name": check.name,
+        "name": check.label,
         "observed": wording.observed(check),
         "allowed": wording.allowed(check),
         "samples": check.samples,

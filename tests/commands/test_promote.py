@@ -65,6 +65,13 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
     assert (code, told["version"], told["previous_version"]) == (0, "2", "1")
 
+    store = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    told_of = [store.get_model_version("small", number).description for number in "12"]
+    assert "no version of small serves yet" in told_of[0]
+    assert "`gate rollback small`" in told_of[0]
+    assert "gate promote" not in told_of[0]
+    assert "Against the champion, version 1:" in told_of[1]
+
     assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
     assert "say --yes" in capsys.readouterr().err
     code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")

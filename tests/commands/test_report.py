@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from gate import cli
+from gate.decision.champion import Champion
 from gate.decision.decision import decide
 from gate.records.localisation import Explanation
 from gate.report.folder import write
+from gate.story.change import change_of
 from gate.story.making import story_of
-from tests.builders import policy
+from tests.builders import incumbent, policy
 from tests.commands.running import runner
 from tests.report import stories
 
@@ -99,6 +101,37 @@ def test_two_are_compared(capsys, reports: Path) -> None:
     assert re.search(r"\d+ things did not change</summary>", page)
     _, same, _ = _run(capsys, "good", "good")
     assert re.search(r"^(\d+) of \1 did not change$", same, flags=re.MULTILINE)
+
+
+def test_the_change_beside_the_evidence_is_told_again(capsys, reports: Path) -> None:
+    case = stories.passed()
+    champion = Champion(state="first", absent="no version of digits serves yet")
+    change_of(case.decision, case.evidence, champion).save(reports / "good/change.json")
+    told = _json(capsys, "good")[1]["story"]["change"]["absent"]
+    assert told == "no version of digits serves yet"
+    # Of another measurement it says nothing here.
+    other = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
+    change_of(case.decision, other, champion).save(reports / "good/change.json")
+    told = _json(capsys, "good")[1]["story"]["change"]["absent"]
+    assert told == "nobody asked for the version that serves"
+
+
+def test_a_policy_judges_anew_what_was_measured_beside_the_champion(capsys, reports: Path) -> None:
+    case = stories.passed()
+    evidence = case.evidence
+    compared = incumbent(
+        subject_sha256=evidence.subject.sha256,
+        data_sha256=evidence.dataset.sha256,
+        samples=evidence.dataset.samples,
+    )
+    asks = policy(incumbent={"min_agreement": 0.5})
+    decide(asks, evidence, incumbent=compared, decided_at="now").save(
+        reports / "good/decision.json"
+    )
+    (reports / "asks.json").write_text(asks.to_json())
+    story = _json(capsys, "good", "--policy", "asks.json")[1]["story"]
+    (check,) = [w["check"] for w in story["words"] if w["check"]["name"] == "incumbent"]
+    assert check["verdict"] == "PASS"
 
 
 class TestWhatDoesNotFit:

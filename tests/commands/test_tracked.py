@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from gate import cli
 from gate.decision.decision import Decision
 from gate.errors import RegistryUnavailable
+from gate.policy.policy import Policy
 from gate.tracking.page import RunPage
 from gate.tracking.runs import REFERENCE, RunReference
 from tests.registry.servers import empty_database
@@ -60,6 +61,28 @@ def test_a_rejected_file_is_in_the_list_and_the_report_names_its_run(place: Path
     assert run.data.metrics["ort-cpu/noise_ratio"] > 1
     (dataset,) = run.inputs.dataset_inputs
     assert json.loads(dataset.dataset.source) == {"uri": str(made() / "images.npy")}
+
+
+def test_the_next_commands_have_their_options_and_no_password(place: Path, capsys) -> None:
+    (place / "policy.json").write_text(Policy.default().to_json())
+    uri = f"sqlite:///{place}/mlflow.db?password=geheim1234"
+    options = ("--policy", "policy.json", "--ledger", "my ledger", "--against", "small")
+    where = ("--tracking-uri", uri, "--report", "report", "--json")
+    assert cli.main(_check("good.onnx", *options, *where)) == 0
+    (step,) = json.loads(capsys.readouterr().out)["story"]["steps"]
+    assert step["command"].startswith(
+        f"gate promote {made()}/good.onnx --name small --report report"
+    )
+    assert "--policy policy.json" in step["command"]
+    assert "--ledger 'my ledger'" in step["command"]
+    assert cli.main(_check("bad.onnx", *options, *where)) == 1
+    told = json.loads(capsys.readouterr().out)["story"]
+    assert told["steps"][-1]["command"].startswith("gate check ")
+    everything = json.dumps(told) + (place / "report/report.html").read_text()
+    assert "geheim1234" not in everything
+    assert cli.main(_check("good.onnx", "--policy", "policy.json", "--track")) == 0
+    (run,) = _runs(place, "parity-gate")
+    assert "--policy policy.json" in run.data.tags["mlflow.note.content"]
 
 
 def test_without_a_report_the_run_has_it_and_its_address_is_printed(place: Path, capsys) -> None:

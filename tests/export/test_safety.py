@@ -127,7 +127,7 @@ def test_exporters_side_by_side_from_the_command_line(tmp_path, monkeypatch, cap
     }
     assert verdicts == {"traced": ["FAIL", "FAIL"], "scripted": ["PASS", "PASS"]}
     assert Path("report/trials.md").read_text().startswith("# Exports of ")
-    assert Path("report/plots/trials.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in Path("report/plots/trials.svg").read_text()
     assert cli.main([*compare, "--strategy", "scripted"]) == 0
     assert "2 of 2 exports compute what the model computes" in capsys.readouterr().out
     assert cli.main([*compare, "--strategy", "no such"]) == 2

@@ -65,6 +65,7 @@ def test_a_correct_export_passes(model, good):
         assert runtime.session_options["graph_optimization_level"] == level
         assert runtime.session_options["intra_op_num_threads"] == str(torch.get_num_threads())
         assert (runtime.latency.batch_size, runtime.latency.batches) == (4, 4)
+        assert runtime.memory_bytes is not None
         (output,) = runtime.outputs
         assert (output.name, output.dtype, output.samples) == ("logits", "float32", 21)
         assert 0 <= output.max_abs_diff < 1e-5

@@ -91,11 +91,11 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     assert run.data.tags["gate.promotion"] == "promoted"
     assert run.data.tags["gate.model_version"] == "tiny/1"
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith("Passed")
+    assert note.startswith("PASS: ")
     assert "#/models/tiny/versions/1" in note
     status, _, body = version.description.partition("\n\n")
     assert status.startswith("Status: champion since ")
-    assert body.startswith("Passed")
+    assert body.startswith("PASS: ")
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
 
@@ -251,6 +251,15 @@ def test_against_the_version_that_serves(measured: Path) -> None:
     assert len(change.trend) == 2
     assert promote.main() == Status.REJECTED  # what was compared before is not measured anew
     assert Decision.load(paths.DECISION).incumbent == decision.incumbent
+    # An edited one is: the ledger does not note it.
+    (answers,) = decision.incumbent.outputs
+    flattered = answers.model_copy(update={"disagreements": 0, "accuracy": 1.0})
+    edited = decision.incumbent.model_copy(update={"outputs": (flattered,)})
+    decision.model_copy(update={"incumbent": edited}).save(paths.DECISION)
+    assert promote.main() == Status.REJECTED
+    found = Decision.load(paths.DECISION).incumbent
+    assert found is not None
+    assert found.outputs == decision.incumbent.outputs
     assert str(champion().version) == "1"
 
 

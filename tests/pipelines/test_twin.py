@@ -75,7 +75,7 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
     prove_twin(path.parent / QUANTIZED, line.twin, what="version 1")
     version = MlflowClient(tracking_uri()).get_model_version("tiny", "1")
     assert version.tags["gate.twin_sha256"] == Digest.of_file(file).hex
-    assert "**Quantized twin.** Passed" in version.description
+    assert "**Quantized twin.** PASS: " in version.description
     tags = MlflowClient(tracking_uri()).get_run(version.run_id).data.tags
     assert tags["gate.twin_verdict"] == "PASS"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gate.errors import ResourceGone
 from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
@@ -58,6 +59,8 @@ class Simulator:
         return str(len(self.versions))
 
     def version(self, name: str, number: str) -> Version:
+        if int(number) > len(self.versions):
+            raise ResourceGone(f"there is no version {number} of {name}")
         stored = self.versions[int(number) - 1]
         return Version(number, stored.run_id, dict(stored.tags), stored.description)
 

@@ -411,6 +411,7 @@ def _evidence(*, wrong: bool) -> Evidence:
                 outputs=(output(1.0 + place),),
                 probes=probes,
                 latency=Latency(batch_size=32, batches=13, median_ms=20.0 - 4 * place, p95_ms=25.0 - 3 * place),
+                memory_bytes=90_000_000 - 9_000_000 * place,
             )
             for place, name in enumerate(CPU)
         )

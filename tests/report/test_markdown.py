@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import re
 
+from gate.records.trend import TrendRow
 from gate.report.markdown import describe
 from gate.story.making import story_of
 from gate.story.story import Change, ChangeRow, Story
+from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
 LINKS = {"run": "http://127.0.0.1:5000/#/experiments/1/runs/a b"}
@@ -48,8 +50,8 @@ def test_hostile_names_stay_text() -> None:
 def test_what_the_decision_is_bound_to_is_there() -> None:
     decision, evidence = passed()
     text = describe(story_of(decision, evidence), LINKS)
-    for digest in (decision.subject_sha256, decision.policy_sha256, decision.evidence_sha256):
-        assert str(digest) in text
+    for sha256 in (decision.subject_sha256, decision.policy_sha256, decision.evidence_sha256):
+        assert str(sha256) in text
     assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
 
 
@@ -62,4 +64,24 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not() ->
     text = describe(story, {})
     assert "- accuracy: 97 % → 96 % (worse)" in text
     assert "opset: 13" not in text
-    assert "There was no registry" in describe(story_of(*passed()), {})
+    assert "nobody asked for the version that serves" in describe(story_of(*passed()), {})
+
+
+def test_the_last_releases_are_a_table() -> None:
+    rows = tuple(
+        TrendRow(
+            sha256=digest(str(release)),
+            measured_at="now",
+            noise_ratio=1.0 + release / 10,
+            agreement=1.0,
+            accuracy=None,
+            latency_ms=2.5,
+        )
+        for release in range(7)
+    )
+    change = Change(absent="it is this very file", trend=rows)
+    text = describe(story_of(*passed(), change=change), {})
+    assert f"| {digest('6').short} | 1.6 | 1 |  | 2.5 |" in text
+    assert digest("1").short not in text
+    alone = Change(absent="it is this very file", trend=rows[:1])
+    assert "| file |" not in describe(story_of(*passed(), change=alone), {})

@@ -70,7 +70,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
     accepted = [line for line in lines if line.get("outcome") == "accepted"]
     assert {line["delivery"] for line in accepted} == {"d-1", "d-2"}
     assert json.loads(log[log.index("{\n") :]) == {
-        "stopped": True, "models": ["digits"], "registry": "http://127.0.0.1:1", "exit_code": 0,
+        "schema_version": 1, "stopped": True, "models": ["digits"], "registry": "http://127.0.0.1:1", "exit_code": 0,
     }  # fmt: skip
     with process(tmp_path) as service:
         until(lambda: len(service.ended()) == 2)

@@ -9,6 +9,7 @@ from gate.decision.decision import Decision, decide
 from gate.decision.remedies import REMEDIES
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
+from gate.story.accounts import account_of
 from gate.story.findings import Group, groups_of
 from tests.builders import digest, evidence, policy
 
@@ -32,9 +33,17 @@ def check(
 
 
 def grouped(
-    *checks: CheckResult, passed: tuple[str, ...] = (), explanation: Explanation | None = None
+    *checks: CheckResult,
+    passed: tuple[str, ...] = (),
+    explanation: Explanation | None = None,
+    broken: str | None = None,
 ) -> list[Group]:
+    """`broken`: the runtime that fails."""
     measured: Evidence = evidence()
+    if broken is not None:
+        (other, *_) = measured.runtimes
+        failed = other.model_copy(update={"runtime": broken, "failure": "it broke", "outputs": ()})
+        measured = measured.model_copy(update={"runtimes": (failed,)})
     plain: Decision = decide(policy(), measured, decided_at="now")
     decision = plain.model_copy(
         update={"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
@@ -118,6 +127,73 @@ def test_samples_that_prove_nothing_explain_that_no_output_is_one_of_classes() -
     checks = [check(name, verdict=error, output=None) for name in ("outputs", "reference")]
     (group,) = grouped(*checks)
     assert (group.cause, len(group.checks)) == ("samples", 2)
+
+
+def test_a_runtime_that_breaks_explains_no_number_of_another() -> None:
+    broken = check("runtime", runtime="ort-cuda")
+    groups = grouped(broken, check("noise_ratio"), broken="ort-cuda")
+    assert {group.cause for group in groups} == {"runtime", "numbers"}
+    noisy = check("noise_ratio", runtime="ort-cpu-optimized")
+    groups = grouped(broken, noisy, passed=("ort-cpu",), broken="ort-cuda")
+    assert {group.cause for group in groups} == {"runtime", "optimiser"}
+
+
+def test_a_runtime_that_breaks_explains_that_nothing_was_measured() -> None:
+    measured = check("measured", runtime=None, verdict=Verdict.ERROR, output=None)
+    (group,) = grouped(check("runtime"), measured, broken="ort-cpu")
+    assert group.cause == "runtime"
+
+
+@pytest.mark.parametrize("explanation", [None, located()])
+def test_a_fixed_batch_in_the_graph_is_a_finding_of_its_own(explanation: Explanation) -> None:
+    checks = (check("noise_ratio"), check("graph_fixed_batch", runtime=None))
+    causes = [group.cause for group in grouped(*checks, explanation=explanation)]
+    assert sorted(causes) == ["batch", "layer" if explanation else "numbers"]
+
+
+def test_near_ties_explain_answers_and_no_error_beyond_rounding() -> None:
+    ties = check("near_ties", verdict=Verdict.ERROR)
+    first, second = grouped(
+        ties, check("top1_agreement"), check("noise_ratio"), check("noise_peak")
+    )
+    assert {first.cause, second.cause} == {"numbers", "model"}
+    assert [c.name for c in grouped(ties, check("top1_agreement"))[0].checks] == [
+        "near_ties", "top1_agreement",
+    ]  # fmt: skip
+    first, _ = grouped(ties, check("noise_ratio"))
+    assert first.cause == "numbers"
+
+
+@pytest.mark.parametrize(("passed", "agrees"), [(("ort-cpu",), True), (("torch-cuda",), False)])
+def test_that_the_cpu_agrees_is_said_where_it_does(passed: tuple[str, ...], agrees: bool) -> None:
+    (group,) = grouped(check("noise_ratio", runtime="torch-cuda"), passed=passed)
+    text = account_of(group, evidence(), Explanation()).sentence
+    assert ("on the CPU the file agrees" in text) is agrees
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "cause"),
+    [
+        ("noise_ratio", {"observed": None}, "evidence"),
+        ("accuracy_drop", {"observed": None}, "evidence"),
+        ("top1_lower_bound", {"observed": 0.9, "bound": 0.99, "relation": ">="}, "samples"),
+        ("threshold_crossing", {"observed": None, "point": "0.5"}, "evidence"),
+    ],
+)
+def test_what_could_not_be_judged_is_not_said_to_differ(
+    name: str, fields: dict[str, object], cause: str
+) -> None:
+    (group,) = grouped(check(name, verdict=Verdict.ERROR, **fields))
+    assert group.cause == cause
+
+
+def test_whatever_the_names_are_an_account_is_short_and_printable() -> None:
+    (group,) = grouped(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
+    account = account_of(group, evidence(), Explanation())
+    for text in (account.blamed, account.sentence):
+        assert text is not None
+        assert text.isprintable()
+        assert len(text) <= 1000
 
 
 def test_failures_go_before_errors_and_waivers_are_last() -> None:

@@ -44,7 +44,7 @@ def test_what_passed_is_promoted_next() -> None:
 
 
 def test_the_command_that_judged_judges_again() -> None:
-    story = story_of(*failed()).judged_by("gate check it.onnx --policy mine.yaml")
+    story = story_of(*failed()).with_command("gate check ", "gate check it.onnx --policy mine.yaml")
     assert story.steps[-1].command == "gate check it.onnx --policy mine.yaml"
     assert not story.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
 

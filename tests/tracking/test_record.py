@@ -14,6 +14,7 @@ from gate.records.evidence import Evidence
 from gate.records.samples import Crossing
 from gate.registry.release import Promotion
 from gate.report import folder as report_folder
+from gate.story.making import story_of
 from gate.story.story import Headline
 from gate.tracking import numbers
 from gate.tracking.names import judged_name, unjudged_name
@@ -64,7 +65,7 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     for name in ("samples.csv", "pictures/3.png", "of somebody else.txt"):
         (report / name).parent.mkdir(parents=True, exist_ok=True)
         (report / name).write_text("x")
-    report_folder.write(report, *passed())
+    report_folder.write(report, *passed(), story=story_of(*passed()))
     page = recorded(runs, judgement(passed()), report)
     run = run_of(page)
     assert (run.info.run_name, run.info.status) == (f"gate PASS {SHORT}", "FINISHED")
@@ -74,14 +75,24 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     assert run.data.params["gate.runtimes.ort-cpu.required"] == "always"
     (dataset,) = run.inputs.dataset_inputs
     assert json.loads(dataset.dataset.source) == {"uri": "samples.npy"}
-    assert run.data.tags["mlflow.note.content"].startswith("Passed")
+    assert run.data.tags["mlflow.note.content"].startswith("PASS: ")
     there = artifacts(page)
     assert there >= {
         "evidence.json", "decision.json", "report.html", "report.md", "checks.json", "policy.json",
         "numbers.json", "confidence_by_class.json", "samples.csv", "pictures/3.png",
-        "plots/differences.png",
+        "plots/strain.svg",
     }  # fmt: skip
     assert "of somebody else.txt" not in there
+
+
+def test_a_check_at_two_operating_points_is_two_rows(runs: Runs, tmp_path: Path) -> None:
+    decision, evidence = passed()
+    first = decision.checks[0]
+    points = tuple(first.model_copy(update={"point": point}) for point in ("0.5", "0.9"))
+    two = decision.model_copy(update={"checks": points})
+    page = recorded(runs, judgement((two, evidence)), tmp_path / "report")
+    names = [row["name"] for row in table(page, "checks.json")]
+    assert names == [f"{first.name} at 0.5", f"{first.name} at 0.9"]
 
 
 def test_a_rejection_is_no_green_tick_and_shows_no_none(runs: Runs, tmp_path: Path) -> None:
@@ -180,4 +191,4 @@ def test_the_way_to_the_version(runs: Runs, tmp_path: Path) -> None:
     write_promotion(page, promotion, model_name="small", note=None)
     tags = run_of(page).data.tags
     assert (tags["gate.promotion"], tags["gate.model_version"]) == ("promoted", "small/3")
-    assert tags["mlflow.note.content"].startswith("Passed")
+    assert tags["mlflow.note.content"].startswith("PASS: ")

@@ -11,10 +11,11 @@ from gate.report.charts.depth import depth
 from gate.report.charts.differences import differences
 from gate.report.charts.drawing import Chart
 from gate.report.charts.latency import latency
+from gate.report.charts.memory import memory
 from gate.report.charts.strain import strain
 from gate.story.story import Story
 
-NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency")
+NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency", "memory")
 _CAUSE_ROWS, _CAUSE_HEIGHT = 6, 195
 """Of the first chart, which has to fit on a telephone's first screen."""
 
@@ -26,6 +27,7 @@ def of_evidence(evidence: Evidence, decision: Decision | None = None) -> tuple[C
         confidence(evidence),
         agreement(evidence, decision),
         latency(evidence),
+        memory(evidence),
     )
     return tuple(chart for chart in drawn if chart is not None)
 

@@ -15,6 +15,7 @@ from gate.records.trend import TrendRow
 from gate.report.charts import gallery
 from gate.report.charts.depth import depth
 from gate.report.charts.drawing import BLUE, RED, Chart, decimal
+from gate.report.charts.memory import memory
 from gate.report.charts.strain import strain, worst_first
 from gate.report.charts.trend import trend_charts
 from gate.story.story import Word
@@ -189,6 +190,16 @@ def test_agreement_has_the_interval_that_the_samples_prove() -> None:
 )
 def test_numbers_at_an_axis_are_plain(value: float, text: str) -> None:
     assert decimal(value) == text
+
+
+def test_memory_stands_beside_the_size_of_the_file() -> None:
+    plain = evidence()
+    assert memory(plain) is None
+    measured = plain.runtimes[1].model_copy(update={"memory_bytes": 52_000_000})
+    chart = memory(plain.model_copy(update={"runtimes": (measured,)}))
+    assert chart is not None
+    assert f"{measured.runtime}: 52 MB" in chart.alternative
+    assert "the file: " in chart.alternative
 
 
 def release(name: str, noise_ratio: float | None) -> TrendRow:

@@ -1,0 +1,54 @@
+"""The commands that come after `gate check`, with the files and options of this one in them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from gate.story.story import Story
+
+
+def addressed(story: Story, options: Mapping[str, Any]) -> Story:
+    """With the names of the files in its commands; what judges again is this command line. No
+    password stands in them: reports are kept and sent."""
+    from gate.storage.redaction import without_passwords
+
+    named = {
+        "MODEL.onnx": options["model"],
+        "SAMPLES": options["inputs"],
+        "CHECKPOINT": options["checkpoint"],
+        "DIR": options["report"],
+        "SPEC": options["preprocessing"],
+        "PICTURES": next(iter(options["pictures"]), None),
+        "NAME": options["against"],
+    }
+    story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
+    line, first = click.get_current_context().obj, story.steps[0].command or ""
+    if first.startswith("gate promote "):
+        story = story.with_command("gate promote ", " ".join([first, *_of_promote(options)]))
+    again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
+    return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
+
+
+def _of_promote(options: Mapping[str, Any]) -> list[str]:
+    """The options without which gate promote would look elsewhere, quoted for a shell."""
+    from click.core import ParameterSource
+
+    from gate.storage.redaction import without_passwords
+
+    source = click.get_current_context().get_parameter_source("ledger")
+    given = {
+        "--policy": options["policy"],
+        "--preprocessing": options["preprocessing"],
+        "--tracking-uri": options["tracking_uri"],
+        "--ledger": options["ledger"] if source is ParameterSource.COMMANDLINE else None,
+    }
+    return [
+        f"{name} {shlex.quote(without_passwords(str(value)))}"
+        for name, value in given.items()
+        if value is not None
+    ]

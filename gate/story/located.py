@@ -1,0 +1,55 @@
+"""Accounts of what localisation found: the layer to blame, and where NaN begins."""
+
+from __future__ import annotations
+
+import re
+
+from gate.decision.remedies import OPTIMISER
+from gate.records.localisation import Localisation
+from gate.story.findings import worst_of
+from gate.story.scene import Account, Scene, capital, clean, with_number
+from gate.story.wording import printable
+
+
+def located(scene: Scene, found: Localisation) -> Account:
+    """Which layer is to blame, or the optimiser."""
+    if found.fault is None:
+        return Account(
+            found.first_divergence or None, with_number(found.cause, scene.number), found.remedy
+        )
+    blamed, text = _fault(found, found.fault)
+    if scene.group.cause == "optimiser":
+        text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
+        text = f"{with_number(text, scene.number)}; with optimisations off the file agrees"
+        return Account(blamed, text, OPTIMISER)
+    return Account(blamed, with_number(text, scene.number), found.remedy)
+
+
+def _fault(found: Localisation, fault: str) -> tuple[str | None, str]:
+    """What is to blame by its name, and what is wrong with it."""
+    named = re.match(r"`([^`]+)`", fault)
+    blamed = printable(named[1] if named else found.first_divergence or "") or None
+    text = printable(fault).replace("`", "").replace(" of the file", "", 1)
+    if blamed is None:
+        text = capital(text)
+    elif not text.startswith(blamed):
+        text = f"{blamed}: {text}"
+    places = {row.title for row in found.layers if row.verdict == "source" and row.module}
+    if len(places) > 1:
+        text += f" (the first of {len(places)} places)"
+    return blamed, text
+
+
+def nonfinite(scene: Scene) -> Account:
+    """How much is NaN or infinite, and where that begins."""
+    check = worst_of(scene.group.checks, "finite") or scene.shown
+    text, found = (
+        capital(check.explanation.partition(";")[0].rstrip(".")),
+        scene.group.localisation,
+    )
+    if found is None:
+        return Account(check.output, clean(text), check.remedy)
+    if found.fault is None:
+        return Account(check.output, clean(f"{text}. {found.cause}"), found.remedy)
+    blamed, fault = _fault(found, found.fault)
+    return Account(blamed or check.output, clean(f"{text}. It begins here: {fault}"), check.remedy)
