@@ -206,9 +206,7 @@ def _description(
     from gate.tracking.record import links
 
     there = links(page, version=version) if own else {"MLflow run": page.address}
-    # Whoever reads it there has no need of the command that brought it there.
-    story = judgement.story.leading_to() if judgement.decision.passed else judgement.story
-    return cut(describe(story, there), BODY_LIMIT)
+    return cut(describe(judgement.story, there), BODY_LIMIT)
 
 
 def _write_outcome(
