@@ -16,9 +16,17 @@ from gate.story.words import measure
 
 _GAP = "\N{NO-BREAK SPACE}"
 """MLflow draws tables without space between their columns."""
+
+
+def _table_row(cells: Iterable[str]) -> str:
+    return "| " + f"{_GAP} | ".join(cells) + " |"
+
+
 _COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latency")
 _HEADER = (
-    f"| {f'{_GAP} | '.join(_COLUMNS)} |",
+    "Runtimes:",
+    "",
+    _table_row(_COLUMNS),
     "|---|---|---|---:|---:|---:|---:|",
 )
 _CHANGES, _CHECKS, _RELEASES = 8, 3, 5
@@ -113,12 +121,13 @@ def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
     """A few numbers over the releases, the newest last: MLflow shows none across versions."""
     if len(rows) < 2:
         return
-    yield "| file | noise ratio | agreement | accuracy | latency |"
+    yield from ("Over versions, the newest last:", "")
+    yield _table_row(("file", "noise ratio", "agreement", "accuracy", "latency, ms"))
     yield "|---|---:|---:|---:|---:|"
     for row in rows:
         numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
         cells = ("" if value is None else number(value) for value in numbers)
-        yield f"| {row.sha256.short} | {' | '.join(cells)} |"
+        yield _table_row((row.sha256.short, *cells))
     yield ""
 
 
@@ -134,7 +143,7 @@ def _row(row: RuntimeProof) -> str:
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
     cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
-    return "| " + f"{_GAP} | ".join(map(_escape, cells)) + " |"
+    return _table_row(map(_escape, cells))
 
 
 def _bound_to(story: Story) -> Iterator[str]:

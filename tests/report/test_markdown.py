@@ -80,7 +80,7 @@ def test_the_last_releases_are_a_table() -> None:
         for release in range(7)
     )
     change = Change(absent="it is this very file", trend=rows)
-    text = describe(story_of(*passed(), change=change), {})
+    text = describe(story_of(*passed(), change=change), {}).replace("\N{NO-BREAK SPACE}", "")
     assert f"| {digest('6').short} | 1.6 | 1 |  | 2.5 |" in text
     assert digest("1").short not in text
     alone = Change(absent="it is this very file", trend=rows[:1])

@@ -11,6 +11,7 @@ from gate.decision.decision import decide
 from gate.records.evidence import ConfidenceOfClass
 from gate.report import rows
 from gate.report.page import page
+from gate.report.report import Report
 from tests.builders import policy
 from tests.report import stories
 from tests.report.stories import HOSTILE, LAYER
@@ -182,6 +183,29 @@ def test_fifty_thousand_samples_and_a_thousand_classes_are_small() -> None:
     text = page(report)
     assert len(text.encode()) < 2_000_000
     assert "the 20 of 1000 that moved most" in text
+
+
+def test_what_must_not_be_missed_is_before_the_findings() -> None:
+    case = stories.rejected()
+    shown = page(case.report())
+    assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
+    warned = case.story.model_copy(update={"warnings": ("the code changed since <b>",)})
+    shown = page(Report(warned, case.evidence, case.decision, case.explanation))
+    assert 0 < shown.index("the code changed since &lt;b&gt;") < shown.index('class="finding"')
+
+
+def test_reasons_are_short_and_names_of_runtimes_whole() -> None:
+    case = stories.rejected()
+    assert "asks for it only when present. " in page(case.report())
+    proof = [
+        one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
+        for one in case.story.proof
+    ]
+    story = case.story.model_copy(update={"proof": tuple(proof)})
+    first = page(Report(story, case.evidence, case.decision)).partition("</header>")[0]
+    assert ": no device here. " in first
+    assert "neither a" not in first
+    assert '<span class="name">ort-cuda-optimized</span>' in first
 
 
 def test_the_title_tells_the_verdict_and_the_cause(pages: dict[str, str]) -> None:

@@ -71,6 +71,17 @@ def test_what_changed_comes_first() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("now", "sense"), [(20.5, None), (19.5, None), (22.0, "worse"), (18.0, "better")]
+)
+def test_a_latency_that_only_wavers_is_no_change(now: float, sense: str | None) -> None:
+    beside = builders.incumbent()
+    assert beside.latency is not None
+    slow = beside.latency.model_copy(update={"median_ms": now})
+    made = change(champion(incumbent=beside.model_copy(update={"latency": slow})))
+    assert (row(made, "latency").changed, row(made, "latency").sense) == (sense is not None, sense)
+
+
 def with_noise(ratio: float) -> Evidence:
     output = builders.output_parity(noise=builders.noise_parity(ratio=ratio))
     return old_evidence(runtimes=(builders.runtime_evidence("ort-cpu", outputs=(output,)),))

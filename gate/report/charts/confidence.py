@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_CLASSES = 20
 _PITCH, _REST = 15, 78
+_FEWEST, _NARROWEST = 6, 1e-3
+"""Rows that the chart has room for, and what its axis of confidence spans at least."""
 
 
 def confidence(evidence: Evidence) -> Chart | None:
@@ -46,7 +48,7 @@ def confidence(evidence: Evidence) -> Chart | None:
         title=f"Confidence by class{of} ({name})",
         alternative=f"Mean change of the confidence{'' if signed else ', sign not recorded'}: "
         f"{words}. Largest of a single sample: {number(parity.confidence.max)}",
-        height=_REST + _PITCH * len(shown),
+        height=_REST + _PITCH * max(len(shown), _FEWEST),
     )
 
 
@@ -87,6 +89,10 @@ def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:
     axes.plot(after, places, "x", color=BLUE, markersize=5, label="file")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.margins(x=0.12)
+    axes.ticklabel_format(axis="x", useOffset=False)
+    low, high = min(*before, *after), max(*before, *after)
+    if high - low < _NARROWEST:
+        axes.set_xlim(low - _NARROWEST, high + _NARROWEST)
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.set_xlabel("mean confidence")
     axes.grid(visible=True, axis="x")

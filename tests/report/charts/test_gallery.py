@@ -13,7 +13,7 @@ from gate.records.localisation import Explanation
 from gate.records.samples import Histogram
 from gate.records.trend import TrendRow
 from gate.report.charts import gallery
-from gate.report.charts.depth import depth
+from gate.report.charts.depth import _clear, depth
 from gate.report.charts.drawing import BLUE, RED, Chart, decimal
 from gate.report.charts.memory import memory
 from gate.report.charts.strain import strain, worst_first
@@ -140,6 +140,31 @@ def test_the_worst_is_first_and_no_number_is_the_worst_of_all() -> None:
     ranked = worst_first([used(0.1), used(None), used(math.nan), used(3.0)])
     assert [word.strain for word in ranked][1:] == [3.0, 0.1]
     assert math.isnan(ranked[0].strain or 0.0)
+
+
+def test_what_is_counted_in_the_graph_is_after_what_fails_by_measure() -> None:
+    check = next(c for c in stories.passed().decision.checks if c.bound is not None)
+
+    def failed(name: str, value: float, used: float) -> Word:
+        bad = check.model_copy(update={"name": name, "observed": value, "verdict": Verdict.FAIL})
+        return stories.word(bad).model_copy(update={"strain": used})
+
+    words = [
+        failed("graph_rounded_weights", 1.0, math.inf),
+        failed("noise_ratio", 30.0, 20.0),
+        stories.word(check).model_copy(update={"strain": 0.5}),
+    ]
+    ranked = worst_first(words)
+    assert [word.check.name for word in ranked[:2]] == ["noise_ratio", "graph_rounded_weights"]
+    drawn = strain(words)
+    assert drawn is not None
+    assert "10⁷" not in texts(drawn)
+
+
+def test_the_name_of_a_layer_lies_on_no_point() -> None:
+    assert _clear([1.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
+    assert _clear([30.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
+    assert _clear([30.0, 9.0, 16.0, 2.0], 2, right=True, letters=40) == 30.0
 
 
 def test_the_first_chart_is_of_the_cause() -> None:
