@@ -143,7 +143,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         explanation=explanation_beside(report, evidence),
         change=change,
         model_name=release.model_name,
-        steps=_steps(release.model_name) if again.passed else (),
+        steps=_steps(release.model_name, policy) if again.passed else (),
     )
     promotion: Promotion | None = None
     try:
@@ -167,15 +167,15 @@ def command(**request: Unpack[_Request]) -> Outcome:
     )
 
 
-def _steps(name: str) -> tuple[Step, ...]:
-    """What to do with a version, once it is there."""
+def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
+    """What to do with a version, once it is there; what waits for its review can't be taken back."""
     from gate.story.story import Step
 
     shown = shlex.quote(name)
-    return (
-        Step(label="See what became of it", command=f"gate history --model {shown}"),
-        Step(label="Take it back", command=f"gate rollback {shown}"),
-    )
+    look = Step(label="See what became of it", command=f"gate history --model {shown}")
+    if policy.review == "required":
+        return (look,)
+    return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
 
 
 def _page(
