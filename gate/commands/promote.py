@@ -168,7 +168,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
 
 def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
-    """What to do with a version, once it is there; what waits for its review can't be taken back."""
+    """What to do with a version; what waits for its review can't be taken back."""
     from gate.story.story import Step
 
     shown = shlex.quote(name)
