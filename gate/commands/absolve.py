@@ -10,6 +10,7 @@ import click
 
 from gate.commands.options import LEDGER, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def _absolve(
     if not reason.strip():
         raise click.BadParameter("say what went wrong then.", param_hint="--reason")
     uri = tracking_uri(address)
-    preflight(uri)
-    done = absolve(MlflowRegistry(uri), model, version, ledger=Ledger(ledger), reason=reason)
+    with spinner("proving the version's bytes"):
+        preflight(uri)
+        done = absolve(MlflowRegistry(uri), model, version, ledger=Ledger(ledger), reason=reason)
     refused = done.problem is not None
     plain = {"model": model, "outcome": "refused" if refused else "absolved", **asdict(done)}
     status = Status.REJECTED if refused else Status.DONE

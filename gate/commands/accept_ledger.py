@@ -10,6 +10,7 @@ import click
 
 from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, address
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
 
     if not reason.strip():
         raise click.BadParameter("say why it is meant.", param_hint="--reason")
-    places = keepers(store, _inbox(inbox_url))
-    lost = accept(ledger, places, reason=reason)
+    with spinner("asking where the ledger's end is kept"):
+        places = keepers(store, _inbox(inbox_url))
+        lost = accept(ledger, places, reason=reason)
     names = [keeper.place for keeper in places]
     return Outcome(
         Status.DONE,

@@ -10,6 +10,7 @@ import click
 
 from gate.commands.options import SECRET_FILE, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.progress import spinner
 from gate.commands.status import Status
 from gate.errors import ServiceError
 from gate.service.keyring import SECRETS_VARIABLE
@@ -152,8 +153,9 @@ def _server(given: str | None) -> Subscriptions:
     from gate.service.subscription import Subscriptions
 
     address = tracking_uri(given)
-    server = Subscriptions(address)
-    preflight(address)
+    with spinner("asking the server"):
+        server = Subscriptions(address)
+        preflight(address)
     return server
 
 
