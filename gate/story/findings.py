@@ -145,9 +145,8 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
         explained |= _WEIGHT_CAUSES
     if not _measured(decision):
         explained.add("evidence")
-    for cause in explained & alone.keys():
-        group = alone[cause]
-        if group is root:
+    for cause, group in alone.items():  # in the order of the decision, so that ties are, too
+        if group is root or cause not in explained:
             continue
         taken = [check for check in group.checks if _explains(root, check)]
         group.checks = [check for check in group.checks if check not in taken]

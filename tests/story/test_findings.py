@@ -213,6 +213,14 @@ def test_no_check_is_lost_or_shown_twice() -> None:
     assert sorted(map(repr, shown)) == sorted(map(repr, checks))
 
 
+def test_checks_that_are_equally_far_off_stand_in_the_order_of_the_decision() -> None:
+    """Whatever the seed by which Python orders sets."""
+    names = ("accuracy_drop", "noise_ratio", "repeatability", "batch_invariance", "finite")
+    checks = tuple(check(name, observed=9.0) for name in names)
+    (group,) = grouped(*checks, explanation=located())
+    assert group.ordered == checks
+
+
 def test_the_check_that_shows_the_cause_best_is_first() -> None:
     probe = check("probe_zeros", observed=1e9)
     worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
