@@ -8,6 +8,7 @@ from __future__ import annotations
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
 from gate.records.evidence import Evidence
+from gate.story.meanings import by_beginning
 from gate.story.story import CauseKind
 
 TITLES: dict[CauseKind, str] = {
@@ -95,23 +96,12 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
         return _of_runtime(check, evidence)
     if check.name.startswith("probe_"):
         return _of_probe(check, evidence)
-    cause = _by_name(check.name)
+    cause = by_beginning(_BY_NAME, check.name) or "numbers"
     if check.verdict is not Verdict.ERROR or check.bound is None or cause not in SYMPTOMS:
         return cause
     # Nothing is off: it was not measured, or no answer differs and so few do not prove it.
     few = check.name == "top1_lower_bound"
     return "evidence" if check.observed is None else "samples" if few else cause
-
-
-def _by_name(name: str) -> CauseKind:
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    beginnings = (name[:end] for end in range(len(name) - 1, 0, -1))
-    return next((_BY_NAME[start] for start in beginnings if _begins(start)), "numbers")
-
-
-def _begins(start: str) -> bool:
-    return start in _BY_NAME and start not in ("graph", "probes", "samples", "device", "measured")
 
 
 def _of_runtime(check: CheckResult, evidence: Evidence) -> CauseKind:

@@ -55,14 +55,12 @@ def story_of(
 def _headline(
     decision: Decision, evidence: Evidence, cause: CauseKind | None, accounts: list[Account]
 ) -> Headline:
-    if decision.passed or cause in (None, "waived"):
-        return Headline(
-            verdict=decision.verdict,
-            cause="passed" if decision.passed else "evidence",
-            sentence=_passed(decision, evidence)
-            if decision.passed
-            else "No measured runtime passed all its checks",
-        )
+    if decision.passed:
+        sentence = _passed(decision, evidence)
+        return Headline(verdict=decision.verdict, cause="passed", sentence=sentence)
+    if cause in (None, "waived"):
+        sentence = "No measured runtime passed all its checks"
+        return Headline(verdict=decision.verdict, cause="evidence", sentence=sentence)
     first = accounts[0]
     return Headline(
         verdict=decision.verdict,

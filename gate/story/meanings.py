@@ -6,7 +6,8 @@ full.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 _DIFFERENCE = "the unit of the output"
 ROUNDING = "× rounding"
@@ -15,6 +16,9 @@ _NONE = "It holds or it does not: no number."
 _BY_POLICY = "The policy sets it, in the units of this output."
 _AS_ROUNDING = "Rounding alone gives about 1; the policy allows this much more."
 _ANSWERS = "The policy says how many answers may change."
+
+
+_Row = TypeVar("_Row")
 
 
 class Meaning(NamedTuple):
@@ -240,6 +244,10 @@ _ROWS: dict[str, Meaning] = {
 
 def meaning_of(name: str) -> Meaning:
     """The row of a check, or of the longest beginning of its name that has one."""
+    return by_beginning(_ROWS, name) or Meaning(f"The check {name}.")
+
+
+def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:
+    """What a table has under a name, or under the longest beginning of it; None: nothing."""
     beginnings = (name[:end] for end in range(len(name), 0, -1))
-    row = next((_ROWS[start] for start in beginnings if start in _ROWS), None)
-    return row or Meaning(f"The check {name}.")
+    return next((table[start] for start in beginnings if start in table), None)
