@@ -11,7 +11,7 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
 from gate.decision.rules.comparisons import top1_lower_bound
 from gate.records.evidence import ClassParity, Evidence, OutputParity
-from gate.report.charts.drawing import BLUE, RED, SMALL, TEXT, Chart, chart, literal
+from gate.report.charts.drawing import BLUE, RED, TEXT, Chart, chart, label, literal
 from gate.story.wording import printable
 
 if TYPE_CHECKING:
@@ -74,11 +74,7 @@ def _draw(axes: Axes, place: int, row: _Row) -> None:
     axes.plot(row.agreement, at, marker=marker, color=color, markersize=7)
     if row.bound is not None:
         axes.plot([row.bound] * 2, [at - 0.22, at + 0.22], color=TEXT, linewidth=2)
-    across = axes.get_yaxis_transform()
-    axes.text(0.0, place - 0.25, literal(row.name, 36), ha="left", va="center",
-              transform=across, fontsize=SMALL)  # fmt: skip
-    axes.text(1.0, place - 0.25, row.counted, ha="right", va="center",
-              transform=across, fontsize=SMALL)  # fmt: skip
+    label(axes, place - 0.25, name=literal(row.name, 36), value=row.counted)
 
 
 def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:

@@ -119,6 +119,14 @@ def decimal(value: float, _place: int | None = None) -> str:
     return f"10{str(power).translate(_SUPERSCRIPTS)}"
 
 
+def label(axes: Axes, height: float, *, name: str, value: str) -> None:
+    """A row's name at the left and its value at the right edge, at a height of the axis. Both come
+    from `literal` where they may hold what others wrote."""
+    across = axes.get_yaxis_transform()
+    for place, text, side in ((0.0, name, "left"), (1.0, value, "right")):
+        axes.text(place, height, text, ha=side, va="center", transform=across, fontsize=SMALL)
+
+
 def logarithmic(axes: Axes, low: float, high: float) -> None:
     """A logarithmic x axis with few, plain marks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gate.records.evidence import Evidence
-from gate.report.charts.drawing import BLUE, ORANGE, SMALL, Chart, chart, literal
+from gate.report.charts.drawing import BLUE, ORANGE, Chart, chart, label, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,12 +31,10 @@ def latency(evidence: Evidence) -> Chart | None:
         axes.barh(places, medians, color=BLUE, height=0.34, label="median")
         axes.hlines(places, medians, highs, color=ORANGE, linewidth=1.5)
         axes.plot(highs, places, "D", color=ORANGE, markersize=5, label="95th percentile")
-        across = axes.get_yaxis_transform()
         for place, (name, one) in enumerate(rows):
-            axes.text(0.0, place - 0.27, literal(f"{name}, batch {one.batch_size}"), ha="left",
-                      va="center", transform=across, fontsize=SMALL)  # fmt: skip
-            axes.text(1.0, place - 0.27, f"{one.median_ms:.3g} / {one.p95_ms:.3g} ms",
-                      ha="right", va="center", transform=across, fontsize=SMALL)  # fmt: skip
+            times = f"{one.median_ms:.3g} / {one.p95_ms:.3g} ms"
+            named = literal(f"{name}, batch {one.batch_size}")
+            label(axes, place - 0.27, name=named, value=times)
         axes.set_xlim(0, 1.05 * max(highs) or 1.0)
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.set_yticks([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gate.records.evidence import Evidence
-from gate.report.charts.drawing import BLUE, SMALL, Chart, chart, literal
+from gate.report.charts.drawing import BLUE, Chart, chart, label, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,12 +27,8 @@ def memory(evidence: Evidence) -> Chart | None:
         axes: Axes = drawn.add_subplot()
         places = [place + 0.18 for place in range(len(rows))]
         axes.barh(places, [size for _, size in rows], color=BLUE, height=0.34)
-        across = axes.get_yaxis_transform()
         for place, (name, size) in enumerate(rows):
-            axes.text(0.0, place - 0.27, literal(name), ha="left", va="center",
-                      transform=across, fontsize=SMALL)  # fmt: skip
-            axes.text(1.0, place - 0.27, f"{size:.3g} MB", ha="right", va="center",
-                      transform=across, fontsize=SMALL)  # fmt: skip
+            label(axes, place - 0.27, name=literal(name), value=f"{size:.3g} MB")
         axes.set_xlim(0, 1.05 * max(size for _, size in rows) or 1.0)
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.set_yticks([])

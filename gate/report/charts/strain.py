@@ -16,10 +16,10 @@ from gate.report.charts.drawing import (
     GREY,
     PINK,
     RED,
-    SMALL,
     TEXT,
     Chart,
     chart,
+    label,
     literal,
     logarithmic,
 )
@@ -90,11 +90,8 @@ def _mark(axes: Axes, row: int, word: Word, place: float) -> None:
     axes.hlines(row + 0.2, low, place, color=color, linewidth=1.5, alpha=0.7)
     end = {"marker": ">", "clip_on": False} if place >= high else {"marker": marker}
     axes.plot(place, row + 0.2, color=color, markersize=6.5, linestyle="none", **end)
-    across = axes.get_yaxis_transform()
     named, numbers = literal(_named(word.check)), literal(_numbers(word.check), 24)
-    axes.text(0.0, row - 0.26, named, va="center", transform=across, fontsize=SMALL)
-    axes.text(1.0, row - 0.26, numbers, ha="right", va="center", transform=across,
-              fontsize=SMALL)  # fmt: skip
+    label(axes, row - 0.26, name=named, value=numbers)
 
 
 def _named(check: CheckResult) -> str:
