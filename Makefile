@@ -11,7 +11,7 @@ PORT ?= 5000
 SERVICE_PORT ?= 8400
 WORKERS ?= 2
 
-.PHONY: help install packages repro ui stack screens lint fix test check
+.PHONY: help install packages browser repro ui stack screens lint fix test check
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -24,8 +24,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-repro: $(READY)  ## Data to promoted model: dvc repro, then what happened and where to look
-	@$(BIN)/python -m pipelines.repro
+browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, where npm can bring it
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "No Chromium here: the runtime browser-wasm is absent"; exit 0; }; \
+	$(BIN)/python -m gate runtimes install browser-wasm >/dev/null || echo "Not here: onnxruntime-web - the runtime browser-wasm is absent, tests that need it are skipped"
+
+repro: $(READY) browser  ## Data to promoted model: dvc repro, then what happened (SET=section.key=value)
+	@$(BIN)/python -m pipelines.repro $(if $(SET),--set '$(SET)')
 
 ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT=5000)
 	@exec $(BIN)/python -m pipelines.ui --port $(PORT)
@@ -60,11 +64,11 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
-test: $(READY) packages  ## Run the tests but for the slow proofs
+test: $(READY) packages browser  ## Run the tests but for the slow proofs
 	@$(PYTEST) -m "not alone and not proof" || { $(FAILED); }
 	@echo "What happened: all tests passed. Left out: the slow proofs (the marks 'proof' and 'alone'), which make check runs. Where to look: make repro, then make ui."
 
-check: lint packages  ## What CI runs: lint and all tests, with branch coverage
+check: lint packages browser  ## What CI runs: lint and all tests, with branch coverage
 	@$(PYTEST) -m "not alone" --cov --cov-report= \
 		&& $(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term --cov-fail-under=90 \
 		|| { $(FAILED); }

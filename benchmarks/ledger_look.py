@@ -20,11 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gate.deploy.store import Store
-from gate.registry.head import HeadFile
-from gate.registry.ledger import Ledger, LedgerEntry
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.head import HeadFile
+from gate.ledger.ledger import Ledger, insert
+from gate.registry.doubts import Reading
 from gate.service.keeper import HEAD_FILE
 from gate.service.reconciler import Reconciler
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 from tests.service.places import AUTOMATIC, Place
 
@@ -57,7 +59,7 @@ class Bench:
     def __init__(self, folder: Path, lines: int) -> None:
         folder.mkdir()
         self.place = Place(folder)
-        fill(self.place.ledger.path, lines)
+        fill(self.place.ledger, lines)
         self.place.promote(1)
         self.store = Store(folder / "store")
         self._reconcile = self._made()
@@ -79,13 +81,15 @@ class Bench:
 
     def _made(self) -> Reconciler:
         seen_by = [HeadFile(self.store.root / HEAD_FILE, place="the store")]
-        ledger = Ledger(self.place.ledger.path, keepers=seen_by)
-        return Reconciler(self.place.registry, ledger, AUTOMATIC, store=self.store)
+        ledger = Ledger(self.place.ledger.state, keepers=seen_by)
+        return Reconciler(
+            self.place.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()
+        )
 
 
-def fill(path: Path, lines: int) -> None:
-    """A ledger of so many lines about versions from 1000 on."""
-    digest, parent, written = Digest.of_bytes(b"file"), None, bytearray()
+def fill(ledger: Ledger, lines: int) -> None:
+    """So many lines about versions from 1000 on."""
+    digest, parent, rows = Digest.of_bytes(b"file"), None, []
     for number in range(lines):
         entry = LedgerEntry.model_validate(
             {
@@ -100,10 +104,12 @@ def fill(path: Path, lines: int) -> None:
                 "parent": parent,
             }
         )
-        line = canonical_json(entry.to_plain())
-        parent = Digest.of_bytes(line)
-        written += line + b"\n"
-    path.write_bytes(written)
+        row = ledger.signed(entry, number=number + 1)
+        parent = Digest.of_bytes(row.line)
+        rows.append(row)
+    with ledger.state.writing() as connection:
+        ledger.prepare(connection)
+        insert(connection, rows)
 
 
 def _timed(look: Callable[[], None]) -> float:

@@ -11,7 +11,8 @@ import statistics
 import time
 
 from gate.decision.decision import decide
-from gate.records.evidence import ConfidenceOfClass, Evidence, OutputParity
+from gate.records.evidence import Evidence
+from gate.records.output_parity import ConfidenceOfClass, OutputParity
 from gate.records.runtime import RUNTIMES
 from gate.report.page import page
 from gate.report.report import Report

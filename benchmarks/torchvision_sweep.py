@@ -1,13 +1,14 @@
 """Does a correct export of every torchvision classification architecture pass the default policy?
 
     .venv/bin/python -m benchmarks.torchvision_sweep [--only 'resnet*'] [--json FILE]
+        [--runtime openvino]
 
 All below 100 million parameters, with the weights of `benchmarks.torchvision_models` and eight
 images: exported by the first opset of 13, 14, 17 and 18 that works, by the rung that the gate's
 own ladder takes, then judged by `gate.front_door.check` without any policy of ours. Each runs in a
 process of its own, on one thread: threads of several programs on one machine wait for each other.
 FILE is written after every row; rows in it that passed are not measured again, so a run that was
-broken off goes on where it was.
+broken off goes on where it was. With `--runtime` these judge, instead of the default policy's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -42,16 +44,18 @@ _SLOWEST_S = 3600
 def main() -> None:
     arguments = _arguments()
     if arguments.child:
-        print(json.dumps(trial(arguments.child)))
+        print(json.dumps(trial(arguments.child, arguments.runtime)))
         return
-    rows = sweep(arguments.only, arguments.json, jobs=arguments.jobs)
+    rows = sweep(arguments.only, arguments.json, jobs=arguments.jobs, runtimes=arguments.runtime)
     Console(width=None if sys.stdout.isatty() else 140).print(table(rows))
     passed = sum(row["verdict"] == "PASS" for row in rows)
     print(f"{passed} of {len(rows)} pass the default policy")
     sys.exit(passed < len(rows) or not rows)
 
 
-def sweep(only: str, file: Path | None, *, jobs: int = 1) -> list[Row]:
+def sweep(
+    only: str, file: Path | None, *, jobs: int = 1, runtimes: Sequence[str] = ()
+) -> list[Row]:
     """A row for each architecture whose name matches; `file` keeps the others of its rows too."""
     from benchmarks.torchvision_models import architectures
 
@@ -61,7 +65,9 @@ def sweep(only: str, file: Path | None, *, jobs: int = 1) -> list[Row]:
     missing = [name for name in names if rows.get(name, {}).get("verdict") != "PASS"]
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for done in as_completed([pool.submit(in_own_process, name) for name in missing]):
+            for done in as_completed(
+                [pool.submit(in_own_process, name, runtimes) for name in missing]
+            ):
                 row = done.result()
                 rows[row["name"]] = row
                 print(f"{row['name']}: {row['verdict']}", file=sys.stderr, flush=True)
@@ -79,9 +85,10 @@ def _keep(rows: list[Row], file: Path) -> None:
     atomic.write_text(file, json.dumps(told, indent=1) + "\n")
 
 
-def in_own_process(name: str) -> Row:
+def in_own_process(name: str, runtimes: Sequence[str] = ()) -> Row:
     """Its memory goes with it; what kills it, such as too little memory, becomes a row."""
     command = [sys.executable, "-m", "benchmarks.torchvision_sweep", "--child", name]
+    command += [part for runtime in runtimes for part in ("--runtime", runtime)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -102,8 +109,9 @@ def in_own_process(name: str) -> Row:
     return row
 
 
-def trial(name: str) -> Row:
+def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
     """Build, export, check."""
+    from benchmarks.runtimes import default_policy
     from benchmarks.torchvision_models import build, images
     from gate.errors import GateError
     from gate.front_door import Reference, Workload, check
@@ -125,6 +133,7 @@ def trial(name: str) -> Row:
                 file,
                 reference=Reference(model, Source(factory=f"torchvision:{name}"), exported.record),
                 workload=Workload(Samples.of({"input": samples}), batch_size=BATCH_SIZE),
+                policy=default_policy(runtimes),
             )
         except GateError as error:
             return row | {"verdict": "ERROR", "problems": [f"{type(error).__name__}: {error}"]}
@@ -149,7 +158,7 @@ def export_first(model: Any, example: Any, file: Path) -> Any:
 
 
 def told(verdicted: Any) -> Row:
-    """The numbers of the evidence that the table shows: the worst of both CPU runtimes."""
+    """The numbers of the evidence that the table shows: the worst of all runtimes."""
     measured = [r for r in verdicted.evidence.runtimes if r.outputs]
     outputs = [output for runtime in measured for output in runtime.outputs]
     noises = {r.runtime: r.outputs[0].noise for r in measured}
@@ -186,9 +195,10 @@ def told(verdicted: Any) -> Row:
 
 def table(rows: list[Row]) -> Table:
     shown = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
+    runtimes = list(dict.fromkeys(name for row in rows for name in row.get("noise_ratio", {})))
     for heading in ("architecture", "rung"):
         shown.add_column(heading)
-    for heading in ("opset", "ratio off", "ratio on", "peak", "diff", "scaled_diff", "stability",
+    for heading in ("opset", *runtimes, "peak", "diff", "scaled_diff", "stability",
                     "worst probe", "of", "seconds", "verdict"):  # fmt: skip
         shown.add_column(heading, justify="right")
     for row in rows:
@@ -197,8 +207,7 @@ def table(rows: list[Row]) -> Table:
             row["name"],
             row.get("rung", "-"),
             str(row.get("opset", "-")),
-            _number(ratios.get("ort-cpu")),
-            _number(ratios.get("ort-cpu-optimized")),
+            *(_number(ratios.get(name)) for name in runtimes),
             _number(row.get("noise_peak")),
             _number(row.get("noise_diff")),
             _number(row.get("scaled_diff"), "{:.1e}"),
@@ -219,6 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="*", help="names, as a pattern of the shell")
     parser.add_argument("--jobs", type=int, default=2, help="architectures at a time")
+    parser.add_argument("--runtime", action="append", default=[], help="instead of the policy's")
     parser.add_argument("--json", type=Path, help="rows to keep, and where they go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()

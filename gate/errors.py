@@ -17,10 +17,12 @@ Each message says what was seen, what was expected, and the way out. All of them
     │   ├── OutputMismatch     the runtime's outputs are not the model's
     │   └── PastChanged        the ledger is shorter, or other, than it once was
     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
+    ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
+    ├── KeyUnusable            a key can't be read, or can't sign
     ├── DigestMismatch         bytes are not the bytes they were said to be
     ├── StorageError           a file can't be written (disk full, no permission)
+    │   └── StateUnavailable   the database of ledger and inbox can't be read or written now
     ├── ServiceError           the webhook service can't run as it is set
-    │   └── InboxUnavailable   its inbox can't be read or written now
     └── RegistryError          the registry can't be used
         ├── RegistryUnavailable   no server answers
         ├── ArtifactMissing       a version's file is not there (now)
@@ -93,6 +95,15 @@ class LimitExceeded(GateError):
     process that does it."""
 
 
+class Untrusted(GateError):
+    """A signed statement is missing, malformed, not signed by a trusted key, expired, or about
+    something else."""
+
+
+class KeyUnusable(GateError):
+    """A key can't be made or read, or can't sign."""
+
+
 class DigestMismatch(GateError):
     """The bytes are not the bytes that they were said to be."""
 
@@ -101,12 +112,12 @@ class StorageError(GateError):
     """A file can't be written: the disk is full, or permission is missing."""
 
 
+class StateUnavailable(StorageError):
+    """The database of ledger and inbox can't be read or written now."""
+
+
 class ServiceError(GateError):
     """The webhook service can't run as it is set: a setting, its secrets, its port."""
-
-
-class InboxUnavailable(ServiceError):
-    """The service's inbox can't be read or written now."""
 
 
 class RegistryError(GateError):

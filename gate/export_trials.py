@@ -28,7 +28,8 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
-from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.output_parity import OutputParity
 from gate.records.runtime import RUNTIMES
 from gate.records.strategy import ExportSettings
 from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict

@@ -39,6 +39,8 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.localisation import Explanation
 from gate.records.preprocessing import PreprocessingParity
+from gate.records.runtime import RuntimeName
+from gate.runtimes.recorded import with_recordings
 from gate.storage.digest import Digest
 from gate.story.change import change_of, unasked
 from gate.story.story import Change
@@ -101,6 +103,9 @@ class Workload:
     """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
     dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+    recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
+    """What was computed elsewhere on these samples, by the name of its runtime: what `gate record
+    pack` made."""
     against: Champion | None = None
     """The version that serves now, which computes on the same samples, too."""
 
@@ -150,6 +155,8 @@ def check(
     source files changed meanwhile; a bad file is a returned decision.
     """
     policy = policy or Policy.default()
+    if workload.recordings:
+        policy = with_recordings(policy, workload.recordings)
     evidence, case, samples = evidence_on(
         onnx, reference=reference, workload=workload, policy=policy, progress=progress
     )
@@ -158,7 +165,7 @@ def check(
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
     champion = _beside(case, evidence, workload.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    compared = champion.incumbent if champion else None
+    compared = champion.compared_by(case.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
     if not decision.passed:
         _steps.debug("look for the layer that diverges first")
@@ -211,6 +218,7 @@ def evidence_on(
         policy,
         workload.batch_size,
         workload.labels,
+        workload.recordings,
     )
     measurement = measure(case, progress=progress)
     verify_unchanged(code)

@@ -7,18 +7,18 @@ from dataclasses import replace
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision
 from gate.errors import EvidenceError, GateError
+from gate.ledger.entry import ComparedWith
+from gate.ledger.history import History
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
-from gate.registry.comparison.compared import ComparedWith
 from gate.registry.comparison.incumbent import champion_of
-from gate.registry.history import History
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.temporary import temporary_folder
-from pipelines import paths
+from pipelines import paths, signing
 from pipelines.params import ParityParams
 
 
@@ -30,7 +30,7 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
     """
     try:
         with temporary_folder() as folder:
-            champion = champion_of(model, into=folder)
+            champion = champion_of(model, into=folder, trust=signing.local_keys().trust())
             before = _measured_before(champion, evidence, model.history())
             incumbent = before or _measured(champion, policy, evidence)
             return replace(champion, incumbent=incumbent, onnx_path=None)

@@ -10,6 +10,7 @@ from gate.errors import EvidenceError, GateError
 from gate.front_door import Reference, Workload, evidence_on, parity_of_preprocessing
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
+from gate.golden.record import Golden
 from gate.model.code import code_of
 from gate.parity import thumbnails
 from gate.parity.arrays.samples import Samples, open_labels
@@ -21,6 +22,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage import atomic
+from gate.storage.digest import Digest
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
@@ -85,8 +87,9 @@ def write_samples(case: Case, evidence: Evidence, table: SampleTable) -> None:
         atomic.write_text(none, "no sample differs, or the input of the model is no picture\n")
 
 
-def write_golden(folder: Path, case: Case, evidence: Evidence) -> None:
-    """What a consumer of the file will compare with. The reason alone where there can be none.
+def write_golden(folder: Path, case: Case, evidence: Evidence) -> Digest | None:
+    """What a consumer of the file will compare with; gives the digest of golden.json, from memory.
+    The reason alone where there can be none.
 
     Taken from the samples whose pictures `prepare` kept, so that a consumer can start from those.
     """
@@ -96,16 +99,22 @@ def write_golden(folder: Path, case: Case, evidence: Evidence) -> None:
     places = [int(path.stem) for path in pictures]
     kept = len(places) >= SAMPLES
     try:
-        write_golden_of(
+        golden = write_golden_of(
             folder,
             replace(case, samples=case.samples.pick(places)) if kept else case,
             evidence=evidence,
         )
         if kept:
-            add_pictures(folder, PreprocessSpec.load(paths.PREPROCESSING), pictures)
+            spec, sha256 = PreprocessSpec.load(paths.PREPROCESSING), _digest(golden)
+            golden = add_pictures(folder, spec, pictures, sha256=sha256)
     except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
         atomic.write_text(unmade, f"{error}\n")
         print(f"no golden vectors: {error}")
-    else:
-        unmade.unlink(missing_ok=True)
+        return None
+    unmade.unlink(missing_ok=True)
+    return _digest(golden)
+
+
+def _digest(golden: Golden) -> Digest:
+    return Digest.of_bytes(golden.file_bytes())

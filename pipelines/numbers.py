@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from gate.records.evidence import Evidence
+from gate.records.runtime import CPU_PROVIDER, traits_of
 from gate.tracking.numbers import of_evidence
 
 _WORST: Mapping[str, Callable[[Iterable[float]], float]] = {
@@ -23,14 +24,16 @@ _WORST: Mapping[str, Callable[[Iterable[float]], float]] = {
 
 def headlines(evidence: Evidence) -> dict[str, float | str]:
     """The few numbers that `dvc metrics diff` and `dvc exp show` compare: the worst of all outputs
-    in the runtimes on the CPU, which every machine has. Whole; NaN and infinity as words.
+    in the gate's own runtimes on the CPU, which every machine has. Whole; NaN and infinity as
+    words.
 
     No latency: it is another one on every machine and day.
     """
     found: dict[str, list[float]] = {}
     for place, value in of_evidence(evidence):
         runtime, *_, name = place.split("/")
-        if name in _WORST and runtime.startswith("ort-cpu") and "/probes/" not in place:
+        on_cpu = traits_of(runtime).provider == CPU_PROVIDER
+        if name in _WORST and on_cpu and "/probes/" not in place:
             found.setdefault(name, []).append(value)
     worst = {
         name: math.nan if any(map(math.isnan, found[name])) else of(found[name])

@@ -3,10 +3,9 @@ all of it again."""
 
 from __future__ import annotations
 
-from gate.decision.decision import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.registry.judged import Judged
+from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT, PLOTS, SAMPLES
 from gate.tracking import record
 from gate.tracking.names import unjudged_name
 from gate.tracking.page import RunPage
@@ -14,6 +13,8 @@ from gate.tracking.record import Judgement
 from pipelines import paths
 from pipelines.export_report import ExportReport
 from pipelines.promotion_report import PromotionReport
+
+_OF_PARITY = (EVIDENCE, EVIDENCE_STATEMENT, SAMPLES, PLOTS)
 
 
 def write_export(page: RunPage, report: ExportReport) -> None:
@@ -44,6 +45,8 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
     """The numbers of the evidence, the switches, the machine, and the data set."""
     record.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
     page.file(paths.EVIDENCE)
+    if paths.EVIDENCE_STATEMENT.is_file():  # else the stage promote refuses what is measured
+        page.file(paths.EVIDENCE_STATEMENT)
     page.file(paths.SAMPLES)
     for plot in sorted(paths.PLOTS.glob("*.svg")):
         page.file(plot, "plots")
@@ -55,16 +58,11 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
 
 
 def write_decision(page: RunPage, judgement: Judgement) -> None:
-    """The report, the verdict, and the settings that it was made by."""
-    record.write_report(page, paths.REPORTS)
+    """The report, the verdict, and the settings that it was made by; `write_parity` has written
+    the rest, or will have."""
+    record.write_report(page, paths.REPORTS, without=_OF_PARITY)
     page.file(paths.PARAMS)
     record.write_decision(page, judgement)
-
-
-def write_twin(page: RunPage, twin: Judged, policy: Policy, *, exact: Decision) -> None:
-    """The verdict on the quantized twin, by the twin's own policy."""
-    judgement = Judgement(decision=twin.decision, evidence=twin.evidence, policy=policy)
-    record.write_twin(page, judgement, exact=exact)
 
 
 def links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from gate.storage import atomic
 from gate.tracking.numbers import of_outputs
 from gate.tracking.page import RunPage
 from gate.tracking.record import runtime_state, switches
-from pipelines import numbers, pages, paths, stage
+from pipelines import numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import measured, preprocessing_of, write_golden, write_samples
 from pipelines.params import RegistryParams, load_policy
@@ -32,7 +32,8 @@ from pipelines.run import Tracker
 
 
 def main() -> int:
-    """Write reports/evidence.json, good or bad, its numbers and plots, and log them all."""
+    """Write reports/evidence.json, good or bad, signed, its numbers and plots, and log them all."""
+    who = signing.signatory()
     policy = load_policy()
     report = ExportReport.load(paths.EXPORT_REPORT)
     tracker = Tracker(RegistryParams.load().experiment)
@@ -44,11 +45,13 @@ def main() -> int:
         "parity", earlier="export", settings=switches(policy), replay=replay
     ) as page:
         evidence, case, table = _measure(policy, report)
+        golden = write_golden(paths.GOLDEN, case, evidence)
+        # Before the evidence is on the disk, from where it could come back as another.
+        signing.write_measured(paths.EVIDENCE_STATEMENT, who, paths.ONNX, evidence, golden=golden)
         evidence.save(paths.EVIDENCE)
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
         explanation = explain(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
-        write_golden(paths.GOLDEN, case, evidence)
         write_samples(case, evidence, table)
         _write_numbers(evidence)
         pages.write_parity(page, evidence, policy)

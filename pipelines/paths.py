@@ -27,7 +27,9 @@ REPORTS = Path("reports")
 TRAIN_METRICS = REPORTS / "train.json"
 TRAIN_CURVES = REPORTS / "train.csv"
 EXPORT_REPORT = REPORTS / "export.json"
+PLAN = REPORTS / "plan.json"
 EVIDENCE = REPORTS / names.EVIDENCE
+EVIDENCE_STATEMENT = REPORTS / names.EVIDENCE_STATEMENT
 SAMPLES = REPORTS / names.SAMPLES
 WORST_PICTURES = REPORTS / names.PICTURES
 EXPLANATION = REPORTS / names.EXPLANATION
@@ -36,6 +38,7 @@ PARITY_METRICS = REPORTS / "parity.json"
 PLOTS = REPORTS / names.PLOTS
 CONFIDENCE_BY_CLASS = REPORTS / "confidence_by_class.csv"
 DECISION = REPORTS / names.DECISION
+DECISION_STATEMENT = REPORTS / names.DECISION_STATEMENT
 CHANGE = REPORTS / names.CHANGE
 PROMOTION = REPORTS / "promotion.json"
 PAGE = REPORTS / names.PAGE
@@ -52,5 +55,10 @@ def project_root() -> Path:
 
 
 def state() -> Path:
-    """Folder for the ledger and for locks: not a DVC output, never removed by it."""
+    """Folder for the gate's database and for locks: not a DVC output, never removed by it."""
     return project_root() / ".gate"
+
+
+def database() -> Path:
+    """The state of the gate: ledger and inbox."""
+    return state() / "state.db"

@@ -6,18 +6,19 @@ import os
 import sys
 from pathlib import Path
 
+from gate.commands.handing_in import is_handed_in
 from gate.commands.outcome import console
 from gate.commands.status import Status
 from gate.decision.decision import Decision, decide
 from gate.golden.tolerance import refit
+from gate.ledger.entry import now
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.ledger import Ledger, now
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.page.status_line import BODY_LIMIT
-from gate.registry.promotion import Release, promote
+from gate.registry.promotion import Release
 from gate.registry.registered_model import RegisteredModel
 from gate.report import markdown
 from gate.report.folder import pictures
@@ -27,17 +28,18 @@ from gate.report.terminal import print_story
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
 from gate.story.change import change_of
-from gate.story.making import story_of
 from gate.story.story import Step, Story
 from gate.story.wording import printable
 from gate.tracking.page import RunPage, cut
-from gate.tracking.record import Judgement, write_promotion
+from gate.tracking.record import Judgement, write_promotion, write_twin
 from pipelines import pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
+from pipelines.ledger import project_ledger
 from pipelines.params import RegistryParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
+from pipelines.signed_verdict import SignedVerdict
 from pipelines.twin_files import judged_twin
 
 
@@ -50,85 +52,95 @@ def main() -> int:
     tracker = Tracker(registry_params.experiment)
     model = RegisteredModel(
         MlflowRegistry(tracker.uri),
-        Ledger(paths.state() / "ledger.jsonl"),
+        project_ledger(is_written=not is_handed_in(policy, None)),
         registry_params.model_name,
     )
     champion = champion_beside(model, policy, evidence)
-    decision = decide(policy, evidence, incumbent=champion.incumbent, decided_at=now())
+    decision = decide(policy, evidence, incumbent=champion.compared_by(policy), decided_at=now())
     decision.save(paths.DECISION)
     change = change_of(decision, evidence, champion)
     change.save(paths.CHANGE)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
-    judgement = Judgement(
-        decision=decision,
-        evidence=evidence,
-        policy=policy,
-        explanation=explanation,
-        change=change,
-        model_name=registry_params.model_name,
-        steps=_steps(decision),
-    )
-    story = judgement.story
-    drawn = Report(
-        story, evidence, decision, explanation=explanation, pictures=pictures(paths.REPORTS)
-    )
-    atomic.write_text(paths.PAGE, page_of(drawn))
 
     def replay(page: RunPage) -> None:
         pages.write_export(page, export)
         pages.write_parity(page, evidence, policy)
 
-    with (
-        temporary_folder() as folder,
-        tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page,
-    ):
-        pages.write_decision(page, judgement)
-        for chart in drawn.charts:
-            page.bytes(chart.file(), f"plots/{chart.name}.svg")
-        twin = judged_twin(policy, Path(folder, "twin"), decided_at=decision.decided_at)
-        if twin is not None:
-            assert policy.twin is not None  # by judged_twin
-            pages.write_twin(page, twin, policy.twin, exact=decision)
-        beside = "" if twin is None else markdown.describe_twin(_story(twin))
+    with temporary_folder() as folder:
         release = Release(
             model_name=registry_params.model_name,
             onnx_path=paths.ONNX,
             evidence=evidence,
             decision=decision,
-            run_id=page.run_id,
-            description=cut(
-                markdown.describe(story, pages.links(page)),
-                BODY_LIMIT - len(beside),
-            )
-            + beside,
-            golden=_golden(Path(folder), policy, evidence) if decision.passed else None,
+            run_id="",
+            description="",
+            golden=_golden(folder, policy, evidence) if decision.passed else None,
             preprocessing=paths.PREPROCESSING,
-            twin=twin,
+            twin=judged_twin(policy, folder / "twin", decided_at=decision.decided_at),
             trend=champion.trend,
         )
-        promotion = promote(model.registry, release, policy=policy, ledger=model.ledger)
-        report = PromotionReport(
-            verdict=decision.verdict,
-            outcome=promotion.outcome,
-            model_name=release.model_name,
-            version=promotion.version,
-            previous_version=promotion.previous_version,
-            reason=promotion.reason,
-            sha256=decision.subject_sha256,
-            run_id=page.run_id,
-            experiment_id=page.experiment_id,
+        verdict = SignedVerdict.of(release, policy, model)
+        judgement = Judgement(
+            decision=decision,
+            evidence=evidence,
+            policy=policy,
+            explanation=explanation,
+            change=change,
+            model_name=registry_params.model_name,
+            steps=_steps(decision),
+            signed_by=verdict.signed_by,
         )
-        note = markdown.describe(story, pages.links(page, report)) + beside
-        note = f"{note}\n{report.sentence()}\n"
-        write_promotion(page, promotion, model_name=release.model_name, note=note)
-        report.save(paths.PROMOTION)
-    _tell(story, report)
+        twin = _judged(release.twin, policy.twin)
+        drawn = Report(
+            judgement.story,
+            evidence,
+            decision,
+            explanation=explanation,
+            pictures=pictures(paths.REPORTS),
+        )
+        atomic.write_text(paths.PAGE, page_of(drawn))
+        with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
+            pages.write_decision(page, judgement)
+            for chart in drawn.charts:
+                page.bytes(chart.file(), f"plots/{chart.name}.svg")
+            if twin is not None:
+                write_twin(page, twin, exact=decision)
+            beside = "" if twin is None else markdown.describe_twin(twin.story)
+            described = markdown.describe(judgement.story, pages.links(page))
+            promotion = verdict.promote(
+                run_id=page.run_id,
+                description=cut(described, BODY_LIMIT - len(beside)) + beside,
+            )
+            report = PromotionReport(
+                verdict=decision.verdict,
+                outcome=promotion.outcome,
+                model_name=release.model_name,
+                version=promotion.version,
+                previous_version=promotion.previous_version,
+                reason=promotion.reason,
+                sha256=decision.subject_sha256,
+                run_id=page.run_id,
+                experiment_id=page.experiment_id,
+                signed_by=verdict.word,
+            )
+            note = markdown.describe(judgement.story, pages.links(page, report)) + beside
+            note = f"{note}\n{report.sentence()}\n"
+            write_promotion(page, promotion, model_name=release.model_name, note=note)
+            report.save(paths.PROMOTION)
+    _tell(judgement.story, report)
     if twin is not None:
-        _tell_twin(twin)
-    # An experiment is there to be compared, whatever came out.
-    if "DVC_EXP_NAME" in os.environ:
+        _tell_twin(twin.decision)
+    # An experiment is there to be compared, whatever came out; what is not signed can't be.
+    if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
         return Status.DONE
     return Status.of_promotion(report.outcome, report.verdict.value)
+
+
+def _judged(twin: Judged | None, policy: Policy | None) -> Judgement | None:
+    """The verdict on the quantized twin, by the twin's own policy."""
+    if twin is None or policy is None:
+        return None
+    return Judgement(decision=twin.decision, evidence=twin.evidence, policy=policy)
 
 
 def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
@@ -146,18 +158,15 @@ def _steps(decision: Decision) -> tuple[Step, ...]:
     return (look, Step(label="Judge it again, when the cause is mended", command="make repro"))
 
 
-def _story(twin: Judged) -> Story:
-    return story_of(twin.decision, twin.evidence)
-
-
 def _tell(story: Story, report: PromotionReport) -> None:
     print_story(story, console(sys.stdout))
     print(report.sentence())
+    if report.signed_by is not None:
+        print(f"Whose word: {printable(report.signed_by)}")
     print("Where to look: make ui")
 
 
-def _tell_twin(twin: Judged) -> None:
-    decision = twin.decision
+def _tell_twin(decision: Decision) -> None:
     print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
     for check in decision.problems:
         print("  " + printable(f"{check.verdict} {check.title}: {check.explanation}"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from gate.decision.checks import Verdict
-from gate.storage.record import Record, Sha256
+from gate.registry.release import Outcome
+from gate.storage.record import Record, Sha256, later
 
 
 class PromotionReport(Record):
@@ -13,7 +14,7 @@ class PromotionReport(Record):
 
     schema_version: Literal[1] = 1
     verdict: Verdict
-    outcome: Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
+    outcome: Outcome
     model_name: str
     version: str | None
     previous_version: str | None
@@ -21,6 +22,8 @@ class PromotionReport(Record):
     sha256: Sha256
     run_id: str
     experiment_id: str
+    signed_by: str | None = later(None)
+    """Who signed the verdict, and of the project's own key what that is worth; None: nobody did."""
 
     @property
     def run_address(self) -> str:
@@ -39,9 +42,11 @@ class PromotionReport(Record):
             before = f" (before: version {self.previous_version})" if self.previous_version else ""
             return f"Promoted: champion is version {self.version} of {file}{before}."
         if self.outcome == "passed":
+            return f"Passed: candidate is version {self.version} of {file}. {self.reason}."
+        if self.outcome == "handed_in":
             return (
-                f"Passed, waits for review: candidate is version {self.version} of {file}. "
-                "On its page a reviewer sets the tag gate.review to approved or rejected."
+                f"Handed in: candidate is version {self.version} of {file}. The service decides "
+                "now; what came of it is said on the version's page."
             )
         if self.outcome == "unchanged":
             return f"Unchanged: champion is version {self.version} of {file} already."

@@ -2,7 +2,8 @@
 
 DVC compares files. It can't see that the registry lost a version, or that the last decision was
 made within `dvc exp run`, which never promotes: then the stage `promote` has to run again. Nor can
-it see that a package was exchanged on which the model stands: then the stage `code` has to.
+it see that a package was exchanged on which the model stands: then the stage `code` has to; nor
+that what was measured is vouched for no more: then it has to be measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from gate.commands.status import Status
 from gate.errors import EvidenceError, RegistryError
-from pipelines import code, paths, stage
+from pipelines import code, paths, signing, stage
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
 from pipelines.ran import Ran, noted
@@ -33,6 +34,11 @@ def main() -> int:
     if reason is not None:
         print(f"promote runs again: {reason}", flush=True)
         paths.DECISION.unlink(missing_ok=True)
+    for statement, evidence in signing.MEASURED.items():
+        reason = signing.unvouched(statement, evidence)
+        if reason is not None:
+            print(f"{evidence} is measured again: {reason}", flush=True)
+            statement.unlink()
     code.refresh()
     with noted() as ran:
         code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], ran)
@@ -126,6 +132,7 @@ def _closing(ran: Ran) -> str:
         (
             "",
             f"What happened: {happened}",
+            *([f"Whose word:    {report.signed_by}"] if report and report.signed_by else []),
             "Where to look: make ui     (the last run and model version in MLflow)",
             *([f"               {records}"] if report is not None else []),
             "               dvc metrics show, dvc plots show, gate history",

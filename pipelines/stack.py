@@ -1,6 +1,7 @@
 """`make stack`: MLflow's server, the service with its webhook, all on this machine, until Ctrl-C.
 
-What they need to keep lies in `.gate/`: the ledger, the inbox, the deployed files, the secrets.
+What they need to keep lies in `.gate/`: the database of ledger and inbox, deployed files, secrets,
+the service's key and whom it trusts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import psutil
 
 from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
+from gate.policy.policy import Policy
 from gate.registry.mlflow.process import quiet_process
 from gate.storage import atomic, private
 from pipelines import paths, stage
 from pipelines.children import Child, alone, started
 from pipelines.params import RegistryParams
 from pipelines.run import tracking_uri
+from pipelines.service_trust import ServiceTrust
 from pipelines.ui import HOST, NO_JOBS, require_free
 
 _PATIENCE_S = 120.0
@@ -69,7 +72,7 @@ def run(port: int, service_port: int, *, model: str) -> None:
             "on the database here. Unset it; for a server of yours see docs/production.md."
         )
     registry, service = f"http://{HOST}:{port}", f"http://{HOST}:{service_port}"
-    secret_file = paths.state() / "webhook-secrets"
+    secret_file, trust = paths.state() / "webhook-secrets", ServiceTrust.of_project()
     _say(f"Starting MLflow at {registry} …")
     with started("mlflow", mlflow_command(port, database), mlflow_environment()) as mlflow:
         wait_for(f"{registry}/health", mlflow)
@@ -77,7 +80,10 @@ def run(port: int, service_port: int, *, model: str) -> None:
         _gate(["webhooks", "register", "--url", f"{service}/webhooks/mlflow",
                "--secret-file", str(secret_file), "--tracking-uri", registry])  # fmt: skip
         _say(f"Starting the service at {service} …")
-        command = serve_command(service_port, (registry, database), model, secret_file)
+        command = [
+            *serve_command(service_port, (registry, database), model, secret_file),
+            "--key", str(trust.key), "--trust", str(trust.trust),
+        ]  # fmt: skip
         with started("gate serve", command, dict(os.environ)) as served:
             wait_for(f"{service}/readyz", served)
             print("\n".join(told(registry, service, model)), flush=True)
@@ -108,13 +114,11 @@ def mlflow_environment() -> dict[str, str]:
 def serve_command(port: int, registry: tuple[str, str], model: str, secret_file: Path) -> list[str]:
     """The service; `registry`: the server's address, and that of its database."""
     address, database = registry
-    state = paths.state()
     return [
         sys.executable, "-m", "gate", "serve", "--model", model, "--port", str(port),
         "--tracking-uri", address, "--same-registry", database,
         "--secret-file", str(secret_file), "--policy", str(paths.PARAMS),
-        "--ledger", str(state / "ledger.jsonl"), "--store", str(state / "store"),
-        "--inbox", f"sqlite:///{state / 'inbox.db'}",
+        "--state", str(paths.database()), "--store", str(paths.state() / "store"),
     ]  # fmt: skip
 
 
@@ -129,14 +133,27 @@ def encryption_key(path: Path) -> str:
 
 
 def told(registry: str, service: str, model: str) -> list[str]:
-    """Where to look, and what to do."""
+    """Where to look, and the way of a model, step by step."""
+    page = f"{registry}/#/models/{model}"
+    tag = Policy.of_file(paths.PARAMS).review_tag
     return [
-        f"MLflow:   {registry}/#/models/{model}",
+        f"MLflow:   {page}",
         f"service:  {service}/readyz, {service}/metrics",
         f"deployed: {service}/models/{model}/manifest.json",
-        f"promote:  MLFLOW_TRACKING_URI={registry} make repro",
-        f"review:   with review: required in params.yaml, open {registry}/#/models/{model} and the "
-        "version, and add under Tags: gate.review, approved or rejected",
+        "",
+        "Hand in, from another terminal:",
+        f"  MLFLOW_TRACKING_URI={registry} make repro SET=gate.promotion=by_service",
+        "Then, by itself:",
+        "  1. make repro measures, decides, signs, makes a version, and points 'candidate' at it.",
+        "     All that proves it lies beside the file: on the version's page, under Artifacts.",
+        "  2. The service checks signatures and bytes by its own trust (.gate/service-trust.yaml),",
+        "     and decides anew by its own policy. The first line of the page says what came of it.",
+        "  3. With review: required in params.yaml (then start make stack anew) it waits for a",
+        "     reviewer. On that page, under Tags, add",
+        f"     {tag.name}, {tag.approved} or {tag.rejected}; with review: signed, gate approve.",
+        "  4. It becomes 'champion', and its file is deployed (see above). gate history has a line",
+        "     for each step, signed by the service.",
+        "params.yaml keeps it so; make repro SET=gate.promotion=direct does without the service.",
         "Ctrl-C stops it all.",
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gate.commands.status import Status
 from gate.policy.policy import Policy
-from gate.records.names import EVIDENCE
+from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.records import RECORDS
 from gate.storage import atomic
 from pipelines import paths, stage
@@ -37,8 +37,11 @@ def main() -> int:
 def _make(policy: Policy, folder: Path) -> None:
     from gate.export.quantized import quantize
     from gate.registry.port import GOLDEN
+    from pipelines import signing
     from pipelines.export_report import ExportReport
     from pipelines.measuring import measured, write_golden
+
+    who = signing.signatory()
 
     settings = load_quantize()
     calibration = _calibration(settings.batch_size)
@@ -47,8 +50,10 @@ def _make(policy: Policy, folder: Path) -> None:
     evidence, case, _ = measured(
         folder / NAME, policy, source=report.source, export=made.record, title="twin"
     )
+    golden = write_golden(folder / GOLDEN, case, evidence)
+    statement = folder / RECORDS / EVIDENCE_STATEMENT
+    signing.write_measured(statement, who, folder / NAME, evidence, golden=golden)
     evidence.save(folder / RECORDS / EVIDENCE)
-    write_golden(folder / GOLDEN, case, evidence)
     print(
         f"{paths.TWIN / NAME}: {made.subject.sha256}, {made.subject.size_bytes} bytes, "
         f"{evidence.dataset.samples} samples measured"

@@ -9,13 +9,15 @@ from gate.golden.folder import GOLDEN_JSON
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.records.names import EVIDENCE
+from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS
 from pipelines import paths
 
 NAME = "model.onnx"
+STATEMENT = paths.TWIN / RECORDS / EVIDENCE_STATEMENT
+VECTORS = paths.TWIN / GOLDEN
 
 
 def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | None:
@@ -27,10 +29,9 @@ def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | No
         return None
     evidence = Evidence.load(paths.TWIN / RECORDS / EVIDENCE)
     decision = decide(policy.twin, evidence, decided_at=decided_at)
-    golden = paths.TWIN / GOLDEN
-    made = decision.passed and (golden / GOLDEN_JSON).exists()
+    made = decision.passed and (VECTORS / GOLDEN_JSON).exists()
     if made:
-        refit(golden, folder / GOLDEN, policy=policy.twin, evidence=evidence)
+        refit(VECTORS, folder / GOLDEN, policy=policy.twin, evidence=evidence)
     return Judged(
         onnx_path=paths.TWIN / NAME,
         evidence=evidence,

@@ -6,18 +6,12 @@ from typing import Any
 
 from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.records.evidence import (
-    Accuracy,
-    ClassParity,
-    Confidence,
-    ConfidenceOfClass,
     Dataset,
     Determinism,
     Environment,
     Evidence,
     ExportRecord,
     Latency,
-    OutputParity,
-    RowParity,
     RuntimeEvidence,
     Source,
     Subject,
@@ -33,6 +27,14 @@ from gate.records.instruments import (
     TraceSearch,
     WeightsReport,
     drawn_batch_sizes,
+)
+from gate.records.output_parity import (
+    Accuracy,
+    ClassParity,
+    Confidence,
+    ConfidenceOfClass,
+    OutputParity,
+    RowParity,
 )
 from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.records.samples import Crossing, Histogram, SideAnswer, WorstSample

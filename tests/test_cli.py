@@ -242,10 +242,10 @@ class TestExitCodes:
     )
     def test_every_way_to_call_it_judges(self, program: list[str]) -> None:
         python = [sys.executable] if program[0] == "-m" else []
-        command = [*python, *program, "history", "--ledger", "nowhere.jsonl"]
+        command = [*python, *program, "history", "--state", "nowhere.db"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 2
-        assert "there is no ledger at nowhere.jsonl" in done.stderr
+        assert "there is no ledger at nowhere.db" in done.stderr
 
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
@@ -443,7 +443,7 @@ class TestCheck:
         assert decision.evidence_sha256 == Evidence.load(folder / "evidence.json").digest()
         assert {path.name for path in folder.iterdir()} == {
             "decision.json", "evidence.json", "localisation.json", "plots", "report.html", "report.md",
-            "samples.csv", "pictures",
+            "samples.csv", "pictures", "policy.json", "evidence.dsse.json", "decision.dsse.json",
         }  # fmt: skip
         evidence = Evidence.load(folder / "evidence.json")
         with (folder / "samples.csv").open(newline="") as stream:

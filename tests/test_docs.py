@@ -2,10 +2,23 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from pydantic import BaseModel
 
+from gate.attestation.approval import Approval
+from gate.attestation.facts import facts_of
+from gate.attestation.measurement import CodeVersion, MeasuredRuntime, MeasurementPredicate
+from gate.attestation.statements import summary_in
+from gate.attestation.summary import Summary
+from gate.attestation.trust import Trust, TrustedKey
+from gate.attestation.vault import VAULTS
+from gate.attestation.verdict import Check
 from gate.policy.policy import Bounds
+from tests.attestation import signing
+from tests.attestation.released import release
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -26,8 +39,50 @@ def test_the_glossary_has_one_line_a_word() -> None:
     assert len(words) == len(set(words))
 
 
-@pytest.mark.parametrize("page", ["metrics.md", "glossary.md"])
+def _on_paper(record: type[BaseModel]) -> set[str]:
+    """The names of a record's fields as its JSON has them."""
+    return {str(field.alias or name) for name, field in record.model_fields.items()}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [Summary, MeasurementPredicate, MeasuredRuntime, CodeVersion, Approval, Trust, TrustedKey],
+)
+def test_every_field_of_a_statement_has_its_row(record: type[BaseModel]) -> None:
+    rows = [cell.strip("`").rpartition(".")[2] for cell in first_cells("attestation.md")]
+    outer = {"verifier", "code"}  # by their parts: verifier.id
+    assert sorted(_on_paper(record) - set(rows) - outer) == []
+
+
+def test_every_fact_and_check_has_its_row(tmp_path: Path) -> None:
+    signed = release(tmp_path).statements.decision
+    rows = {cell.strip("`") for cell in first_cells("attestation.md")}
+    assert facts_of(signed, summary_in(signed), trusted=None).keys() - rows == set()
+    assert set(get_args(Check)) - rows == set()
+    assert {f"{scheme}:" for scheme in VAULTS} <= {
+        f"{row.partition(':')[0]}:" for row in rows if ":" in row
+    }
+
+
+def test_the_twenty_lines_of_python_verify_a_statement_and_refuse_others(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "attestation.md").read_text(), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 22
+    made = release(tmp_path)
+    (tmp_path / "ci.pub").write_text(signing.key().public.public)
+    (tmp_path / "other.pub").write_text(signing.key(1).public.public)
+    given = {name: str(tmp_path / name) for name in ("ci.pub", "other.pub", "evidence.json")}
+    page: dict[str, Any] = {}
+    exec(code, page)
+    said = page["verdict"](str(made.statement), given["ci.pub"], str(made.model))
+    assert said == made.statements.decision.statement.predicate
+    with pytest.raises(InvalidSignature):
+        page["verdict"](str(made.statement), given["other.pub"], str(made.model))
+    with pytest.raises(AssertionError, match="another file"):
+        page["verdict"](str(made.statement), given["ci.pub"], given["evidence.json"])
+
+
+@pytest.mark.parametrize("page", ["attestation.md", "metrics.md", "glossary.md"])
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     assert f"docs/{page}" in (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text())
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (DOCS / page).read_text())
     assert [link for link in links if not (DOCS / link).exists()] == []

@@ -13,14 +13,23 @@ AS_DATA = "a record is plain data: who fills it in and who reads it have the tes
 ALIKE = "all implementations of one port pass the same tests"
 ELSEWHERE = {
     "commands/absolve": ("registry/test_absolution.py", AS_CALLED),
+    "commands/approve": ("registry/test_signed_review.py", AS_CALLED),
     "commands/check": ("test_cli.py", AS_CALLED),
+    "commands/check_question": ("test_cli.py", AS_CALLED),
+    "commands/checked": ("test_cli.py", AS_CALLED),
     "commands/deployed": ("commands/test_deploy.py", AS_CALLED),
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),
     "commands/export_compare": ("commands/test_export.py", AS_CALLED),
+    "commands/history_checkpoint": ("commands/test_history.py", AS_CALLED),
+    "commands/history_export": ("commands/test_history.py", AS_CALLED),
+    "commands/history_import": ("commands/test_state.py", AS_CALLED),
     "commands/next_steps": ("commands/test_tracked.py", AS_CALLED),
     "commands/reconcile": ("commands/test_promote.py", AS_CALLED),
+    "commands/reject": ("registry/test_signed_review.py", AS_CALLED),
+    "commands/reviewed": ("registry/test_signed_review.py", AS_CALLED),
     "commands/reported": ("test_cli.py", AS_CALLED),
     "commands/rollback": ("commands/test_promote.py", AS_CALLED),
+    "commands/samples": ("commands/test_record.py", AS_CALLED),
     "commands/serve": ("service/test_serve.py", AS_CALLED),
     "commands/verify_release": ("golden_vectors/test_verify.py", AS_CALLED),
     "commands/webhooks": ("service/test_subscription.py", AS_CALLED),
@@ -44,6 +53,7 @@ ELSEWHERE = {
     "registry/mlflow/experiment": ("pipelines/test_run.py", "the runs of the pipeline use it"),
     "report/lint": ("commands/test_lint.py", "only the command prints it"),
     "report/preprocessing": ("commands/test_preprocess.py", "only the command prints it"),
+    "runtimes/torch_cuda": ("parity/test_cuda_logic.py", "it runs the model, not a file"),
     "report/records": ("commands/test_report.py", "only the command reads them"),
 }
 """Modules without a test module of their name, and without one of their room that uses them: where

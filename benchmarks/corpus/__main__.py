@@ -7,6 +7,7 @@ every layer that was named is the right one; 1 otherwise; 2 if no entry has such
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,13 @@ _WIDTH = 140
 
 def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int:
     """Judge, print, and return the exit code."""
-    asked = parser_of("python -m benchmarks.corpus", __doc__ or "").parse_args(arguments)
+    parser = parser_of("python -m benchmarks.corpus", __doc__ or "")
+    parser.add_argument(
+        "--runtime", action="append", metavar="NAME", help="it judges, not the policy's own"
+    )
+    asked = parser.parse_args(arguments)
+    if asked.runtime:
+        gate = functools.partial(parity_gate, runtimes=asked.runtime)
     return judged(chosen(asked.only), asked, gate=gate)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnxruntime
@@ -19,18 +19,18 @@ from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
+from benchmarks.runtimes import default_policy
 from gate.errors import GateError
 from gate.front_door import Reference, Workload, check
 from gate.parity.arrays.samples import Samples
-from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Source
 
 Gate = Callable[[Pair], Ruling]
 
 
-def parity_gate(pair: Pair) -> Ruling:
+def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     """Our gate as anyone uses it: `check` without a policy, or with the one word for a model that
-    answers NaN. An error is no pass."""
+    answers NaN. An error is no pass. `runtimes`: instead of the policy's own."""
     reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
     workload = Workload(Samples.of(pair.samples), batch_size=pair.batch_size)
     first = [pair.during] if pair.during else []
@@ -39,7 +39,8 @@ def parity_gate(pair: Pair) -> Ruling:
         while first:
             first.pop()()
 
-    policy = Policy.default().model_copy(update={"nonfinite": "same_places"} if pair.gaps else {})
+    update = {"nonfinite": "same_places"} if pair.gaps else {}
+    policy = default_policy(runtimes).model_copy(update=update)
     try:
         verdicted = check(
             pair.path, reference=reference, workload=workload, policy=policy, progress=progress

@@ -23,7 +23,7 @@ def answer(request: dict[str, Any], descriptor: int) -> None:
     {"value": ...} is what it gives back; {"error": [name of the class, message]} what it raised.
     """
     os.set_inheritable(descriptor, False)
-    _die_with(request["parent"])
+    die_with(request["parent"])
     for kind, limit in request["limits"].items():
         _limit(getattr(resource, kind), limit)
     try:
@@ -41,7 +41,7 @@ def _function(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Whoever kills the parent must not leave us behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)

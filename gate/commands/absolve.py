@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from gate.commands.options import LEDGER, TRACKING_URI, tracking_uri
+from gate.commands.options import TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
+from gate.commands.state import LedgerPlace, with_writing, written_ledger
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.argument("version")
 @click.option("--reason", required=True, help="What went wrong then; kept in the ledger.")
-@LEDGER
+@with_writing
 @TRACKING_URI
 @machine_options
 def command(
-    model: str, version: str, reason: str, ledger: Path, tracking_uri: str | None
+    model: str,
+    version: str,
+    reason: str,
+    tracking_uri: str | None,
+    **place: Unpack[LedgerPlace],
 ) -> Outcome:
     """Lift the violation of VERSION of the registered MODEL.
 
@@ -41,22 +45,21 @@ def command(
       gate absolve digits 7 --reason "the proxy gave the bytes of another bucket"
       gate absolve digits 7 --reason "bad disk, restored from the backup" --json
     """
-    return _absolve(model, version, reason, ledger=ledger, address=tracking_uri)
+    return _absolve(model, version, reason, place=place, address=tracking_uri)
 
 
 def _absolve(
-    model: str, version: str, reason: str, *, ledger: Path, address: str | None
+    model: str, version: str, reason: str, *, place: LedgerPlace, address: str | None
 ) -> Outcome:
     from gate.registry.absolution import absolve
-    from gate.registry.ledger import Ledger
     from gate.registry.mlflow.registry import MlflowRegistry, preflight
 
     if not reason.strip():
         raise click.BadParameter("say what went wrong then.", param_hint="--reason")
-    uri = tracking_uri(address)
+    uri, ledger = tracking_uri(address), written_ledger(place)
     with spinner("proving the version's bytes"):
         preflight(uri)
-        done = absolve(MlflowRegistry(uri), model, version, ledger=Ledger(ledger), reason=reason)
+        done = absolve(MlflowRegistry(uri), model, version, ledger=ledger, reason=reason)
     refused = done.problem is not None
     plain = {"model": model, "outcome": "refused" if refused else "absolved", **asdict(done)}
     status = Status.REJECTED if refused else Status.DONE

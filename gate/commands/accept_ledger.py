@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, address
+from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
+from gate.commands.state import LedgerPlace, with_writing, written_ledger
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -23,52 +24,36 @@ if TYPE_CHECKING:
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="The service's store.",
 )  # fmt: skip
-@click.option(
-    "--inbox", "inbox_url", metavar="URL", default="sqlite:///.gate/inbox.db", show_default=True,
-    envvar="GATE_INBOX", show_envvar=True, help=f"The service's inbox. {KEPT_ELSEWHERE}",
-)  # fmt: skip
-@LEDGER
+@with_writing
 @machine_options
-def command(reason: str, store: Path, inbox_url: str, ledger: Path) -> Outcome:
+def command(reason: str, store: Path, **place: Unpack[LedgerPlace]) -> Outcome:
     """Let the service go on from the ledger as it is now.
 
-    The service keeps in its store and its inbox where the ledger ended, and refuses one that is
-    shorter or other than it was: restore the newest copy. Where that is lost for good, or another
-    ledger is to take its place, this says so, and writes a line that names what was lost.
+    The service keeps in its store where the ledger ended, and refuses one that is shorter or other
+    than it was: restore the newest copy. Where that is lost for good, or another ledger is to take
+    its place, this says so, and writes a line that names what was lost. Where no trusted writer
+    signed the last line, this line, signed by one, says that it is right.
 
     \b
     Examples:
       gate accept-ledger --reason "the disk died, this is Monday's copy"
       gate accept-ledger --reason "moved to a new ledger" --store /srv/models \\
-          --inbox postgresql://gate@db.internal/gate --ledger /var/lib/gate/ledger.jsonl
+          --state postgresql://gate@db.internal/gate --key /etc/gate/service.pem
     """
-    from gate.registry.acceptance import accept
+    from gate.ledger.acceptance import accept
     from gate.service.keeper import keepers
 
     if not reason.strip():
         raise click.BadParameter("say why it is meant.", param_hint="--reason")
     with spinner("asking where the ledger's end is kept"):
-        places = keepers(store, _inbox(inbox_url))
-        lost = accept(ledger, places, reason=reason)
+        places = keepers(store)
+        lost = accept(written_ledger(place), places, reason=reason)
     names = [keeper.place for keeper in places]
     return Outcome(
         Status.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": names},
         lambda console: _show(lost, names, console),
     )
-
-
-def _inbox(given: str) -> str:
-    from gate.service.settings import check_inbox
-    from gate.storage.redaction import redacted
-
-    url = address(given) or given
-    try:
-        return check_inbox(url)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{error} (seen: {redacted(url)})", param_hint="--inbox"
-        ) from error
 
 
 def _show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:

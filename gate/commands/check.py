@@ -3,136 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from gate.bounded.limits import CHECK_S
-from gate.commands.against import AGAINST, champion_against
+from gate.commands.against import Against
+from gate.commands.check_question import CheckQuestion, with_question
+from gate.commands.checked import Checked
 from gate.commands.child import in_child, limit_options
-from gate.commands.given import (
-    LABELS_FILE,
-    NEW_FOLDER,
-    PICTURES,
-    POLICY_FILE,
-    RECORD_FILE,
-    SPEC_FILE,
-    ConsumerTensors,
-    NamedRole,
-)
 from gate.commands.next_steps import addressed
-from gate.commands.options import (
-    CHECKPOINT,
-    EXPERIMENT,
-    INPUTS,
-    LEDGER,
-    MODEL,
-    REFERENCE,
-    TRACKING_URI,
-    tracking_uri,
-)
+from gate.commands.options import tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar, spinner
-from gate.commands.reported import report_folder, write_for_others, write_report
+from gate.commands.reported import write_for_others
+from gate.commands.signing import Signing
 from gate.commands.status import Status
-from gate.commands.tracked import runs_of_check, tracked
+from gate.commands.tracked import runs_of_check
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from pathlib import Path
 
-    from gate.decision.champion import Champion
-    from gate.front_door import Reference, Verdicted
-    from gate.policy.policy import Policy, Role, Task
-    from gate.story.story import Story
-    from gate.tracking.record import Judgement
-    from gate.tracking.runs import Runs
-
-_TASKS = ("auto", "classification", "tensors")
-_ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    reference: str
-    checkpoint: Path | None
-    inputs: Path
-    labels: Path | None
-    policy: Path | None
-    task: Task | None
-    roles: tuple[tuple[str, Role], ...]
-    report: Path | None
-    batch_size: int
-    preprocessing: Path | None
-    pictures: tuple[Path, ...]
-    tensors: tuple[str, ...]
-    export_record: Path | None
-    verbose: bool
-    against: str | None
-    ledger: Path
-    track: bool
-    tracking_uri: str | None
-    experiment: str | None
+    from gate.policy.policy import Policy
 
 
 @click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
-@MODEL
-@REFERENCE
-@CHECKPOINT
-@INPUTS
-@click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample.")
-@click.option(
-    "--policy", type=POLICY_FILE,
-    help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU always, "
-    "CUDA when present.",
-)  # fmt: skip
-@click.option(
-    "--task", type=click.Choice(_TASKS),
-    help="classification: an output of classes must be there, and is judged as one; tensors: "
-    "numbers only; auto: agreement where the samples prove it. Default: the policy's, or auto.",
-)  # fmt: skip
-@click.option(
-    "--role", "roles", type=NamedRole(_ROLES), multiple=True, metavar="NAME=ROLE",
-    help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the policy's "
-    "outputs:. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--report",
-    type=NEW_FOLDER,
-    metavar="DIR",
-    help="Write records, page, figures and samples.csv here.",
-)
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="How pictures became the samples (gate preprocess): its digest goes into the evidence.",
-)  # fmt: skip
-@click.option(
-    "--pictures", type=PICTURES, multiple=True,
-    help="Files or folders for the parity of preprocessing, if the policy demands it. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--tensors", type=ConsumerTensors(), multiple=True, metavar="NAME=FILE.npy",
-    help="What a consumer of your own in that policy made of the pictures, on axis 0, in their "
-    "order (folders: by name). Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--export-record", type=RECORD_FILE, metavar="MODEL.onnx.export.json",
-    help="What gate export wrote beside the file: what the lint found then, and the exporter's "
-    "warnings, for export_findings of the policy.",
-)  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
-@AGAINST
-@LEDGER
-@click.option("--track", is_flag=True, help="Write the whole record on a run of MLflow.")
-@TRACKING_URI
-@EXPERIMENT
+@with_question
 @machine_options
 @limit_options(CHECK_S)
 @in_child
-def command(**question: Unpack[_Question]) -> Outcome:
+def command(**question: Unpack[CheckQuestion]) -> Outcome:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 
     Exit code 0: within every bound; 1: rejected; 2: could not judge.
@@ -148,15 +48,25 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --labels labels.npy --policy params.yaml --against digits --report report
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --report report --track --tracking-uri http://127.0.0.1:5000
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --report report --name digits --key /etc/gate/ci.pem
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --recorded phone=recordings/phone
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.preprocess.dumped import read_dumped
 
+    signing = Signing.of_report(
+        question["report"],
+        key=question["key"],
+        model=question["name"],
+        registry=tracking_uri(question["tracking_uri"]),
+    )
     runs = runs_of_check(
         track=question["track"],
         uri=question["tracking_uri"],
         experiment=question["experiment"],
-        against=question["against"],
+        model=question["against"] or question["name"],
     )
     policy, labels = _policy(question), question["labels"]
     dumped = read_dumped(question["tensors"])
@@ -170,6 +80,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
             Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
             pictures=question["pictures"],
             dumped=dumped,
+            recordings=_recordings(question),
         )
         reference = Reference.load(
             question["reference"],
@@ -178,7 +89,10 @@ def command(**question: Unpack[_Question]) -> Outcome:
             export_record=question["export_record"],
         )
     with temporary_folder() as served:
-        workload = replace(workload, against=_champion(question, policy, served))
+        if question["against"] is not None:
+            against = Against.of_options(question["against"], question)
+            champion = against.champion(policy=policy, into=served)
+            workload = replace(workload, against=champion)
         with bar("measuring") as progress:
             verdicted = check(
                 question["model"],
@@ -194,9 +108,21 @@ def command(**question: Unpack[_Question]) -> Outcome:
         policy=verdicted.policy,
         explanation=verdicted.explanation,
         change=verdicted.change,
+        model_name=question["name"],
+        signed_by=None if signing is None else signing.label,
     )
     judgement = replace(judgement, steps=addressed(judgement.story, question).steps)
-    run = _write(question, verdicted, judgement, reference=reference, runs=runs)
+    if signing is not None and question["report"] is not None:
+        compared = question["against"] is not None
+        write_for_others(question["report"], verdicted, compared=compared, signing=signing)
+    checked = Checked(
+        model=question["model"],
+        policy=question["policy"],
+        report=question["report"],
+        verdicted=verdicted,
+        judgement=judgement,
+    )
+    run = checked.write(reference, inputs=question["inputs"], runs=runs)
     story = judgement.story
     return Outcome(
         Status.of_verdict(decision.verdict.value),
@@ -209,67 +135,30 @@ def command(**question: Unpack[_Question]) -> Outcome:
             "story": story.to_plain(),
             **({"run": run} if run is not None else {}),
         },
-        lambda console: _show(question, verdicted, story, console, run=run),
+        lambda console: checked.show(console, run=run, verbose=question["verbose"]),
     )
 
 
-def _policy(question: _Question) -> Policy:
+def _policy(question: CheckQuestion) -> Policy:
     """The policy of the file or the built-in one, with the roles and the task of the options."""
     from gate.policy.policy import Policy
 
     path, task = question["policy"], question["task"]
     policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
     stated = dict(question["roles"])
-    return policy.with_answers(outputs=stated, task=task) if stated or task else policy
+    if stated or task:
+        policy = policy.with_answers(outputs=stated, task=task)
+    if question["runtimes"]:
+        from gate.runtimes.chosen import with_runtime
+
+        for name in question["runtimes"]:
+            policy = with_runtime(policy, name)
+    return policy
 
 
-def _champion(question: _Question, policy: Policy, folder: Path) -> Champion | None:
-    places = tracking_uri(question["tracking_uri"]), question["ledger"]
-    return champion_against(question["against"], policy=policy, places=places, into=folder)
-
-
-def _write(
-    question: _Question,
-    verdicted: Verdicted,
-    judgement: Judgement,
-    *,
-    reference: Reference,
-    runs: Runs | None,
-) -> dict[str, Any] | None:
-    """The report where one is asked for, and the run; gives what there is to say of the run."""
-    wanted = question["report"] is not None
-    if not wanted and runs is None:
-        return None
-    with report_folder(question["report"]) as report:
-        write_report(report, verdicted, story=judgement.story, spec=reference.spec)
-        if wanted:
-            write_for_others(report, verdicted, compared=question["against"] is not None)
-        if runs is None:
-            return None
-        return tracked(runs, judgement, folder=report, inputs=question["inputs"], remember=wanted)
-
-
-def _show(
-    question: _Question,
-    verdicted: Verdicted,
-    story: Story,
-    console: Console,
-    *,
-    run: dict[str, Any] | None,
-) -> None:
-    from gate.report.terminal import print_story
-    from gate.story.wording import printable
-
-    print_story(story, console, verbose=question["verbose"])
-    policy, subject = verdicted.policy, story.subject
-    origin = f"of {question['policy']}" if question["policy"] else "built in"
-    stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
-    console.print(
-        printable(f"file  {question['model']}  {subject.sha256.short}  opset {subject.opset}; "
-                  f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}")
-    )  # fmt: skip
-    if question["report"] is not None:
-        console.print(f"report  {question['report'] / 'report.html'}")
-    if run is not None:
-        shown = run["address"] or f"not written, the verdict stands: {run['error']}"
-        console.print(f"run     {printable(shown)}")
+def _recordings(question: CheckQuestion) -> dict[str, Path]:
+    """By name, each once."""
+    recordings = dict(question["recorded"])
+    if len(recordings) < len(question["recorded"]):
+        raise click.BadParameter("--recorded: a name is there twice. Give each recording its own.")
+    return recordings

@@ -22,6 +22,7 @@ from gate.errors import (
     OnnxFileError,
     PolicyError,
     StorageError,
+    Untrusted,
 )
 
 Kind = Literal["file", "folder", "either"]
@@ -132,6 +133,31 @@ class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
+class NamedRecording(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=FOLDER` of what was computed elsewhere; or a zip of it."""
+
+    name = "recording"
+    _PLACE = Given(EvidenceError, "what gate record pack wrote", kind="either")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """The two. Raises EvidenceError, fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        from gate.records.runtime import is_runtime_name
+
+        name, _, place = str(value).partition("=")
+        if not is_runtime_name(name) or not place:
+            self.fail(
+                f"{value!r}: expected NAME=FOLDER, the name of lower-case letters, digits, dashes "
+                "and dots.",
+                param,
+                ctx,
+            )
+        return name, self._PLACE.convert(place, param, ctx)
+
+
 class NamedRole(click.ParamType):  # type: ignore[type-arg]
     """`NAME=ROLE` of an output."""
 
@@ -171,4 +197,13 @@ REPORT_FOLDER = Given(EvidenceError, "the folder that gate check --report wrote"
 GOLDEN_FOLDER = Given(
     EvidenceError, "the folder of the golden vectors, with golden.json", kind="folder"
 )
+TRUST_FILE = Given(PolicyError, "YAML with a 'trust:' section, or the trust itself")
+STATEMENT_FILE = Given(Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json")
+EVIDENCE_FILE = Given(EvidenceError, "evidence.json, as gate check --report wrote it")
+SENT = Given(DataError, "samples, or the folder that gate samples export wrote", kind="either")
+OUTPUTS = Given(
+    DataError, "outputs: .npy, .npz, a folder of them, or one with outputs.json", kind="either"
+)
+META_FILE = Given(EvidenceError, "JSON: runtime, version, device, precision, recorded_at")
+NEW_RECORDING = click.Path(path_type=Path)
 NEW_FILE, NEW_FOLDER = Written("file"), Written("folder")

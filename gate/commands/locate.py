@@ -45,9 +45,9 @@ class _Question(TypedDict):
     help="Compute on the first N samples.",
 )  # fmt: skip
 @click.option(
-    "--runtime", default="ort-cpu", show_default=True,
-    type=click.Choice(["ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"]),
-    help="The runtime whose layers are compared.",
+    "--runtime", default="ort-cpu", show_default=True, metavar="NAME",
+    help="The runtime whose layers are compared: ort-cpu, ort-cpu-optimized, ort-cuda, "
+    "ort-cuda-optimized, or one of kind ort of the policy.",
 )  # fmt: skip
 @click.option(
     "--policy", type=POLICY_FILE, help="YAML whose determinism and CUDA settings are in force."

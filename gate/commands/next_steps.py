@@ -24,7 +24,7 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
         "DIR": options["report"],
         "SPEC": options["preprocessing"],
         "PICTURES": next(iter(options["pictures"]), None),
-        "NAME": options["against"],
+        "NAME": options["name"] or options["against"],
     }
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
@@ -40,12 +40,13 @@ def _of_promote(options: Mapping[str, Any]) -> list[str]:
 
     from gate.storage.redaction import without_passwords
 
-    source = click.get_current_context().get_parameter_source("ledger")
+    source = click.get_current_context().get_parameter_source("state")
     given = {
         "--policy": options["policy"],
         "--preprocessing": options["preprocessing"],
         "--tracking-uri": options["tracking_uri"],
-        "--ledger": options["ledger"] if source is ParameterSource.COMMANDLINE else None,
+        "--key": options["key"],
+        "--state": options["state"] if source is ParameterSource.COMMANDLINE else None,
     }
     return [
         f"{name} {shlex.quote(without_passwords(str(value)))}"

@@ -36,10 +36,6 @@ INPUTS = click.option(
     "--inputs", type=SAMPLES, required=True,
     help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
 )  # fmt: skip
-LEDGER = click.option(
-    "--ledger", type=FILE, default=Path(".gate/ledger.jsonl"), show_default=True,
-    envvar="GATE_LEDGER", show_envvar=True, help="The ledger of promotions.",
-)  # fmt: skip
 STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
 KEEP = click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True,
@@ -53,6 +49,17 @@ TRACKING_URI = click.option(
 EXPERIMENT = click.option(
     "--experiment", envvar="MLFLOW_EXPERIMENT_NAME", show_envvar=True, metavar="NAME",
     help="The MLflow experiment of the run. Default: parity-gate.",
+)  # fmt: skip
+TRUST = click.option(
+    "--trust", type=FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
+    help="Whose statements and lines of the ledger count; read anew at each look. "
+    "Default: the section trust: of the policy's file; else nobody's statements, and the lines as "
+    ".gate/trust.yaml says, where that is.",
+)  # fmt: skip
+SERVICE_KEY = click.option(
+    "--key", metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
+    help="By which it signs the ledger's lines: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. "
+    "Default: the key of this folder, .gate/keys/local.pem, where there is one.",
 )  # fmt: skip
 SECRET_FILE = click.option(
     "--secret-file", type=FILE, envvar="GATE_SECRET_FILE", show_envvar=True,

@@ -139,7 +139,7 @@ def _lines_for_long(title: str, stream: TextIO) -> Iterator[None]:
     late = _Late(stream)
     late.begin(title)
     try:
-        with _heard(lambda text: late.begin(f"{title}: {text}")):
+        with _heard(lambda text: late.begin(f"{title} ({text})")):
             yield
     finally:
         late.stop()

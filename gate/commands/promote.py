@@ -6,13 +6,13 @@ Its record is on a run of MLflow: that of `gate check --track`, else one of its 
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.commands.against import change_against
 from gate.commands.given import (
     GOLDEN_FOLDER,
     ONNX_FILE,
@@ -20,23 +20,25 @@ from gate.commands.given import (
     REPORT_FOLDER,
     SPEC_FILE,
 )
-from gate.commands.options import EXPERIMENT, LEDGER, MODEL, TRACKING_URI, tracking_uri
+from gate.commands.given_release import ReportOf, Vouched
+from gate.commands.handing_in import HAND_IN, hand_over, is_handed_in, refused
+from gate.commands.options import EXPERIMENT, MODEL, TRACKING_URI, tracking_uri
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.promoted import promoted
-from gate.commands.tracked import open_runs, page_of_release
-from gate.errors import GateError, PolicyError
-from gate.records.names import DECISION, EVIDENCE, GOLDEN
+from gate.commands.release_page import ReleasePage
+from gate.commands.signing import KEY, TRUST, local_keys, signatory, words_of
+from gate.commands.state import named_state, place_of, with_state, written_ledger
+from gate.commands.tracked import open_runs
+from gate.errors import GateError, Untrusted
 
 if TYPE_CHECKING:
-    from gate.decision.decision import Decision
+    from gate.attestation.keys import PublicKey
+    from gate.ledger.ledger import Ledger
     from gate.policy.policy import Policy
-    from gate.records.evidence import Evidence
-    from gate.registry.judged import GoldenFolder, Judged
     from gate.registry.release import Promotion
-    from gate.story.story import Change, Step
-    from gate.tracking.page import RunPage
-    from gate.tracking.record import Judgement
+    from gate.registry.signatures import VerdictSigning
+    from gate.story.story import Step
 
 
 class _Request(TypedDict):
@@ -50,8 +52,11 @@ class _Request(TypedDict):
     preprocessing: Path | None
     twin: Path | None
     twin_report: Path | None
+    key: str | None
+    trust: Path | None
+    handing_in: bool | None
     run_id: str | None
-    ledger: Path
+    state: str
     tracking_uri: str | None
     experiment: str | None
 
@@ -61,11 +66,11 @@ class _Request(TypedDict):
 @click.option("--name", required=True, help="The registered model.")
 @click.option(
     "--report", type=REPORT_FOLDER, required=True, metavar="DIR",
-    help="What gate check --report wrote: evidence.json and decision.json.",
+    help="What gate check --report wrote: evidence.json and decision.json, and their statements.",
 )  # fmt: skip
 @click.option(
     "--policy", type=POLICY_FILE,
-    help="The policy that was applied. Default: the built-in one.",
+    help="The policy that was applied. Default: policy.json of --report, else the built-in one.",
 )  # fmt: skip
 @click.option(
     "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
@@ -80,18 +85,22 @@ class _Request(TypedDict):
     "--twin-report", type=REPORT_FOLDER, metavar="DIR",
     help="What gate check --report wrote about the twin.",
 )  # fmt: skip
+@KEY
+@TRUST
+@HAND_IN
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: "
               "that of gate check --track, else a new one with the whole record.")  # fmt: skip
-@LEDGER
+@with_state
 @TRACKING_URI
 @EXPERIMENT
 @machine_options
 def command(**request: Unpack[_Request]) -> Outcome:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
-    File, evidence and policy are hashed and decided on again first. Exit code 0: promoted, or
-    unchanged because it serves already; 1: refused; 2: could not be done, or the decision is an
-    ERROR; the old one serves.
+    Statements are verified, file, evidence and policy hashed and decided on again first. A verdict
+    that was signed for no model is signed for this one, where a trusted key is at hand. Exit code
+    0: promoted, or handed in, or unchanged because it serves already; 1: refused; 2: could not be
+    done, or the decision is an ERROR; the old one serves.
 
     \b
     Examples:
@@ -99,23 +108,37 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate promote model.onnx --name digits --report report --policy params.yaml --json
       gate promote model.onnx --name digits --report report --policy params.yaml \\
           --twin twin/model.onnx --twin-report twin/report
+      gate promote model.onnx --name digits --report report --hand-in
     """
     if (request["twin"] is None) != (request["twin_report"] is None):
         raise click.UsageError("--twin and --twin-report go together.")
 
-    from gate.decision.decision import Decision, decide
-    from gate.records.evidence import Evidence
+    from gate.attestation.keys import labels
+    from gate.decision.decision import decide
+    from gate.policy.policy import Policy
     from gate.records.trend import MOST_ROWS, Trend
-    from gate.registry.ledger import Ledger
     from gate.registry.mlflow.registry import MlflowRegistry
-    from gate.registry.promotion import Release, promote
+    from gate.registry.promotion import Release
+    from gate.registry.registered_model import RegisteredModel
     from gate.report.records import change_beside, explanation_beside
     from gate.tracking.record import Judgement
 
     uri, report = tracking_uri(request["tracking_uri"]), request["report"]
-    evidence = Evidence.load(report / EVIDENCE)
-    decision = Decision.load(report / DECISION)
-    policy = _policy(request["policy"], decision)
+    trust = local_keys().trust(request["trust"], key=request["key"])
+    about = ReportOf(request["model"], report, request["golden"])
+    judged = about.judged()
+    evidence, decision = judged.evidence, judged.decision
+    path = request["policy"]
+    policy = Policy.of_file(path) if path is not None else about.policy(decision)
+    handing_in = is_handed_in(policy, request["handing_in"])
+    vouched = Vouched(
+        RegisteredModel(MlflowRegistry(uri), _ledger(request, handing_in), request["name"]),
+        trust,
+        about,
+        ReportOf(request["twin"], request["twin_report"])
+        if request["twin"] is not None and request["twin_report"] is not None
+        else None,
+    )
     if evidence.source.preprocess_sha256 is not None and request["preprocessing"] is None:
         raise click.UsageError(
             "the evidence names a preprocessing spec: give it with --preprocessing, so that it "
@@ -123,18 +146,28 @@ def command(**request: Unpack[_Request]) -> Outcome:
         )
     release = Release(
         model_name=request["name"],
-        onnx_path=request["model"],
+        onnx_path=judged.onnx_path,
         evidence=evidence,
         decision=decision,
         run_id="",
         description="",
-        golden=_golden(request["golden"], report),
+        golden=judged.golden,
         preprocessing=request["preprocessing"],
-        twin=_twin(request["twin"], request["twin_report"]),
+        twin=None if vouched.twin is None else vouched.twin.judged(),
     )
+    refusal: str | None = None
+    signers: tuple[PublicKey, ...] = ()
+    try:
+        release, signers = vouched.release(
+            release, policy, signing=_signing(request["key"], vouched)
+        )
+    except Untrusted as error:
+        refusal = str(error)
     # Anew: a decision that somebody edited is refused, and must not stand in the list of runs.
     again = decide(policy, evidence, incumbent=decision.incumbent, decided_at=decision.decided_at)
-    change = change_beside(report, evidence) or _change(request, uri, again, evidence)
+    change = change_beside(report, evidence) or change_against(
+        vouched.model, again, evidence, trust=trust
+    )
     release = replace(release, trend=Trend(rows=change.trend[-MOST_ROWS:]))
     judgement = Judgement(
         decision=again,
@@ -143,16 +176,26 @@ def command(**request: Unpack[_Request]) -> Outcome:
         explanation=explanation_beside(report, evidence),
         change=change,
         model_name=release.model_name,
-        steps=_steps(release.model_name, policy) if again.passed else (),
+        steps=_steps(request, policy) if again.passed else (),
+        signed_by=labels(signers),
+    )
+    pages = ReleasePage(
+        runs=open_runs(uri, request["experiment"]),
+        run_id=request["run_id"],
+        model=release.model_name,
+        report=report,
     )
     promotion: Promotion | None = None
     try:
-        with spinner("promoting"), _page(request, uri, judgement, release.twin) as page:
-            description = _description(judgement, page, own=request["run_id"] is None)
+        with spinner("promoting"), pages.open(judgement, release.twin) as page:
+            description = pages.description(judgement, page)
             release = replace(release, run_id=page.run_id, description=description)
-            ledger = Ledger(request["ledger"])
-            promotion = promote(MlflowRegistry(uri), release, policy=policy, ledger=ledger)
-            _write_outcome(page, promotion, judgement, request)
+            promotion = (
+                hand_over(vouched.model, release, policy=policy, trust=trust, handing_in=handing_in)
+                if refusal is None
+                else refused(vouched.model, release, refusal, handing_in=handing_in)
+            )
+            pages.write_outcome(page, promotion, judgement)
     except GateError as error:
         if promotion is None:
             raise
@@ -164,111 +207,41 @@ def command(**request: Unpack[_Request]) -> Outcome:
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
+        signed_by=words_of(signers),
     )
 
 
-def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
-    """What to do with a version; what waits for its review can't be taken back."""
+def _ledger(request: _Request, handing_in: bool) -> Ledger:
+    """To write into; whoever hands in needs none, and is not kept out by what he may not write."""
+    from gate.ledger.ledger import Ledger
+
+    if handing_in:
+        return Ledger(named_state(request["state"]))
+    return written_ledger(place_of(request))
+
+
+def _signing(key: str | None, vouched: Vouched) -> VerdictSigning | None:
+    """Who can sign the verdict for this model: nobody is made for that."""
+    from gate.attestation.resource import resource_of
+    from gate.ledger.addresses import plain
+    from gate.registry.signatures import VerdictSigning
+
+    signing_key = local_keys().signing_key_if_any(key)
+    if signing_key is None:
+        return None
+    resource = resource_of(plain(vouched.model.registry.identity), vouched.model.name)
+    return VerdictSigning(signatory(signing_key), vouched.trust, resource)
+
+
+def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
+    """What to do with a version; what waits can't be taken back, and what was handed in is for the
+    service, which has the ledger."""
     from gate.story.story import Step
 
-    shown = shlex.quote(name)
+    if is_handed_in(policy, request["handing_in"]):
+        return ()
+    shown = shlex.quote(request["name"])
     look = Step(label="See what became of it", command=f"gate history --model {shown}")
-    if policy.review == "required":
+    if policy.review != "automatic":
         return (look,)
     return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
-
-
-def _page(
-    request: _Request, uri: str, judgement: Judgement, twin: Judged | None
-) -> AbstractContextManager[RunPage]:
-    """Of the run that was named, else of one with the whole record."""
-    from gate.decision.decision import decide
-    from gate.tracking.record import Judgement
-
-    runs = open_runs(uri, request["experiment"])
-    if request["run_id"] is not None:
-        return nullcontext(runs.page(request["run_id"]))
-    policy = judgement.policy.twin
-    judged_twin = None
-    if twin is not None and policy is not None:
-        decision = decide(policy, twin.evidence, decided_at=twin.decision.decided_at)
-        judged_twin = Judgement(decision=decision, evidence=twin.evidence, policy=policy)
-    return page_of_release(runs, judgement, report=request["report"], twin=judged_twin)
-
-
-def _description(
-    judgement: Judgement, page: RunPage, *, own: bool, version: tuple[str, str] | None = None
-) -> str:
-    """Markdown with links to the run, to its report where we wrote it (`own`), to the version."""
-    from gate.registry.page.status_line import BODY_LIMIT
-    from gate.report.markdown import describe
-    from gate.tracking.page import cut
-    from gate.tracking.record import links
-
-    there = links(page, version=version) if own else {"MLflow run": page.address}
-    return cut(describe(judgement.story, there), BODY_LIMIT)
-
-
-def _write_outcome(
-    page: RunPage, promotion: Promotion, judgement: Judgement, request: _Request
-) -> None:
-    """Write on the run's page what became of it."""
-    from gate.tracking.record import write_promotion
-
-    name, own = request["name"], request["run_id"] is None
-    version = None if promotion.version is None else (name, promotion.version)
-    note = _description(judgement, page, own=own, version=version)
-    closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
-    write_promotion(page, promotion, model_name=name, note=closing)
-
-
-def _golden(named: Path | None, report: Path) -> GoldenFolder | None:
-    """Those that were named, else those of the report; older reports have none."""
-    from gate.golden.folder import GOLDEN_JSON
-    from gate.registry.judged import GoldenFolder
-
-    beside = report / GOLDEN
-    if named is None and not (beside / GOLDEN_JSON).exists():
-        return None
-    return GoldenFolder.open(named or beside)
-
-
-def _change(request: _Request, uri: str, decision: Decision, evidence: Evidence) -> Change:
-    """Against what serves now, where gate check did not compare: by the records of both. What goes
-    wrong is said there."""
-    from gate.commands.against import champion_shown
-    from gate.story.change import change_of
-
-    champion = champion_shown(request["name"], uri=uri, ledger=request["ledger"])
-    return change_of(decision, evidence, champion)
-
-
-def _twin(path: Path | None, report: Path | None) -> Judged | None:
-    from gate.decision.decision import Decision
-    from gate.records.evidence import Evidence
-    from gate.registry.judged import Judged
-
-    if path is None or report is None:
-        return None
-    return Judged(
-        onnx_path=path,
-        evidence=Evidence.load(report / EVIDENCE),
-        decision=Decision.load(report / DECISION),
-        golden=_golden(None, report),
-    )
-
-
-def _policy(path: Path | None, decision: Decision) -> Policy:
-    """The policy of the file, else the built-in one that the decision was made by, if it was."""
-    from gate.policy.policy import Policy
-
-    if path is not None:
-        return Policy.of_file(path)
-    built_in = [Policy.default(task=task) for task in ("auto", "classification", "tensors")]
-    fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
-    if not fitting:
-        raise PolicyError(
-            f"the decision was made by a policy with digest {decision.policy_sha256.short}, which "
-            "is none of the built-in ones. Name its file with --policy."
-        )
-    return fitting[0]

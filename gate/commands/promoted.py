@@ -10,6 +10,8 @@ from gate.commands.outcome import Outcome
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from gate.registry.promotion import Promotion
@@ -17,9 +19,16 @@ if TYPE_CHECKING:
 
 
 def promoted(
-    promotion: Promotion, *, name: str, digest: Digest | None, uri: str, verdict: str | None = None
+    promotion: Promotion,
+    *,
+    name: str,
+    digest: Digest | None,
+    uri: str,
+    verdict: str | None = None,
+    signed_by: Sequence[str] = (),
 ) -> Outcome:
-    """`digest`: of the file that it is about. `verdict`: of the decision on it."""
+    """`digest`: of the file that it is about. `verdict`: of the decision on it. `signed_by`: who
+    vouches for that, for people."""
     status = Status.of_promotion(promotion.outcome, verdict)
     url = version_page(uri, name, promotion.version)
     plain = {
@@ -28,7 +37,7 @@ def promoted(
         "digest": None if digest is None else str(digest),
         "url": url,
     }
-    return Outcome(status, plain, lambda console: _show(promotion, url, console))
+    return Outcome(status, plain, lambda console: _show(promotion, url, signed_by, console))
 
 
 def version_page(uri: str, name: str, version: str | None) -> str | None:
@@ -43,15 +52,21 @@ def version_page(uri: str, name: str, version: str | None) -> str | None:
     return f"{redacted(uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
 
 
-def _show(promotion: Promotion, url: str | None, console: Console) -> None:
+def _show(
+    promotion: Promotion, url: str | None, signed_by: Sequence[str], console: Console
+) -> None:
     from rich.text import Text
 
     from gate.story.wording import printable
 
     facts = [promotion.outcome.replace("_", " ")]
     facts += [f"version {promotion.version}"] if promotion.version else []
-    facts += [f"before: {promotion.previous_version}"] if promotion.previous_version else []
+    previous = promotion.previous_version
+    facts += [f"version {previous} was champion before"] if previous else []
     style = "bold red" if promotion.outcome == "refused" else "green"
-    console.print(Text(f"{', '.join(facts)}: {printable(promotion.reason)}", style=style))
+    console.print(Text(", ".join(facts), style=style))
+    console.print(Text(printable(promotion.reason)))
+    for sentence in signed_by:
+        console.print(Text(printable(sentence)))
     if url is not None:
         console.print(Text(f"look at {printable(url)}"))

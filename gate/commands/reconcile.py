@@ -11,9 +11,16 @@ import click
 
 from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
 from gate.commands.given import POLICY_FILE
-from gate.commands.options import FILE, KEPT_ELSEWHERE, LEDGER, TRACKING_URI, address, tracking_uri
+from gate.commands.options import (
+    FILE,
+    SERVICE_KEY,
+    TRACKING_URI,
+    TRUST,
+    tracking_uri,
+)
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
+from gate.commands.state import folder_trust, key_uri, named_state, with_state
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -22,17 +29,14 @@ if TYPE_CHECKING:
     from gate.service.port import Failed, Reconcile, Taken
 
 
-@click.command("reconcile", short_help="Review, guard and deploy registered models, now.")
+@click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
+@TRUST
+@SERVICE_KEY
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
-)  # fmt: skip
-@click.option(
-    "--inbox", "inbox_url", metavar="URL", envvar="GATE_INBOX", show_envvar=True,
-    help="The service's inbox, which keeps where the ledger ended. Default: only the store does. "
-    f"{KEPT_ELSEWHERE}",
 )  # fmt: skip
 @click.option(
     "--same-registry", metavar="URI", multiple=True,
@@ -40,38 +44,36 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@LEDGER
+@with_state
 @TRACKING_URI
 @machine_options
 def command(tracking_uri: str | None, **places: Any) -> Outcome:
     """Do for each MODEL what the service does after an event, without one.
 
-    A reviewed candidate is promoted, the alias 'champion' goes back from a version that must not
-    serve, and what it rightly points at is deployed. A second time there is nothing to do.
+    What was handed in is judged, a reviewed candidate is promoted, the alias 'champion' goes back
+    from a version that must not serve, and what it rightly points at is deployed. A second time
+    there is nothing to do.
 
     \b
     Examples:
       gate reconcile digits
       gate reconcile digits --policy params.yaml --store /srv/models --json
-      gate reconcile digits --store /srv/models --inbox @/etc/gate/inbox
+      gate reconcile digits --store /srv/models --state @/etc/gate/state
     """
     return _reconcile(tracking_uri, places)
 
 
 def _reconcile(registry: str | None, places: dict[str, Any]) -> Outcome:
-    from gate.registry.ledger import Ledger, actor
+    from gate.ledger.entry import actor
     from gate.registry.mlflow.registry import preflight
-    from gate.service.keeper import keepers
     from gate.service.reconciler import reconciler
     from gate.service.settings import Settings
 
     uri = tracking_uri(registry)
-    inbox = address(places.pop("inbox_url"))
-    settings = Settings.of(tracking_uri=uri, inbox_url=inbox, **places)
+    named = {"state": named_state(places["state"]), "key": key_uri(places["key"])}
+    settings = Settings.of(tracking_uri=uri, writers=folder_trust(), **places | named)
     preflight(uri)
-    # An inbox that nobody named, in this folder, may be of the service of another ledger.
-    ledger = Ledger(settings.ledger, keepers=keepers(settings.store, inbox))
-    reconcile, cause = reconciler(settings, ledger=ledger), f"gate reconcile by {actor()}"
+    reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
         done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
     models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}

@@ -9,6 +9,7 @@ import click
 
 from gate.commands.options import FILE
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.signing import TRUST, local_keys
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class _Question(TypedDict):
     policy: Path | None
     explanation: Path | None
     output: Path | None
+    trust: Path | None
 
 
 @click.command("report", short_help="Make the page of a judgement again, or compare two.")
@@ -50,9 +52,11 @@ class _Question(TypedDict):
     "--output", type=FILE, metavar="FILE.html",
     help=f"Default: report.html beside the evidence; of two records {_COMPARED} beside the second.",
 )  # fmt: skip
+@TRUST
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
-    """Write the page of RECORDS, an evidence.json or the folder that has one.
+    """Write the page of RECORDS, an evidence.json or the folder that has one. It names the key that
+    signed them, if that is trusted.
 
     With OTHER, the page is of OTHER, and says what changed against RECORDS; the options are for
     OTHER, too.
@@ -66,9 +70,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate report report-of-monday report-of-today
       gate report report --json
     """
+    from gate.ledger.entry import now
     from gate.policy.policy import Policy
     from gate.records.names import PAGE
-    from gate.registry.ledger import now
     from gate.report.page import page
     from gate.report.records import JudgedRecords, RecordFiles
     from gate.storage import atomic
@@ -76,7 +80,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
     path, other = question["policy"], question["other"]
     policy = Policy.of_file(path) if path is not None else None
-    given = RecordFiles(question["decision"], question["explanation"], policy, now())
+    trust = local_keys().trust_if_any(question["trust"])
+    given = RecordFiles(question["decision"], question["explanation"], policy, now(), trust)
     if other is None:
         judged, change = JudgedRecords.read(question["records"], given), None
     else:

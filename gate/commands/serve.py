@@ -12,14 +12,14 @@ from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
 from gate.commands.given import POLICY_FILE
 from gate.commands.options import (
     FILE,
-    KEPT_ELSEWHERE,
-    LEDGER,
     SECRET_FILE,
+    SERVICE_KEY,
     TRACKING_URI,
-    address,
+    TRUST,
     tracking_uri,
 )
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.state import folder_trust, key_uri, named_state, with_state
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
@@ -36,11 +36,12 @@ class _Request(TypedDict):
     host: str | None
     port: int | None
     secret_file: Path | None
-    inbox_url: str | None
     same_registry: tuple[str, ...]
     cors_origins: tuple[str, ...]
     store: Path | None
     policy: Path | None
+    trust: Path | None
+    key: str | None
     connections: int | None
     downloads: int | None
     body_cap: int | None
@@ -53,7 +54,7 @@ class _Request(TypedDict):
     time_limit_s: float | None
     memory_limit: int | None
     log_format: LogFormat | None
-    ledger: Path
+    state: str
     tracking_uri: str | None
 
 
@@ -74,11 +75,6 @@ def _environment(name: str) -> dict[str, Any]:
 @click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free one.")
 @SECRET_FILE
 @click.option(
-    "--inbox", "inbox_url", metavar="URL", **_environment("INBOX"),
-    help="sqlite:///FILE, or postgresql://USER@HOST/NAME for several replicas. "
-    f"Default: sqlite:///.gate/inbox.db. {KEPT_ELSEWHERE}",
-)  # fmt: skip
-@click.option(
     "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
     help="Another address of the same registry, under which things were promoted; repeat it.",
 )  # fmt: skip
@@ -92,6 +88,8 @@ def _environment(name: str) -> dict[str, Any]:
     "--policy", type=POLICY_FILE, **_environment("POLICY"),
     help="By which it decides what is deployed. Default: the built-in one.",
 )  # fmt: skip
+@TRUST
+@SERVICE_KEY
 @click.option(
     "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
     help="The largest body of a delivery that is read. Default: 64 KiB.",
@@ -136,7 +134,7 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@LEDGER
+@with_state
 @TRACKING_URI
 @machine_options
 def command(**request: Unpack[_Request]) -> Outcome:
@@ -150,8 +148,9 @@ def command(**request: Unpack[_Request]) -> Outcome:
     Examples:
       gate webhooks register --url http://127.0.0.1:8400/webhooks/mlflow --secret-file .gate/secrets
       gate serve --model digits --secret-file .gate/secrets
-      gate serve --model digits --secret-file .gate/secrets --inbox postgresql://gate@db/gate
-      gate serve --model digits --secret-file .gate/secrets --inbox @/etc/gate/inbox
+      gate serve --model digits --secret-file .gate/secrets --trust trust.yaml --key service.pem
+      gate serve --model digits --secret-file .gate/secrets --state postgresql://gate@db/gate
+      gate serve --model digits --secret-file .gate/secrets --state @/etc/gate/state
     """
     from gate.service.service import serve
     from gate.service.settings import Settings
@@ -159,8 +158,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
 
     given = {name: value for name, value in request.items() if value not in (None, ())}
     given["tracking_uri"] = tracking_uri(request["tracking_uri"])
-    given["inbox_url"] = address(request["inbox_url"])
-    settings = Settings.of(**given)
+    given["state"], given["key"] = named_state(request["state"]), key_uri(request["key"])
+    settings = Settings.of(**given, writers=folder_trust())
     settings.keyring()  # before anything slow is loaded
 
     _refuse_mistyped(settings.tracking_uri)

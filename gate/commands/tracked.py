@@ -26,15 +26,19 @@ def open_runs(uri: str, experiment: str | None) -> Runs:
 
 
 def runs_of_check(
-    *, track: bool, uri: str | None, experiment: str | None, against: str | None
+    *, track: bool, uri: str | None, experiment: str | None, model: str | None
 ) -> Runs | None:
     """Where `gate check --track` writes, looked for before anything is measured; None without
-    `--track`. Raises UsageError for options that go with it, and the RegistryErrors."""
+    `--track`. `model`: the registered model that the check is about, if it is about one.
+
+    Raises UsageError for options that go with it, and the RegistryErrors.
+    """
     if track:
         return open_runs(tracking_uri(uri), experiment)
-    if uri is not None and against is None:
+    if uri is not None and model is None:
         raise click.UsageError(
-            "--tracking-uri says where --track writes and --against looks: give one of them, too."
+            "--tracking-uri says where --track writes, --against looks and the model of --name "
+            "is: give one of them, too."
         )
     return None
 

@@ -17,6 +17,8 @@ REMEDIES: dict[str, str] = {
     "ones that the policy asks for.",
     "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "
     "cuDNN libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
+    "precision": "Set the option by which the runtime computes in float32 (openvino: "
+    "precision_hint: f32), or say precision: reduced in the policy.",
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
     "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
@@ -80,6 +82,9 @@ REMEDIES: dict[str, str] = {
     "training mode, or a batch size that was baked into the graph.",
     "probes": "Give samples that the model can compute; without any probe the file may have "
     "baked in what the samples do not show.",
+    "probes_recorded": "Record what gate samples export --reference wrote, the probes too, and "
+    "pack it again; or say options: {probes: when_recorded} in the policy.",
+    "recording": "Measure again from what gate record pack made.",
     "probe_batch": "Use x.shape[0] as it is instead of len(x) or "
     "int(x.shape[0]), and export with dynamic_batch: true.",
     "probe_value": "Replace Python conditions on tensor values by torch.where, or export by "
@@ -131,8 +136,9 @@ REMEDIES: dict[str, str] = {
     "threshold_unmeasured": "Measure again with this policy: gate.operating_points decides what is "
     "measured. A point for one class needs samples that are put into it.",
     "incumbent": "Decide where the registry and its ledger are: gate check --against NAME, or the "
-    "stage 'promote'. What can't be compared with the version that serves is promoted by a policy "
-    "without the section incumbent, knowingly and once.",
+    "stage 'promote'; without the ledger where --trust believes who signed what serves. What can't "
+    "be compared with the version that serves is promoted by a policy without the section "
+    "incumbent, knowingly and once.",
     "incumbent_accuracy_drop": "The model is worse on these labels than the one that serves: train "
     "longer or on more data, look at the labels; or allow more (incumbent.max_accuracy_drop).",
     "incumbent_agreement": "The model answers otherwise than the one that serves: look at the "

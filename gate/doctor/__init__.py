@@ -15,12 +15,13 @@ from pathlib import Path
 from gate.doctor.session import active_provider
 from gate.doctor.symptom import Diagnosis, State, Symptom
 from gate.errors import GateError
-from gate.records.runtime import CPU_PROVIDER
+from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES
 
 __all__ = ["Diagnosis", "Symptom", "examine"]
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
 _OTHER_MODULES = ("torchvision", "matplotlib", "rich")
+_ONNXRUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
 _FREE_BYTES = 2 * 1024**3
 """A resnet's checkpoint, export, registry copy and reports, several times over."""
 
@@ -34,6 +35,7 @@ def examine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Di
             _one_onnxruntime(),
             _cpu_session(),
             *_cuda(),
+            *_runtimes(),
             _registry(registry, preflight),
             _dvc(),
             _disk(folder),
@@ -54,9 +56,9 @@ def _modules() -> Iterator[Symptom]:
 
 
 def _one_onnxruntime() -> Symptom:
-    """Both packages write into one folder; which of them is imported is then luck."""
+    """All packages write into one folder; which of them is imported is then luck."""
     installed = []
-    for name in ("onnxruntime-gpu", "onnxruntime"):
+    for name in _ONNXRUNTIMES:
         try:
             installed.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
@@ -67,7 +69,8 @@ def _one_onnxruntime() -> Symptom:
         "one onnxruntime package",
         "missing",
         f"{' and '.join(installed)} overwrite each other",
-        "pip uninstall onnxruntime onnxruntime-gpu, then install the one you want.",
+        f"pip uninstall {' '.join(_ONNXRUNTIMES)}, then install the one you want. The runtime "
+        "openvino needs none of them: pip install 'parity-gate[openvino]'.",
     )
 
 
@@ -91,6 +94,28 @@ def _cuda() -> tuple[Symptom, ...]:
     except Exception as error:  # torch or ONNX Runtime itself is broken; they are named above
         remedy = "Mend torch and onnxruntime first."
         return (Symptom("CUDA", "missing", f"{type(error).__name__}: {error}", remedy),)
+
+
+def _runtimes() -> Iterator[Symptom]:
+    """Those beside the ones that are tried above."""
+    try:
+        from gate.runtimes.listing import listed
+
+        rows = [row for row in listed() if row.name not in RUNTIMES and row.kind != ORT]
+    except Exception as error:
+        remedy = "Mend the package that is named."
+        yield Symptom("runtimes", "missing", f"{type(error).__name__}: {error}", remedy)
+        return
+    remedy = "gate runtimes says more; docs/runtimes.md how each is installed."
+    for row in rows:
+        versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+        observation = row.reason or f"{row.provider} {versions}".strip()
+        state: State = "missing" if row.state == "broken" else "absent"
+        yield (
+            Symptom(row.name, "ok", observation)
+            if row.state in ("ok", "by options")
+            else Symptom(row.name, state, observation, remedy)
+        )
 
 
 def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:

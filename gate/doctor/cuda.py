@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from gate.doctor.session import active_provider, quietly, reason_of
 from gate.doctor.symptom import State, Symptom
-from gate.parity.runners.environment import cuda_absent_reason, cuda_unusable_reason
 from gate.records.runtime import CUDA_PROVIDER
+from gate.runtimes.cuda import cuda_absent_reason, cuda_unusable_reason
 
 _DRIVER_LIBRARY = "libcuda.so.1"
 _INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"

@@ -31,15 +31,22 @@ _DIGITS = 3
 
 
 def add_pictures(
-    folder: Path, spec: PreprocessSpec, pictures: Sequence[Path], *, max_diff: float = MAX_DIFF
+    folder: Path,
+    spec: PreprocessSpec,
+    pictures: Sequence[Path],
+    *,
+    max_diff: float = MAX_DIFF,
+    sha256: Digest | None = None,
 ) -> Golden:
-    """Put the picture of each golden sample beside the vectors in `folder`, as PNG.
+    """Put the picture of each golden sample beside the vectors in `folder`, as PNG. `sha256`: of
+    golden.json, where whoever wrote it knows.
 
     Among `pictures` those are found whose tensors by `spec` are the golden inputs, bit by bit.
     golden.json comes last, so a crash leaves vectors without pictures. Raises EvidenceError where
-    Pillow can't do the spec, the file has several inputs, or a sample has no picture.
+    Pillow can't do the spec, the file has several inputs, or a sample has no picture;
+    DigestMismatch for another golden.json.
     """
-    golden = read_golden(folder)
+    golden = read_golden(folder, sha256=sha256)
     why = lacking(spec)
     if why is not None:
         raise EvidenceError(f"golden pictures are proven by Pillow: {why}.")

@@ -12,9 +12,10 @@ from gate.golden.record import Golden
 from gate.policy.policy import Bounds, Policy
 from gate.policy.roles import classes_of
 from gate.policy.sections import NonFinite
-from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import EPSILON
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.output_parity import OutputParity
+from gate.records.runtime import RuntimeName, traits_of
 
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 _OWN_NOISE = 2.0
@@ -101,7 +102,7 @@ def _bounds(policy: Policy) -> Bounds:
         for name in (*_SERVED, *policy.runtimes)
         if name in policy.runtimes
         and policy.runtimes[name].required != "never"
-        and RUNTIMES[name].engine == "onnxruntime"
+        and traits_of(name).engine != "torch"
     ]
     return required[0]
 

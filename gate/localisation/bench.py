@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from gate.localisation.graph import FileGraph
 from gate.localisation.sides import ModelSide
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
 from gate.policy.policy import Policy
+from gate.runtimes.runtime import Batch
 
 Item = TypeVar("Item")
 BUDGET = 1 << 30

@@ -16,7 +16,6 @@ from gate.localisation.layout import Layout
 from gate.localisation.loose import tensor_names, tensors_around
 from gate.localisation.rows import Deviation
 from gate.localisation.values import ComputedValue
-from gate.records.runtime import RUNTIMES, RuntimeName
 
 _TF32 = 2.0**-12
 """Typical relative error (rms) of rounding to 10 bits of mantissa."""
@@ -86,17 +85,18 @@ class Detective:
         model: nn.Module,
         graph: FileGraph,
         layout: Layout,
-        runtime: RuntimeName,
         *,
+        cuda: bool,
         loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
-        """`loose`: finds the tensors that code may use anywhere, where that is asked."""
+        """`cuda`: the file ran there. `loose`: finds the tensors that code may use anywhere, where
+        that is asked."""
         self._model = model
         self._loose = cache(loose)
         self._names = tensor_names(model)
         self._graph = graph
         self._cuts = layout.cuts
-        self._cuda = RUNTIMES[runtime].cuda
+        self._cuda = cuda
 
     def cause(self, suspect: Suspect) -> Cause:
         """The first explanation that the evidence gives, from the most certain to the least."""

@@ -12,9 +12,10 @@ from gate.decision.decision import Decision
 from gate.localisation.locate import locate
 from gate.parity.case import Case
 from gate.parity.track import describe_failure
+from gate.policy.runtimes import ort_setup
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.localisation import Explanation
-from gate.records.runtime import RUNTIMES
+from gate.records.runtime import traits_of
 
 SAMPLES = 8
 """Samples on which the layers are compared."""
@@ -25,7 +26,7 @@ def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
 
     Computed on the worst sample and the first ones. The caller's model stays as it is.
     """
-    runtime = _failed(evidence, decision)
+    runtime = _failed(case, evidence, decision)
     if decision.verdict is not Verdict.FAIL or runtime is None:
         return Explanation()
     places = _places(case, runtime)
@@ -40,12 +41,17 @@ def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
     return Explanation(localisation=found)
 
 
-def _failed(evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:
-    """The first runtime of ONNX Runtime of which a number of an output is beyond its bound."""
-    for check in decision.problems:
-        if _is_comparison(check) and check.runtime and RUNTIMES[check.runtime].engine != "torch":
-            return evidence.runtime(check.runtime)
-    return None
+def _failed(case: Case, evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:
+    """The first runtime of which a number of an output is beyond its bound: one of ONNX Runtime,
+    which shows its tensors, where there is one."""
+    failed = [
+        check.runtime
+        for check in decision.problems
+        if _is_comparison(check) and check.runtime and traits_of(check.runtime).engine != "torch"
+    ]
+    shown = [name for name in failed if ort_setup(case.policy, name) is not None]
+    name = next(iter(shown or failed), None)
+    return None if name is None else evidence.runtime(name)
 
 
 def _is_comparison(check: CheckResult) -> bool:

@@ -11,7 +11,7 @@ from gate.localisation.layout import Layout, Matching, Tensor
 from gate.localisation.matching import ValueMatcher
 from gate.localisation.runs import PieceSession
 from gate.localisation.values import ComputedValue, Survey
-from gate.records.runtime import RUNTIMES
+from gate.policy.runtimes import plain_setup
 
 _ROUNDS = 12
 """Runs of the first batch, at most. Without a gross fault there are two."""
@@ -86,7 +86,7 @@ class Finder:
         tensors: list[Tensor] = []
         for part in bench.parts(names, size=size):
             piece = bench.graph.cut(part, layout.cuts)
-            run = PieceSession(piece, RUNTIMES["ort-cpu"], bench.policy)
+            run = PieceSession(piece, plain_setup("ort-cpu"))
             arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
             tensors += self._matcher.tensors(arrays)
         without = {*layout.missing, *layout.absent}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from gate.errors import EvidenceError, GateError
+from gate.errors import EvidenceError, GateError, PolicyError
 from gate.localisation.bench import BUDGET, Bench
 from gate.localisation.finder import Finder
 from gate.localisation.findings import Findings
@@ -23,12 +23,14 @@ from gate.localisation.values import Survey
 from gate.localisation.verdicts import Limits
 from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
-from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import private_copy
 from gate.parity.track import describe_failure
+from gate.policy.ort_options import OrtSetup
 from gate.policy.policy import Policy
+from gate.policy.runtimes import ort_setup
 from gate.records.localisation import Localisation
-from gate.records.runtime import RuntimeName
+from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.runtimes.runtime import Batch
 
 _FIRST = 2
 """Samples on which tensors are matched and the float64 reference runs."""
@@ -43,11 +45,13 @@ def locate(
     bytes of tensors that are held at a time on each side. The model and all global switches are
     afterwards as they were.
 
-    Raises InputMismatch and DataError for samples that don't fit, ModelError and EvidenceError
-    where the model or the file can't compute them or nothing can be matched, DigestMismatch if
-    the file is not the one that `candidate.subject` describes.
+    Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
+    samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
+    them or nothing can be matched, or the runtime shows no tensors, DigestMismatch if the file is
+    not the one that `candidate.subject` describes.
     """
     candidate, samples, policy = case.candidate, case.inputs, case.policy
+    setup = _setup(policy, runtime)
     binding = case.bind(batch_size=_FIRST)
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
@@ -74,7 +78,7 @@ def locate(
         try:
             layout = Finder(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
-            measured = _measured(bench, survey, layout, runtime)
+            measured = _measured(bench, survey, layout, setup)
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
@@ -86,20 +90,37 @@ def locate(
     candidate.verify()
     _check_finite(measured)
     findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
-    limits = Limits(runtime, float64=measured.noise_unmeasured is None)
+    limits = Limits(runtime, setup, float64=measured.noise_unmeasured is None)
     return tell(findings, side.model, limits, candidate.subject)
 
 
-def _measured(bench: Bench, survey: Survey, layout: Layout, runtime: RuntimeName) -> Measured:
+def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
+    """Raises EvidenceError for a runtime that shows no tensor but the file's outputs."""
+    named = {*RUNTIMES, *policy.runtimes}
+    if runtime not in named:
+        raise PolicyError(
+            f"the policy names no runtime '{runtime}'; there are {', '.join(sorted(named))}. Give "
+            "the policy that has it: --policy FILE."
+        )
+    setup = ort_setup(policy, runtime)
+    if setup is None:
+        raise EvidenceError(
+            f"{runtime} gives no intermediate tensors, so its layers can't be compared. Look at "
+            "the same file in ort-cpu: gate locate --runtime ort-cpu."
+        )
+    return setup
+
+
+def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> Measured:
     """All samples; where a batch of another size does not fit the tensors, the first ones."""
     try:
-        return Measuring(bench, survey, layout, runtime).run()
+        return Measuring(bench, survey, layout, setup).run()
     except GateError:
         raise
     except Exception:
         if len(bench.batches) == 1:
             raise
-        return Measuring(replace(bench, batches=bench.batches[:1]), survey, layout, runtime).run()
+        return Measuring(replace(bench, batches=bench.batches[:1]), survey, layout, setup).run()
 
 
 @contextmanager

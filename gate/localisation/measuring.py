@@ -14,10 +14,10 @@ from gate.localisation.rows import Deviation
 from gate.localisation.runs import PieceSession
 from gate.localisation.sides import Truths
 from gate.localisation.values import Survey
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import length
 from gate.parity.statistics.output import Array
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.policy.ort_options import OrtSetup
+from gate.runtimes.runtime import Batch
 
 Level = Literal["ORT_ENABLE_ALL", "ORT_DISABLE_ALL"]
 LEVELS: tuple[Level, ...] = ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
@@ -58,11 +58,11 @@ class _View:
 class Measuring:
     """Runs all batches, in parts of the layers that fit the budget."""
 
-    def __init__(self, bench: Bench, survey: Survey, layout: Layout, runtime: RuntimeName) -> None:
+    def __init__(self, bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> None:
         self._bench = bench
         self._survey = survey
         self._layout = layout
-        self._traits = RUNTIMES[runtime]
+        self._setup = setup
         producer = bench.graph.producer
         self._names = {n: name for n, name in layout.names.items() if name in producer}
         self._returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
@@ -81,7 +81,7 @@ class Measuring:
 
     def _layers(self, part: Sequence[int], measured: Measured) -> list[_View]:
         """Both runs of some layers; the outputs of the marked file with the first of them."""
-        graph, policy = self._bench.graph, self._bench.policy
+        graph = self._bench.graph
         names = {number: self._names[number] for number in part}
         tensors = list(dict.fromkeys(names.values()))
         layers = measured.layers
@@ -91,9 +91,9 @@ class Measuring:
             measured.marked = {name: Deviation() for name in self._returned}
             through += [(n, o, measured.marked[o]) for o, n in self._returned.items()]
         return [
-            _View(PieceSession(graph.marked(tensors), self._traits, policy), through),
+            _View(PieceSession(graph.marked(tensors), self._setup), through),
             _View(
-                PieceSession(graph.cut(tensors, self._layout.cuts), self._traits, policy),
+                PieceSession(graph.cut(tensors, self._layout.cuts), self._setup),
                 alone,
                 self._layout,
             ),
@@ -105,12 +105,12 @@ class Measuring:
         Without optimisations marking changes nothing.
         """
         for level in LEVELS:
-            if level == self._traits.optimization == "ORT_DISABLE_ALL":
+            if level == self._setup.optimization == "ORT_DISABLE_ALL":
                 measured.whole[level] = measured.marked
                 continue
             measured.whole[level] = {name: Deviation() for name in self._returned}
-            traits = replace(self._traits, optimization=level)
-            run = PieceSession(self._bench.graph.marked(()), traits, self._bench.policy)
+            setup = replace(self._setup, optimization=level)
+            run = PieceSession(self._bench.graph.marked(()), setup)
             pairs = [(n, o, measured.whole[level][o]) for o, n in self._returned.items()]
             yield _View(run, pairs)
 

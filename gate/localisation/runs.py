@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import onnxruntime
+import torch
 
 from gate.localisation.graph import Piece, reference_name
-from gate.onnxfile.session import open_session
-from gate.parity.runners.onnx_runner import runtime_options
+from gate.onnxfile.session import open_session, session_options
 from gate.parity.statistics.output import Array
-from gate.policy.policy import Policy
-from gate.records.runtime import RuntimeTraits
+from gate.policy.ort_options import OrtSetup
 
 _COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
 
@@ -19,9 +18,13 @@ _COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
 class PieceSession:
     """A session of a piece."""
 
-    def __init__(self, piece: Piece, traits: RuntimeTraits, policy: Policy) -> None:
+    def __init__(self, piece: Piece, setup: OrtSetup) -> None:
         """Raises EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
-        options = runtime_options(traits)
+        options = session_options(
+            setup,
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
         named = {t.name for t in piece.model.graph.initializer if t.external_data}
         # The session reads the arrays where they lie: they live as long as it does.
         self._held = {name: piece.weights[name] for name in named}
@@ -29,7 +32,7 @@ class PieceSession:
         options.add_external_initializers(list(self._held), self._values)
         self.cuts = piece.cuts
         """Tensors that it needs references for."""
-        self._session = open_session(piece.model.SerializeToString(), options, traits, policy)
+        self._session = open_session(piece.model.SerializeToString(), options, setup)
         self.outputs = tuple(
             value.name for value in self._session.get_outputs() if _is_comparable(value.type)
         )

@@ -15,10 +15,10 @@ from gate.localisation.tape import Hears, listening
 from gate.localisation.values import Survey
 from gate.parity.arrays.binding import Binding
 from gate.parity.float64.reference import double_copy, in_double
-from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.parity.stand import ReferencePass
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 
 @dataclass(frozen=True)

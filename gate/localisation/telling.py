@@ -30,7 +30,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         model,
         findings.graph,
         findings.layout,
-        limits.runtime,
+        cuda=limits.setup.cuda,
         loose=lambda: findings.loose(model),
     )
     causes: dict[int, Cause] = {}

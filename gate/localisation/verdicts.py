@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gate.localisation.measuring import LayerDeviations, Level
 from gate.localisation.rows import Deviation
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.policy.ort_options import OrtSetup
+from gate.records.runtime import RuntimeName
 
 _ALONE = (8.0, 24.0)
 """Bounds on `ratio` and `peak` of a layer alone.
@@ -37,13 +38,14 @@ class Limits:
     """Up to where a difference is rounding."""
 
     runtime: RuntimeName
+    setup: OrtSetup
     float64: bool
     """False if the model can't run in float64."""
 
     @property
     def level(self) -> Level:
         """Optimisation level of the runtime."""
-        enabled = RUNTIMES[self.runtime].optimization == "ORT_ENABLE_ALL"
+        enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
     def is_source(self, layer: LayerDeviations) -> bool:
@@ -64,7 +66,7 @@ class Limits:
 
     @property
     def _wider(self) -> float:
-        wider = _ON_CUDA if RUNTIMES[self.runtime].cuda else 1.0
+        wider = 1.0 if self.setup.on_cpu else _ON_CUDA
         return wider if self.float64 else wider * _WITHOUT_FLOAT64
 
 

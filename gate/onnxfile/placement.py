@@ -18,7 +18,7 @@ import numpy as np
 from gate.errors import EvidenceError
 from gate.records.runtime import CPU_PROVIDER
 
-_SHAPE_OPS = frozenset(
+SHAPE_OPS = frozenset(
     {
         "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal",
         "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less",
@@ -27,6 +27,7 @@ _SHAPE_OPS = frozenset(
         "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
+"""Operators that compute shapes and indices, beside other work."""
 _SHAPE_ELEMENTS = 64
 """A shape, or an index into one, has no more elements than this."""
 
@@ -68,8 +69,13 @@ def read_placement(profile: Path) -> Placement:
 
 def _is_shape_arithmetic(args: Mapping[str, Any]) -> bool:
     """Shapes, sizes and indices belong on the CPU: at most a vector of a few numbers."""
-    if args.get("op_name") not in _SHAPE_OPS:
+    if args.get("op_name") not in SHAPE_OPS:
         return False
     outputs: Iterable[Mapping[str, list[int]]] = args.get("output_type_shape", [{"": [-1, -1]}])
     shapes = [shape for output in outputs for shape in output.values()]
-    return all(len(shape) <= 1 and int(np.prod(shape)) <= _SHAPE_ELEMENTS for shape in shapes)
+    return all(map(is_small, shapes))
+
+
+def is_small(shape: list[int]) -> bool:
+    """Whether a tensor of this shape may be a shape, or an index into one."""
+    return len(shape) <= 1 and int(np.prod(shape)) <= _SHAPE_ELEMENTS

@@ -11,8 +11,8 @@ from typing import Any
 from gate.errors import EvidenceError, LimitExceeded, first_line
 from gate.onnxfile.candidate import WithData
 from gate.onnxfile.native_stderr import captured_stderr
-from gate.policy.policy import Policy
-from gate.records.runtime import CPU_PROVIDER, RuntimeTraits
+from gate.policy.ort_options import OrtSetup
+from gate.records.runtime import CPU_PROVIDER
 
 NO_SPINNING = ("session.intra_op.allow_spinning", "0")
 """Threads that spin between two runs take the cores from the next runtime and from torch: with
@@ -24,12 +24,19 @@ _OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
 
-def create_session(model: bytes | str, *, providers: Sequence[Any], options: Any = None) -> Any:
+def create_session(
+    model: bytes | str,
+    *,
+    providers: Sequence[Any],
+    options: Any = None,
+    disabled_optimizers: Sequence[str] = (),
+) -> Any:
     """The one place that makes a session, of a model's bytes or path. Raises whatever ONNX Runtime
     raises."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(model, options, providers=list(providers))
+    without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
+    return onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
 
 
 def quiet_options() -> Any:
@@ -64,51 +71,70 @@ def refuse_out_of_memory(error: Exception, *, what: str) -> None:
         ) from error
 
 
-def session_options(traits: RuntimeTraits, *, threads: int, deterministic: bool) -> Any:
-    """The options of a runtime."""
+def session_options(setup: OrtSetup, *, threads: int, deterministic: bool) -> Any:
+    """The options of a session; `threads` where the setup has no number of its own."""
     import onnxruntime
 
     options = quiet_options()
     options.graph_optimization_level = getattr(
-        onnxruntime.GraphOptimizationLevel, str(traits.optimization)
+        onnxruntime.GraphOptimizationLevel, setup.optimization
     )
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = setup.settings.threads or threads
     options.use_deterministic_compute = deterministic
+    for key, value in setup.settings.config.items():
+        options.add_session_config_entry(key, value)
     return options
 
 
-def open_session(
-    model: bytes | str | WithData, options: Any, traits: RuntimeTraits, policy: Policy
-) -> Any:
-    """A session of the bytes or path `model` with the provider that the runtime promises.
+def open_session(model: bytes | str | WithData, options: Any, setup: OrtSetup) -> Any:
+    """A session of the bytes or path `model` with the providers that the setup lists.
 
-    Raises EvidenceError where the provider doesn't load, and whatever ONNX Runtime raises.
+    Raises EvidenceError where the first of them doesn't load, and whatever ONNX Runtime raises.
     """
     if isinstance(model, WithData):
         names, data = list(model.data), list(model.data.values())
         options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
-        session = open_session(model.model, options, traits, policy)
+        session = open_session(model.model, options, setup)
         session.gate_data = model  # the session reads it as long as it lives
         return session
-    if not traits.cuda:
-        return create_session(model, providers=[CPU_PROVIDER], options=options)
+    disabled = setup.settings.disabled_optimizers
+    if setup.on_cpu:
+        return create_session(
+            model, providers=[CPU_PROVIDER], options=options, disabled_optimizers=disabled
+        )
     import onnxruntime
 
-    chosen = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
-    providers = [(traits.provider, chosen), CPU_PROVIDER]
+    providers: list[Any] = [
+        (provider, dict(setup.provider_options.get(provider, {})))
+        for provider in setup.providers
+        if provider != CPU_PROVIDER
+    ]
     # Asking for CUDA where it can't load only warns; here it is an error.
     with captured_stderr() as log, contextlib.redirect_stdout(None):
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
-        session = create_session(model, providers=providers, options=options)
+        session = create_session(
+            model,
+            providers=[*providers, CPU_PROVIDER],
+            options=options,
+            disabled_optimizers=disabled,
+        )
     active = session.get_providers()
-    if active[0] != traits.provider:
+    if active[0] != setup.provider:
         raise EvidenceError(
-            f"ONNX Runtime could not load {traits.provider} and offered {active[0]}: "
-            f"{_logged_reason(log)} Install onnxruntime-gpu[cuda,cudnn] for this CUDA "
-            "version; gate doctor says what is missing."
+            f"ONNX Runtime could not load {setup.provider} and offered {active[0]}: "
+            f"{_logged_reason(log)} {_remedy(setup)}"
         )
     return session
+
+
+def _remedy(setup: OrtSetup) -> str:
+    if setup.cuda:
+        return (
+            "Install onnxruntime-gpu[cuda,cudnn] for this CUDA version; gate doctor says what is "
+            "missing."
+        )
+    return "Install the libraries that it needs; gate runtimes says what is there."
 
 
 def _logged_reason(lines: list[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject
+from gate.records.runtime import RuntimeName
 
 _DOUBLE = "float64"
 
@@ -32,6 +35,8 @@ class Case:
     """A file with a fixed batch axis is computed with that one."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
+    recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
+    """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
 
     @property
     def inputs(self) -> Samples:

@@ -16,7 +16,7 @@ from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import LOGITS, ClassReading
 from gate.parity.statistics.output import Array, OutputStatistics, Span
-from gate.records.evidence import OutputParity
+from gate.records.output_parity import OutputParity
 
 _SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
 """In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the

@@ -34,7 +34,7 @@ class Examination:
         search = None
         if self._prober is not None and any(track.runner for track in tracks):
             search = self._prober.run(tracks, advance)
-        if self._stability and any(track.runner for track in tracks):
+        if self._stability and any(t.runner is not None and t.runner.live for t in tracks):
             self._repeat(tracks)
         advance(self._stability)
         return search
@@ -43,7 +43,7 @@ class Examination:
         """A runtime that can't compute another batch size has failed: it would serve no other."""
         stability = Stability(self._stand)
         for track in tracks:
-            if track.runner is None:
+            if track.runner is None or not track.runner.live:
                 continue
             try:
                 track.stability = stability.of(track.compute)

@@ -20,14 +20,13 @@ from gate.onnxfile.session import open_session, quiet_options, refuse_out_of_mem
 from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
 from gate.parity.runners.latency import Stopwatch
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.classification import ClassStatistics
 from gate.policy.policy import Policy
+from gate.policy.runtimes import plain_setup
 from gate.records.evidence import Evidence, Latency
-from gate.records.incumbent import AnswersBeside, Incumbent, IncumbentState
-from gate.records.runtime import RUNTIMES
-from gate.records.trend import TrendRow
+from gate.records.incumbent import AnswersBeside, Incumbent
+from gate.runtimes.runtime import Batch
 
 _TIMED = 16
 """Batches that are timed at least: of few samples the first batch again and again."""
@@ -51,18 +50,9 @@ def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidenc
     Raises LimitExceeded where memory runs out, StorageError and DigestMismatch where a file is not
     what it was, DataError for samples that can't be read.
     """
-    fields: dict[str, Any] = {
-        "version": champion.version,
-        "sha256": champion.sha256,
-        "subject_sha256": evidence.subject.sha256,
-        "data_sha256": evidence.dataset.sha256,
-        "noise_ratio": TrendRow.of(evidence).noise_ratio,
-    }
-    if champion.evidence is not None:
-        fields["evidence_sha256"] = champion.evidence.digest()
-        fields["champion_noise_ratio"] = TrendRow.of(champion.evidence).noise_ratio
+    fields = champion.fields_beside(evidence)
     if champion.onnx_path is None or champion.evidence is None:
-        return Incumbent(state=_state(champion), absent=champion.absent, **fields)
+        return Incumbent(state=champion.incomparable, absent=champion.absent, **fields)
     if champion.sha256 == evidence.subject.sha256:
         return Incumbent(state="compared", samples=len(beside.samples), **fields)
     old = Candidate(champion.onnx_path, champion.evidence.subject)
@@ -81,13 +71,6 @@ def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidenc
         latency=both.latency(1),
         **fields,
     )
-
-
-def _state(champion: Champion) -> IncumbentState:
-    """What is proven is compared; what the registry does not give is no comparison."""
-    if champion.state in ("first", "unvouched", "unrecorded"):
-        return champion.state
-    return "incomparable"
 
 
 def _check_preprocessing(old: Evidence, new: Evidence) -> None:
@@ -179,9 +162,9 @@ class _Pair:
             count=len(beside.samples),
             batch_size=beside.batch_size,
         )
-        traits = RUNTIMES["ort-cpu-optimized"]
+        setup = plain_setup("ort-cpu-optimized")
         try:
-            session = open_session(file.loadable(), quiet_options(), traits, beside.policy)
+            session = open_session(file.loadable(), quiet_options(), setup)
         except GateError:
             raise
         except Exception as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from torch import nn
 
-from gate.errors import DataError, EvidenceError
+from gate.errors import DataError, EvidenceError, PolicyError
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import check_labels
@@ -18,13 +19,8 @@ from gate.parity.float64.second_look import RoundingFloor, look_again
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
 from gate.parity.runners.determinism import cublas_reason, deterministic
-from gate.parity.runners.environment import (
-    cuda_absent_reason,
-    cuda_unusable_reason,
-    describe_environment,
-)
-from gate.parity.runners.onnx_runner import OnnxRunner
-from gate.parity.runners.runner import Batch
+from gate.parity.runners.environment import describe_environment
+from gate.parity.runners.runner import Runner, conditions
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.stand import ReferencePass, Stand, Truth, length
 from gate.parity.statistics.answers import ClassReading
@@ -43,7 +39,8 @@ from gate.records.evidence import (
     Subject,
 )
 from gate.records.instruments import GraphReport, TraceSearch
-from gate.records.runtime import RUNTIMES
+from gate.runtimes.chosen import chosen_of
+from gate.runtimes.runtime import Batch, RunnableFile, Session
 
 __all__ = ["Measurement", "measure"]
 
@@ -108,11 +105,11 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         for name in names
     }
     tracks = [
-        Track(name, names, readings=readings)
-        for name, runtime in policy.runtimes.items()
-        if runtime.required != "never"
+        Track(chosen, names, readings=readings) for chosen in chosen_of(policy, case.recordings)
     ]
-    with deterministic(policy.determinism) as switches:
+    with contextlib.ExitStack() as opened, deterministic(policy.determinism) as switches:
+        for track in tracks:
+            opened.callback(track.close)
         own = private_copy(case.model, device="cpu", double=binding.double)
         reference = ReferencePass(own, binding)
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
@@ -208,22 +205,30 @@ def _open(
     start: tuple[Binding, Batch],
 ) -> None:
     """Give the track its runner, or the reason why it has none."""
-    traits = RUNTIMES[track.name]
     binding, example = start
-    if traits.cuda:
-        track.absent_reason = cuda_absent_reason()
+    chosen = track.chosen
+
+    def in_torch(device: str) -> Session:
+        unusable = cublas_reason(policy.determinism)
+        if unusable is not None:
+            raise EvidenceError(unusable)
+        own = private_copy(model, device=device, double=binding.double)
+        return TorchRunner(own, binding, device=device)
+
+    try:
+        track.absent_reason = chosen.absent_reason()
         if track.absent_reason is not None:
             return
-    try:
-        if traits.engine == "torch":
-            unusable = cuda_unusable_reason() or cublas_reason(policy.determinism)
-            if unusable is not None:
-                raise EvidenceError(unusable)
-            own = private_copy(model, device="cuda", double=binding.double)
-            track.runner = TorchRunner(own, binding, device="cuda")
-            return
+        by_inputs = binding if chosen.runtime.runs == "file" else None
         with track.memory.watched():
-            track.runner = OnnxRunner(candidate, traits, binding, policy=policy, example=example)
+            session = chosen.open(
+                RunnableFile(candidate, in_torch),
+                conditions=conditions(policy),
+                example=example if by_inputs is None else by_inputs.by_input(example),
+            )
+        track.runner = Runner(session, candidate.subject, by_inputs)
+    except PolicyError:
+        raise
     except Exception as error:
         track.fail(error)
 

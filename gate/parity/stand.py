@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from torch import nn
@@ -14,13 +15,13 @@ from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.float64.reference import Float64Reference
 from gate.parity.runners.latency import Stopwatch
-from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.parity.statistics.change import columns, worst_ratio
 from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
 from gate.policy.policy import Policy
 from gate.records.evidence import Latency
+from gate.runtimes.runtime import Batch
 
 
 class ReferencePass:
@@ -122,6 +123,22 @@ def _spread(one: Array, other: Array) -> float:
     finite = np.isfinite(one)
     a, b = (np.where(finite, array, 0.0).astype(np.float64) for array in (one, other))
     return worst_ratio(columns(np.abs(a - b)), columns(np.abs(a)))
+
+
+class Material(Protocol):
+    """What probes are made of."""
+
+    @property
+    def binding(self) -> Binding:
+        """Which samples go to which input."""
+
+    @property
+    def samples(self) -> Samples:
+        """All of them."""
+
+    @property
+    def policy(self) -> Policy:
+        """What is asked for."""
 
 
 @dataclass(frozen=True)

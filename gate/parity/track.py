@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,12 +14,14 @@ from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.runners.footprint import Footprint
 from gate.parity.runners.latency import Stopwatch
-from gate.parity.runners.runner import Batch, Runner
+from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
-from gate.records.evidence import OutputParity, RuntimeEvidence
+from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.output_parity import OutputParity
+from gate.runtimes.chosen import ChosenRuntime
+from gate.runtimes.runtime import Batch, Proof
 
 
 class Track:
@@ -28,20 +29,22 @@ class Track:
 
     def __init__(
         self,
-        name: RuntimeName,
+        chosen: ChosenRuntime,
         outputs: Sequence[str],
         *,
         readings: Mapping[str, ClassReading] | None = None,
     ) -> None:
         """`readings`: as of `OutputComparison`."""
-        self.name = name
+        self.chosen = chosen
+        self.name = chosen.name
         self.absent_reason: str | None = None
         self.failure: str | None = None
         self.runner: Runner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeParity] = []
-        self._comparison = OutputComparison(name, outputs, readings=readings)
+        self._unprobed: list[str] = []
+        self._comparison = OutputComparison(self.name, outputs, readings=readings)
         self._stopwatch = Stopwatch()
         self.memory = Footprint()
         self._ran = False
@@ -62,11 +65,9 @@ class Track:
             return
         try:
             with contextlib.nullcontext() if self._ran else self.memory.watched():
-                start = time.perf_counter()
                 outputs = self.runner.run(batch)
-                seconds = time.perf_counter() - start
             self._ran = True
-            self._stopwatch.add(seconds, batch_size=span.count)
+            self._stopwatch.add(self.runner.seconds, batch_size=span.count)
             self._comparison.update(reference, outputs, span)
             if truth is not None:
                 self._comparison.update_noise(truth, reference, outputs, samples=span.count)
@@ -92,17 +93,30 @@ class Track:
         except Exception as error:
             self.fail(error)
 
-    def compute(self, batch: Batch, reference: Sequence[Array]) -> list[Array]:
+    def compute(
+        self, batch: Batch, reference: Sequence[Array], *, probe: bool = False
+    ) -> list[Array]:
         """The outputs for a batch beside the samples, in number, dtypes and shapes as those of
-        the reference. Raises EvidenceError, OutputMismatch, and whatever the runtime raises."""
+        the reference; `probe`: its inputs are no samples.
+
+        Raises EvidenceError, OutputMismatch, and whatever the runtime raises."""
         if self.runner is None:
             raise EvidenceError(
                 f"{self.name} has no runner: {self.failure or self.absent_reason}. "
                 "Measure it where it can run."
             )
-        outputs = self.runner.run(batch)
+        outputs = self.runner.run_probe(batch) if probe else self.runner.run(batch)
         self._comparison.check(reference, outputs)
         return outputs
+
+    def takes_probe(self, name: str, batch: Batch) -> bool:
+        """Whether it can be asked about these inputs; it notes what it can't be asked."""
+        if self.runner is None:
+            return False
+        taken = self.runner.has_probe(batch)
+        if not taken:
+            self._unprobed.append(name)
+        return taken
 
     @property
     def suspicion(self) -> float:
@@ -143,30 +157,48 @@ class Track:
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""
         self.failure = describe_failure(error)
-        self.runner = None
+        self.close()
+
+    def close(self) -> None:
+        """Give back what the runtime holds. A runtime that breaks even then has its failure."""
+        runner, self.runner = self.runner, None
+        try:
+            if runner is not None:
+                runner.close()
+            self.chosen.close()
+        except Exception as error:
+            self.failure = self.failure or describe_failure(error)
 
     def evidence(self) -> RuntimeEvidence:
         """The record: absent, failed, or measured."""
-        provider = RUNTIMES[self.name].provider
-        if self.runner is None:
-            return RuntimeEvidence(
-                runtime=self.name,
-                provider_requested=provider,
-                absent_reason=self.absent_reason,
-                failure=self.failure,
-            )
-        proof = self.runner.proof()
+        if self.runner is not None:
+            try:
+                return self._measured(self.runner.proof(), live=self.runner.live)
+            except Exception as error:  # it can't prove anything, or not in the words of a record
+                self.fail(error)
         return RuntimeEvidence(
             runtime=self.name,
-            provider_requested=provider,
+            provider_requested=self.chosen.promises.provider,
+            absent_reason=self.absent_reason,
+            failure=self.failure,
+            identity=self.chosen.identity(),
+        )
+
+    def _measured(self, proof: Proof, *, live: bool) -> RuntimeEvidence:
+        memory = self.memory.bytes if proof.memory_bytes is None else proof.memory_bytes
+        return RuntimeEvidence(
+            runtime=self.name,
+            provider_requested=self.chosen.promises.provider,
             providers_active=proof.providers_active,
             nodes_per_provider=proof.nodes_per_provider,
             fallback_nodes=proof.fallback_nodes,
             session_options=proof.session_options,
             outputs=self._outputs(),
-            latency=self._stopwatch.result(),
-            memory_bytes=self.memory.bytes,
+            latency=self._stopwatch.result() if live else None,
+            memory_bytes=memory if live else None,
             probes=tuple(self.probes),
+            unprobed=tuple(self._unprobed),
+            identity=self.chosen.identity(proof),
         )
 
     def sample_rows(self) -> dict[str, NDArray[np.void]]:

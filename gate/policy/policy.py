@@ -7,14 +7,23 @@ without a runtime and a runtime without a bound are all refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from gate.errors import PolicyError
+from gate.policy.built_in import (
+    ANSWERS_ONLY,
+    exact_runtimes,
+    quantized_runtimes,
+    runtimes_to_add,
+)
 from gate.policy.operating_points import OperatingPoint, OperatingPoints, points_of
+from gate.policy.review_tag import ReviewTag
+from gate.policy.runtimes import check_runtime
+from gate.policy.scope import CROSSINGS, Precision, Scope, Task
 from gate.policy.sections import (
     Bounds,
     ConfidenceBands,
@@ -29,7 +38,7 @@ from gate.policy.sections import (
     Role,
     RuntimePolicy,
 )
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.runtime import RuntimeName, traits_of
 from gate.storage.record import later
 from gate.storage.yaml_section import first_problem, has_section, load_section
 
@@ -43,27 +52,11 @@ __all__ = [
     "Instruments",
     "Policy",
     "PreprocessingPolicy",
+    "ReviewTag",
     "Role",
     "RuntimePolicy",
     "Task",
 ]
-
-Task = Literal["auto", "classification", "tensors"]
-
-_CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
-            "top1_lower_bound", "top5_agreement", "accuracy_drop", "threshold_crossing",
-            "threshold_crossing_bound")  # fmt: skip
-"""Bounds on answers of classes."""
-_CROSSINGS = ("threshold_crossing", "threshold_crossing_bound")
-
-_NOISE = ("noise_ratio", "noise_peak", "noise_diff")
-_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE)
-_STABILITY = ("repeatability", "repeatability_ratio", "batch_invariance", "batch_invariance_ratio")
-
-
-def _stated(bounds: Bounds, names: Iterable[str]) -> list[str]:
-    """Those of these bounds that the policy sets."""
-    return [name for name in names if getattr(bounds, name) is not None]
 
 
 class Policy(PolicyRecord):
@@ -74,7 +67,7 @@ class Policy(PolicyRecord):
     """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
     exist. `tensors`: any outputs, only numeric bounds. `auto`: agreement is claimed of such an
     output where the samples can prove it, and nowhere demanded."""
-    precision: Literal["exact", "reduced", "quantized"] = "exact"
+    precision: Precision = "exact"
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of `top1_lower_bound` and `threshold_crossing_bound` (one-sided
     Clopper-Pearson)."""
@@ -97,11 +90,17 @@ class Policy(PolicyRecord):
     """Parity of preprocessing between the training side and named consumers; None: not asked."""
     incumbent: IncumbentPolicy | None = later(None)
     """Bounds relative to the version that serves now; None: not asked."""
-    review: Literal["automatic", "required"] = later("automatic")
-    """`required`: what passes becomes `candidate` and waits until a reviewer approves it."""
+    review: Literal["automatic", "required", "signed"] = later("automatic")
+    """`required`: what passes becomes `candidate` and waits until a reviewer approves it by a tag.
+    `signed`: until as many reviewers as the service's trust asks for have signed that."""
+    review_tag: ReviewTag = later(ReviewTag())
+    """The tag by which reviewers speak."""
     max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
     """How old evidence may be when its version becomes `champion`: by a promotion, in review, or by
     hand."""
+    promotion: Literal["direct", "by_service"] = later("direct")
+    """Who moves `champion`: whoever promotes, where the ledger is; or the service alone, which
+    judges what was handed in."""
     twin: Policy | None = later(None)
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""
@@ -118,11 +117,14 @@ class Policy(PolicyRecord):
             )
         if self.twin.preprocessing is not None:
             raise ValueError("the twin eats what the exact file eats: ask for preprocessing there")
-        own = (self.twin.review, self.twin.max_age_days, self.twin.incumbent)
-        if own != ("automatic", 90.0, None):
+        twin = self.twin
+        own = (twin.review, twin.review_tag, twin.max_age_days, twin.incumbent)
+        if own != ("automatic", ReviewTag(), 90.0, None):
             raise ValueError(
-                "review, max_age_days and incumbent hold for both; set them beside twin"
+                "review, review_tag, max_age_days and incumbent hold for both; set them beside twin"
             )
+        if self.twin.promotion != "direct":
+            raise ValueError("promotion holds for both; set it beside twin")
         if self.task not in ("auto", self.twin.task):
             raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
         return self
@@ -151,6 +153,8 @@ class Policy(PolicyRecord):
 
     @model_validator(mode="after")
     def _can_refuse(self) -> Self:
+        for name, runtime in self.runtimes.items():
+            check_runtime(name, runtime, exact=self.precision == "exact")
         active = {n: r for n, r in self.runtimes.items() if r.required != "never"}
         if not active:
             raise ValueError(
@@ -158,13 +162,13 @@ class Policy(PolicyRecord):
             )
         if not any(r.required == "always" for r in active.values()):
             raise ValueError("no runtime is required 'always', so a machine without devices passes")
-        if all(r.required != "always" or RUNTIMES[n].engine == "torch" for n, r in active.items()):
+        if all(r.required != "always" or traits_of(n).engine == "torch" for n, r in active.items()):
             raise ValueError(
                 "only torch-cuda is required 'always', and it never runs the file; "
                 "require a runtime of ONNX Runtime too, such as ort-cpu"
             )
         for name, runtime in active.items():
-            self._check_bounds(name, runtime.bounds)
+            self.scope.check(name, runtime.bounds)
         return self
 
     @model_validator(mode="after")
@@ -172,7 +176,7 @@ class Policy(PolicyRecord):
         bounded = [
             f"{name}: {', '.join(stated)}"
             for name, runtime in self.runtimes.items()
-            if runtime.required != "never" and (stated := _stated(runtime.bounds, _CROSSINGS))
+            if runtime.required != "never" and (stated := runtime.bounds.stated(CROSSINGS))
         ]
         if bounded and not self.operating_points:
             raise ValueError(
@@ -185,59 +189,22 @@ class Policy(PolicyRecord):
             )
         return self
 
-    def _check_bounds(self, name: str, bounds: Bounds) -> None:
-        exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - set(self.waive)
-        if self.precision == "exact" and not _stated(bounds, exact):
-            raise ValueError(
-                f"{name}: precision 'exact' needs a bound noise_ratio (not waived), max_abs_diff "
-                "or scaled_diff"
-            )
-        self._check_quantized(name, bounds)
-        if self.instruments.noise_samples == 0 and _stated(bounds, _NOISE):
-            raise ValueError(f"{name}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and _stated(bounds, _STABILITY):
-            raise ValueError(
-                f"{name}: a bound on repeatability or batch invariance needs "
-                "instruments.stability_samples above 1"
-            )
-        self._check_classes(name, bounds)
-
-    def _check_classes(self, name: str, bounds: Bounds) -> None:
-        bounded = _stated(bounds, _CLASSES)
-        stated = self.logits or {"logits", "probabilities"} & set(self.outputs.values())
-        if "top1_agreement" not in bounded and (
-            self.task == "classification" or (self.task == "auto" and stated)
-        ):
-            why = "task 'classification'" if self.task == "classification" else "the role of logits"
-            raise ValueError(f"{name}: {why} needs a bound top1_agreement")
-        if self.task == "tensors" and bounded:
-            raise ValueError(
-                f"{name}: {', '.join(sorted(bounded))} need logits; set task: classification"
-            )
-        beyond = sorted(set(bounded) - {"top1_agreement"})
-        if self.task == "auto" and beyond and not stated:
-            raise ValueError(
-                f"{name}: {', '.join(beyond)} need logits, and a guess is not enough for them; "
-                "name the output (outputs: {NAME: logits}), or set task: classification"
-            )
-
-    def _check_quantized(self, name: str, bounds: Bounds) -> None:
-        """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
-        if self.precision != "quantized" or self.task != "classification":
-            return
-        exact = _stated(bounds, _EXACT)
-        if exact:
-            raise ValueError(
-                f"{name}: {', '.join(exact)} are for exact files; a quantized one is judged by "
-                "top1_agreement, confidence_bands and accuracy_drop"
-            )
-        if bounds.confidence_bands is None:
-            raise ValueError(f"{name}: precision 'quantized' needs a bound confidence_bands")
+    @property
+    def scope(self) -> Scope:
+        """What it is about, as far as that decides which bounds fit."""
+        return Scope(
+            task=self.task,
+            precision=self.precision,
+            waive=frozenset(self.waive),
+            instruments=self.instruments,
+            names_classes=bool(self.logits)
+            or not {"logits", "probabilities"}.isdisjoint(self.outputs.values()),
+        )
 
     @classmethod
     def load(cls, path: Path, *, section: str | None = "gate") -> Self:
         """Read the policy from a YAML file. Raises PolicyError with one line per wrong field."""
-        return load_section(cls, path, section)
+        return load_section(cls, path, section, lacking={"runtimes": runtimes_to_add()})
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
@@ -273,63 +240,10 @@ class Policy(PolicyRecord):
 
     @classmethod
     def default(cls, *, task: Task = "auto") -> Self:
-        """The built-in policy: exact float32, CPU always, CUDA when present, every instrument on.
-
-        All bounds are free of the model's scale. Where they come from: docs/adr/0008.
-        """
-        agreement = None if task == "tensors" else 1.0
-        cpu = Bounds(
-            unequal_share=0.0,
-            top1_agreement=agreement,
-            noise_ratio=1.5,
-            noise_peak=6.0,
-            noise_diff=32.0,
-            repeatability_ratio=8.0,
-            batch_invariance_ratio=16.0,
-        )
-        cuda = Bounds(
-            unequal_share=0.0,
-            top1_agreement=agreement,
-            noise_ratio=32.0,
-            noise_peak=64.0,
-            noise_diff=320.0,
-            repeatability_ratio=32.0,
-            batch_invariance_ratio=64.0,
-        )
-        return cls(
-            task=task,
-            runtimes={
-                name: RuntimePolicy(
-                    required="when_present" if traits.cuda else "always",
-                    bounds=cuda if traits.cuda else cpu,
-                )
-                for name, traits in RUNTIMES.items()
-            },
-        )
+        """The built-in policy: exact float32, CPU always, CUDA when present, all instruments on."""
+        return cls(task=task, runtimes=exact_runtimes(classes=task != "tensors"))
 
     @classmethod
     def quantized(cls) -> Self:
-        """The built-in policy of a quantized twin of a classifier: it must answer alike.
-
-        Where the bounds come from: docs/adr/0012.
-        """
-        bounds = Bounds(
-            top1_agreement=0.99,
-            confidence_bands=ConfidenceBands(
-                over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02
-            ),
-        )
-        return cls(
-            precision="quantized",
-            instruments=Instruments(
-                noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
-            ),
-            runtimes={
-                name: RuntimePolicy(
-                    required="always" if name == "ort-cpu-optimized" else "when_present",
-                    bounds=bounds,
-                )
-                for name, traits in RUNTIMES.items()
-                if traits.engine == "onnxruntime"
-            },
-        )
+        """The built-in policy of a quantized twin of a classifier: it must answer alike."""
+        return cls(precision="quantized", instruments=ANSWERS_ONLY, runtimes=quantized_runtimes())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from gate.policy.policy import Policy
-from gate.records.evidence import ClassParity, OutputParity
+from gate.records.output_parity import ClassParity, OutputParity
 
 
 def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:

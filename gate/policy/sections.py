@@ -3,12 +3,14 @@ incumbent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from gate.records.instruments import GraphCode
 from gate.records.preprocessing import ConsumerName, ImplementationName
+from gate.records.runtime import RuntimeName
 from gate.storage.record import Record, later
 
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -75,12 +77,20 @@ class Bounds(PolicyRecord):
         """True if nothing at all is bounded."""
         return all(value is None for _, value in self)
 
+    def stated(self, names: Iterable[str]) -> list[str]:
+        """Those of these bounds that are set."""
+        return [name for name in names if getattr(self, name) is not None]
+
 
 class RuntimePolicy(PolicyRecord):
     """Whether a runtime must be measured, and within which bounds."""
 
     required: Required
     bounds: Bounds = Bounds()
+    kind: RuntimeName | None = later(None)
+    """Which runtime of the registry measures under this name; None: the one of this name."""
+    options: dict[str, JsonValue] = later({})
+    """Of the runtime: `gate runtimes` and docs/runtimes.md say which it takes."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -1,30 +1,21 @@
 """What was measured, bound to the digests of what it was measured on.
 
-Notation, as in docs/metrics.md: `r` is the output of the PyTorch model in float32 on CPU (the
-reference), `c` the runtime's output, both taken as float64; a sample is one row of axis 0.
+How far each output is off stands in `gate.records.output_parity`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from gate.records.instruments import (
-    GraphReport,
-    NoiseParity,
-    ProbeParity,
-    StabilityParity,
-    TraceSearch,
-)
+from gate.records.instruments import GraphReport, ProbeParity, TraceSearch
 from gate.records.lint import LintFinding
 from gate.records.model_code import ModelCode
+from gate.records.output_parity import OutputParity
 from gate.records.preprocessing import PreprocessingParity
-from gate.records.runtime import RuntimeName
-from gate.records.samples import Crossing, Histogram, WorstSample
-from gate.storage.record import Measured, Record, Sha256, later
-
-Count = Annotated[int, Field(ge=0)]
+from gate.records.runtime import RuntimeIdentity, RuntimeName
+from gate.storage.record import Count, Measured, Record, Sha256, later
 
 
 class TensorSpec(Record):
@@ -114,146 +105,6 @@ class Environment(Record):
     determinism: Determinism
 
 
-class Disagreement(Record):
-    """A sample on which argmax differs. `margin` = largest minus second largest reference logit."""
-
-    sample: Count
-    reference: Count
-    candidate: Count
-    margin: Measured
-
-
-class ConfidenceOfClass(Record):
-    """abs(max softmax(c) - max softmax(r)) over the samples that the reference puts in a class."""
-
-    label: Count
-    samples: Count
-    mean: Measured
-    max: Measured
-    signed_mean: Measured | None = later(None)
-    """Mean of max softmax(c) - max softmax(r), with its sign. None: of before it was measured."""
-    reference_mean: Measured | None = later(None)
-    """Mean of max softmax(r)."""
-    candidate_mean: Measured | None = later(None)
-    """Mean of max softmax(c)."""
-
-
-class Confidence(Record):
-    """abs(max softmax(c) - max softmax(r)) per sample, summarised.
-
-    `bands` are shares of samples: below 0.01, 0.01 to 0.05, 0.05 to 0.10, above 0.10 or NaN.
-    """
-
-    mean: Measured
-    min: Measured
-    max: Measured
-    bands: tuple[Measured, Measured, Measured, Measured]
-    per_class: tuple[ConfidenceOfClass, ...]
-
-
-class Accuracy(Record):
-    """Top-1 on labels, both sides. `drop` = reference - candidate."""
-
-    reference: Measured
-    candidate: Measured
-    drop: Measured
-
-
-class ClassParity(Record):
-    """Parity of logits of shape (batch, classes)."""
-
-    classes: Count
-    predicted_classes: Count
-    """Number of different classes that the reference predicts."""
-    top1_agreement: Measured
-    """Of the samples without a tie."""
-    top1_disagreements: Count
-    top1_ties: Count = later(0)
-    """Samples whose largest elements are equal up to rounding, and whose argmax differs: neither
-    agreement nor disagreement."""
-    unsure: Count = later(0)
-    """Samples with a float64 truth whose argmax PyTorch's own rounding to float32 changes."""
-    sure: Count = later(0)
-    """The others of them."""
-    top5_agreement: Measured
-    """Share of samples with equal sets of the min(5, classes) largest logits."""
-    disagreeing: tuple[Disagreement, ...]
-    """The first hundred, by sample."""
-    l2_probabilities_mean: Measured
-    l2_probabilities_max: Measured
-    confidence: Confidence
-    accuracy: Accuracy | None = None
-    nan_rows: Count = later(0)
-    """Samples with NaN on both sides in the same places: in none of the numbers above."""
-    normalised: bool = later(False)
-    """The values are probabilities as they are, by the role `probabilities`: no softmax was taken.
-    Records without it took one of them, too."""
-    crossings: tuple[Crossing, ...] = later(())
-    """One for each operating point of the policy."""
-
-
-class RowParity(Record):
-    """Each sample's row of floats as one vector, and as probabilities as they are, without a
-    softmax. The worst over the samples; rows with NaN in the same places on both sides left out."""
-
-    cosine_distance: Measured
-    """1 - cos(r, c)."""
-    confidence_diff: Measured
-    """abs(max(c) - max(r))."""
-    bands: tuple[Measured, Measured, Measured, Measured]
-    """Shares of samples by that, as in `Confidence`."""
-    sum_diff: Measured
-    """abs(sum(c) - sum(r))."""
-    sum_error: Measured
-    """abs(sum(r) - 1)."""
-
-
-class OutputParity(Record):
-    """Parity of one output between the reference and one runtime, over `samples` samples."""
-
-    name: str
-    dtype: str
-    samples: Count
-    elements: Count
-    nonfinite_reference: Count
-    """Elements of r that are NaN or infinite."""
-    nonfinite_mismatched: Count
-    """Elements that are NaN on one side only, or infinite on one side only, or with other sign.
-    Records without `nonfinite_same` count NaN on both sides here."""
-    nonfinite_same: Count = later(0)
-    """Elements that are NaN on both sides; their difference counts as 0. Whether that is parity,
-    the policy says."""
-    near_ties: Count = later(0)
-    """Elements of integers and bools that differ, and that rounding alone moves to what the runtime
-    says: they are in none of the numbers here."""
-    unequal: Count | None = later(None)
-    """Elements of integers and bools that differ. None: floats, or of before it was counted."""
-    reference_constant: bool
-    """True if all samples have the same reference output."""
-    reference_abs_max: Measured
-    """Over the finite elements of r."""
-    reference_std: Measured
-    """Standard deviation over the finite elements of r (population)."""
-    max_abs_diff: Measured
-    max_abs_diff_sample: Count | None
-    mean_abs_diff: Measured
-    scaled_diff: Measured
-    """max_abs_diff / reference_std; of integers and bools max_abs_diff itself, because a class or
-    token beside the right one is wrong however many there are."""
-    l2_mean: Measured
-    l2_max: Measured
-    classification: ClassParity | None = None
-    rows: RowParity | None = later(None)
-    """None: no floats of 2 to 65 536 elements a sample, or of before it was measured."""
-    noise: NoiseParity | None = later(None)
-    """None: not measured, for the reason `Evidence.noise_unmeasured`, or no floats."""
-    stability: StabilityParity | None = later(None)
-    differences: Histogram | None = later(None)
-    """Of abs(c - r) over all elements. None: of before it was measured."""
-    worst: tuple[WorstSample, ...] = later(())
-    """Up to eight samples, the largest difference first."""
-
-
 class Latency(Record):
     """Wall-clock milliseconds of one run of a batch, device transfers included."""
 
@@ -285,6 +136,10 @@ class RuntimeEvidence(Record):
     """By how much the process grew on the host while the runtime opened the file and ran its first
     batch; roughly. None: not measured."""
     probes: tuple[ProbeParity, ...] = later(())
+    unprobed: tuple[str, ...] = later(())
+    """Probes that could not be asked of it: a recording has no outputs for them."""
+    identity: RuntimeIdentity | None = later(None)
+    """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
     failure: str | None = None
 

@@ -1,20 +1,17 @@
 """The incumbent: the version that serves now, beside the file that would take its place.
 
-Both files compute on the same samples in one process; `champion_…` is of the version that serves,
-what has no such name is of the new file.
+Both files compute on the same samples in one process, or their evidence tells what each computed on
+them; `champion_…` is of the version that serves, what has no such name is of the new file.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from gate.records.evidence import Latency
-from gate.storage.record import Measured, Record, Sha256
+from gate.storage.record import Count, Measured, Record, Sha256
 
-Count = Annotated[int, Field(ge=0)]
 IncumbentState = Literal["compared", "first", "unvouched", "unrecorded", "incomparable"]
 """`first`: no version serves; `unvouched`: no line of the ledger says that the gate passed what
 serves; `unrecorded`: it has no evidence; `incomparable`: it can't be run on these samples."""
@@ -26,15 +23,17 @@ class AnswersBeside(Record):
     name: str
     samples: Count
     """Those without NaN in the same places on both sides."""
-    disagreements: Count
-    """Samples that the two put into different classes."""
+    disagreements: Count | None
+    """Samples that the two put into different classes. None: nobody ran both."""
     champion_accuracy: Measured | None = None
     """Top-1 on labels. None: there are none."""
     accuracy: Measured | None = None
 
     @property
-    def agreement(self) -> float:
-        """Share of samples with the same answer; NaN without samples."""
+    def agreement(self) -> float | None:
+        """Share of samples with the same answer; NaN without samples; None: nobody ran both."""
+        if self.disagreements is None:
+            return None
         return 1.0 - self.disagreements / self.samples if self.samples else math.nan
 
     @property

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from gate.storage.digest import Digest
-from gate.storage.record import Measured, Record, later
+from gate.storage.record import Count, Measured, Record, later
 
 EPSILON = 2.0**-24
 """Half the distance of 1.0 to the next float32: the relative error of one correct rounding."""
@@ -25,7 +25,6 @@ UNDERFLOW = 2.0**-126
 _SHOWN = 4
 """Names in a sentence."""
 
-Count = Annotated[int, Field(ge=0)]
 Side = Literal["reference", "candidate", "neither"]
 
 ProbeKind = Literal["batch", "value", "size", "search"]

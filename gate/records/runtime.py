@@ -1,20 +1,35 @@
-"""The runtimes by name, and what each name promises: engine, provider, graph optimisation level.
+"""The runtimes: how they are named, what the gate's own names promise, what another one says it is.
 
-The decision checks that a measurement kept the promise of its name.
+The decision checks that a measurement kept the promise of its name. What it takes for a promise of
+the gate's own names stands here and in no evidence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-RuntimeName = Literal[
-    "torch-cuda", "ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized"
+from pydantic import Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
+
+from gate.storage.record import Record, later
+
+RuntimeName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=64)
 ]
-Engine = Literal["torch", "onnxruntime"]
+"""Lower-case letters, digits, dashes and dots. Whether there is such a runtime, the registry knows
+(`gate.runtimes.registry`): whoever reads evidence need not have it."""
+_NAME: TypeAdapter[str] = TypeAdapter(RuntimeName)
+Engine = Literal["torch", "onnxruntime", "other"]
+BoundsKind = Literal["cpu", "cuda"]
+"""Which of the built-in bounds fit: those of a CPU, or those of a device whose algorithms round
+more."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
+ORT = "ort"
+"""ONNX Runtime with the providers that the options name."""
+RECORDED = "recorded"
+"""Outputs that were computed elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +39,7 @@ class RuntimeTraits:
     engine: Engine
     provider: str
     optimization: str | None
-    """`graph_optimization_level` of ONNX Runtime; None for torch."""
+    """`graph_optimization_level` of ONNX Runtime; None for others."""
 
     @property
     def cuda(self) -> bool:
@@ -39,3 +54,49 @@ RUNTIMES: dict[RuntimeName, RuntimeTraits] = {
     "ort-cuda": RuntimeTraits("onnxruntime", CUDA_PROVIDER, "ORT_DISABLE_ALL"),
     "ort-cuda-optimized": RuntimeTraits("onnxruntime", CUDA_PROVIDER, "ORT_ENABLE_ALL"),
 }
+"""Those whose name is the whole promise."""
+PROVIDERS: dict[RuntimeName, str] = {
+    "browser-wasm": "wasm",
+    "browser-webgpu": "webgpu",
+    "openvino": "OpenVINO CPU",
+    RECORDED: RECORDED,
+    "tract": "tract cpu",
+}
+"""What the gate's other kinds promise to run on, but for `ort`. Of the kinds of packages only their
+evidence says it."""
+OWN = frozenset({*RUNTIMES, *PROVIDERS, ORT})
+"""All names of the gate's own: nothing else measures under one of them."""
+_OTHER = RuntimeTraits("other", "", None)
+
+
+def is_runtime_name(text: str) -> bool:
+    """Whether a runtime may have this name."""
+    try:
+        _NAME.validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def traits_of(name: RuntimeName) -> RuntimeTraits:
+    """What a name promises; nothing of one that is not the gate's own."""
+    return RUNTIMES.get(name, _OTHER)
+
+
+class RuntimeIdentity(Record):
+    """What measured under a name that promises nothing by itself, or with options of its own."""
+
+    kind: RuntimeName
+    """Its name in the registry; `ort` for ONNX Runtime by its options."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """As the policy has them: other options are another runtime."""
+    package: str = ""
+    """Distribution and version that it comes with; empty: the gate itself."""
+    provider: str = ""
+    """What it promises to run on."""
+    bounds: BoundsKind = "cpu"
+    versions: dict[str, str] = later({})
+    """Of the libraries that compute, by name."""
+    device: str | None = later(None)
+    precision: str | None = later(None)
+    """In which it computed, proven: `float32`. None: not proven."""

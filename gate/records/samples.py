@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from gate.storage.record import Measured, Record, later
-
-Count = Annotated[int, Field(ge=0)]
+from gate.storage.record import Count, Measured, Record, later
 
 LISTED = 100
 """Samples of a kind that are kept one by one; all are counted."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, RegistryError
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
+from gate.ledger.ledger import Ledger
 from gate.registry.champion import alone
-from gate.registry.history import History
-from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.page.version_page import refresh
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles
@@ -63,13 +64,13 @@ def _vouched(model: RegisteredModel, history: History, version: str) -> LedgerEn
         last = "says nothing" if standing is None else f"says last: {standing.action}"
         raise RegistryError(
             f"version {version} of {model.name} has no violation to lift: of it the ledger "
-            f"{model.ledger.path} {last}. A rollback is undone by deleting its tag and promoting "
+            f"{model.ledger.place} {last}. A rollback is undone by deleting its tag and promoting "
             "anew, a reviewer's rejection by nothing."
         )
     vouched = history.vouching_for(version)
     if vouched is None:
         raise RegistryError(
-            f"no line of the ledger {model.ledger.path} says that version {version} of "
+            f"no line of the ledger {model.ledger.place} says that version {version} of "
             f"{model.name} ever passed, so nothing says which bytes it should hold. Promote the "
             "file anew."
         )

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
 from gate.preprocess.beside import spec_beside
-from gate.records.names import DECISION, EVIDENCE
+from gate.records.names import DECISION, DECISION_STATEMENT, EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.port import GOLDEN
 from gate.registry.proof import ExpectedFiles, external_data_of
 from gate.registry.records import RECORDS
@@ -36,8 +36,9 @@ _VARINT, _LENGTH = 0, 2
 _MORE, _LOW = 0x80, 0x7F
 
 
-def answer_in(folder: Path, expected: ExpectedFiles) -> str | None:
-    """Which file of a download is an answer of the store instead, and why; or None.
+def answer_in(folder: Path, expected: ExpectedFiles | None) -> str | None:
+    """Which file of a download is an answer of the store instead, and why; or None. `expected`:
+    None where nobody vouches for what it should be.
 
     Raises StorageError where this machine can't read.
     """
@@ -47,7 +48,7 @@ def answer_in(folder: Path, expected: ExpectedFiles) -> str | None:
             return f"MLmodel {problem}"
     for path in islice(folder.rglob("*.onnx"), _MOST):
         files = expected
-        if path.parent.name == QUANTIZED and expected.twin is not None:
+        if path.parent.name == QUANTIZED and expected is not None and expected.twin is not None:
             files = ExpectedFiles(
                 sha256=expected.twin.sha256, evidence=expected.twin.evidence_sha256
             )
@@ -56,17 +57,20 @@ def answer_in(folder: Path, expected: ExpectedFiles) -> str | None:
     return None
 
 
-def _around(path: Path, expected: ExpectedFiles) -> Iterator[tuple[str, str]]:
+def _around(path: Path, expected: ExpectedFiles | None) -> Iterator[tuple[str, str]]:
     """Answers in the place of an ONNX file, and of what lies beside it."""
     golden = path.parent / GOLDEN
-    data = [path.parent / name for name in external_data_of(path, expected.evidence)]
+    evidence = None if expected is None else expected.evidence
+    data = [path.parent / name for name in external_data_of(path, evidence)]
     arrays = [file for file in islice(golden.rglob("*"), _MOST) if file.name != GOLDEN_JSON]
     records = [path.parent / RECORDS / name for name in (EVIDENCE, DECISION)]
+    statements = [path.parent / RECORDS / name for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)]
     kinds = (
         (_no_model, [path]),
         (_no_data, data),
         (_no_array, arrays),
         (_no_record, [*records, golden / GOLDEN_JSON, spec_beside(path)]),
+        (_no_envelope, statements),
     )
     for problem_of, files in kinds:
         for file in files:
@@ -112,6 +116,15 @@ def _no_array(path: Path) -> str | None:
 def _no_record(path: Path) -> str | None:
     """A record is JSON, too, and says which version of its schema it is of. What is no JSON at all
     may be a record that somebody edited."""
+    return _no_json(path, key="schema_version")
+
+
+def _no_envelope(path: Path) -> str | None:
+    """A statement is JSON, too, and names the type of its payload."""
+    return _no_json(path, key="payloadType")
+
+
+def _no_json(path: Path, *, key: str) -> str | None:
     head = _head(path)
     if head is None:
         return None
@@ -123,7 +136,7 @@ def _no_record(path: Path) -> str | None:
         value = strict_json(read_foreign(path, limit=_PAGE), what=path.name)
     except (DigestMismatch, EvidenceError):
         return None
-    other = isinstance(value, dict) and value and "schema_version" not in value
+    other = isinstance(value, dict) and value and key not in value
     return "tells of something else" if other else None
 
 

@@ -7,56 +7,18 @@ any point leaves the old champion, or a move that whoever is alone next finishes
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
-import time
 from collections.abc import Iterator
-from pathlib import Path
-
-from filelock import Timeout
 
 from gate.errors import EvidenceError, PromotionConflict, RegistryError, RegistryUnavailable
-from gate.registry.addresses import plain
-from gate.registry.history import History
-from gate.registry.journal import Journal, Move
-from gate.registry.ledger import Ledger, LedgerEntry, locks, now
+from gate.ledger.addresses import plain
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
+from gate.ledger.journal import Journal, Move
+from gate.ledger.lock import PATIENCE_S, promotion_lock
 from gate.registry.may_serve import veto
 from gate.registry.page.version_page import refresh
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
-from gate.storage.atomic import write_text
-from gate.storage.lock import private_lock
-
-PATIENCE_S = 30.0
-"""How long another promotion, or the service's look, is waited for."""
-_TRIES, _PAUSE_S = 20, 0.05
-"""For the name of whoever holds the lock."""
-
-
-@contextlib.contextmanager
-def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock beside the ledger; the operating system frees it if this process dies.
-
-    Raises PromotionConflict where another process holds it (at once, or after `patience_s`), and
-    StorageError where its folder can't be written, or is somebody else's.
-    """
-    path = locks(ledger.path) / "promotion.lock"
-    holder = path.with_suffix(".holder")
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(private_lock(path, timeout_s=patience_s))
-        except Timeout as error:
-            raise PromotionConflict(
-                f"another promotion or rollback is under way: {_holder(holder)} holds {path}. "
-                "Nothing was changed. Wait until it is done, then repeat."
-            ) from error
-        try:
-            me = {"pid": os.getpid(), "host": socket.gethostname(), "since": now()}
-            write_text(holder, json.dumps(me))
-            yield
-        finally:
-            holder.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -75,8 +37,11 @@ def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEn
                 model.write("conflict", str(error))
             raise
         # Under whichever address it was begun.
-        names = sorted(model.identities())
-        journals = [Journal(model.ledger, model=model.name, registry=name) for name in names]
+        names = model.identities()
+        journals = [
+            Journal(model.ledger, model=model.name, registry=name, others=names)
+            for name in sorted(names)
+        ]
         finished = [line for journal in journals if (line := _finish(model, journal)) is not None]
         yield finished[-1] if finished else None
 
@@ -92,7 +57,8 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
 
     A registry without compare-and-swap leaves a gap between the look and the move; the look
     afterwards sees most of what slips through it. Raises PromotionConflict where `champion` is not
-    where it was, or not where it was put; the other RegistryErrors and StorageError as they come.
+    where it was, or not where it was put, or the lock was lost: then what was moved without it is
+    taken back; the other RegistryErrors and StorageError as they come.
     """
     previous = _previous(model, entry)
     if previous is not None and entry.action == "promoted":
@@ -103,17 +69,40 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     begun = journal.begin(entry, previous=previous)
     try:
         if entry.version is not None:
-            model.point(CHAMPION, entry.version)
+            model.point(CHAMPION, entry.version, operation=begun.operation)
         elif entry.previous_version is not None:
             model.registry.delete_alias(model.name, CHAMPION)
-            model.expect(CHAMPION, None)
+            model.expect(CHAMPION, None, operation=begun.operation)
     except PromotionConflict:  # which is written down
         journal.end()
         raise
-    line = model.ledger.append(begun.entry)
+    try:
+        line = model.ledger.append(begun.entry)
+    except PromotionConflict:  # whoever has the lock now went on without this move
+        _take_back(model, begun)
+        raise
     _end(model, journal, begun)
     refresh(model, (line.version, line.previous_version))
     return line
+
+
+def _take_back(model: RegisteredModel, begun: Move) -> None:
+    """Undo a move that came late: this process was stopped for longer than its lease just before
+    it, and the registry has nothing that would have refused it. Else the guard would take it for
+    somebody's own will."""
+    with promotion_lock(model.ledger, patience_s=PATIENCE_S):
+        history, target = model.history(), begun.target
+        if history.tells_of(begun.operation) or model.alias(CHAMPION) != target:
+            return
+        serving = history.serving
+        if serving is None or serving == target:
+            return
+        reason = (
+            f"a move of '{CHAMPION}' to version {target or 'none'} came when another process had "
+            f"taken the lock and gone on; it goes back to version {serving}"
+        )
+        model.write("conflict", reason, version=target)
+        model.point(CHAMPION, serving)
 
 
 def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
@@ -142,20 +131,28 @@ def _served_before(model: RegisteredModel, history: History, *, but: set[str | N
 
 
 def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
-    """Do what is left of a move that happened, and give its line; forget one that did not happen.
+    """Do what is left of a move that happened, and give its line; drop one that did not happen.
     None: nothing was left to do."""
+    history = model.history()
     try:
         begun = journal.pending()
     except EvidenceError as error:
-        _set_aside(model, journal, damage=str(error))
+        champion = model.alias(CHAMPION)
+        # At worst the move happened and has no line: then `champion` is judged as if somebody had
+        # pointed it there. Whatever was in this journal until now is over.
+        reason = f"{error}; '{CHAMPION}' points at {champion or 'none'} now"
+        model.write("conflict", reason, version=champion, operation=journal.name)
+        journal.set_aside()
         return None
     if begun is None:
         return None
     champion = model.alias(CHAMPION)
-    written = model.history().tells_of(begun.operation)
-    if champion != begun.target:
-        if not written and champion != begun.seen:
-            model.write("conflict", _nobody_knows(begun, champion), version=champion)
+    written = history.tells_of(begun.operation)
+    if champion != begun.target or history.dropped(begun.operation):
+        if not written and not history.dropped(begun.operation):
+            # Else whoever puts its note back has it finished at a time of his own.
+            reason = _dropped(begun, champion)
+            model.write("conflict", reason, version=champion, operation=begun.operation)
         journal.end()
         return None
     whole = written and begun.previous in (None, model.alias(PREVIOUS))
@@ -164,15 +161,6 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     _end(model, journal, begun)
     refresh(model, (begun.target, begun.seen))
     return None if whole else begun.entry
-
-
-def _set_aside(model: RegisteredModel, journal: Journal, *, damage: str) -> None:
-    """Go on from what registry and ledger say. At worst the move happened and has no line: then
-    `champion` is judged as if somebody had pointed it there."""
-    champion = model.alias(CHAMPION)
-    reason = f"{damage}; '{CHAMPION}' points at {champion or 'none'} now"
-    model.write("conflict", reason, version=champion)
-    journal.set_aside()
 
 
 def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:
@@ -188,20 +176,11 @@ def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:
     journal.end()
 
 
-def _nobody_knows(begun: Move, champion: str | None) -> str:
+def _dropped(begun: Move, champion: str | None) -> str:
+    move = f"a move of '{CHAMPION}' from version {begun.seen or 'none'} to {begun.target or 'none'}"
+    if champion == begun.seen:
+        return f"{move} was interrupted before it happened, and is dropped"
     return (
-        f"a move of '{CHAMPION}' from version {begun.seen or 'none'} to {begun.target or 'none'} "
-        f"was interrupted, and now it points at {champion or 'none'}: nobody knows whether the "
-        "move happened"
+        f"{move} was interrupted, and now it points at {champion or 'none'}: nobody knows whether "
+        "the move happened. It is dropped"
     )
-
-
-def _holder(holder: Path) -> str:
-    # The winner writes its name just after it has the lock: give it a moment.
-    for _ in range(_TRIES):
-        try:
-            who = json.loads(holder.read_text())
-            return f"process {who['pid']} on {who['host']} since {who['since']}"
-        except (OSError, ValueError, KeyError):
-            time.sleep(_PAUSE_S)
-    return "a process that does not say its name"

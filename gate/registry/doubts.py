@@ -11,9 +11,11 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gate.bounded.limits import ChildLimits
+from gate.ledger.history import Histories
 from gate.storage.digest import Digest
 
 PAUSE_S = 5.0
@@ -100,3 +102,16 @@ def digest_of_folder(folder: Path) -> Digest:
         content = Digest.of_file(path).hex if plain else "none"
         total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content.encode() + b"\0")
     return Digest(total.hexdigest())
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the versions of a model are read: within which limits, and what is remembered of it. Of
+    one command; of a service it is the same in each look."""
+
+    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
+    """Within which a child process reads and runs the files of versions."""
+    doubts: Doubts = field(default_factory=Doubts)
+    """Downloads that were not what they should be, and that nothing confirmed yet."""
+    histories: Histories = field(default_factory=Histories)
+    """Of whoever looks again and again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,23 @@ from gate.registry.doubts import digest_of_folder
 from gate.registry.port import Registry
 from gate.registry.proof import ExpectedFiles, prove
 from gate.storage.digest import Digest
-from gate.storage.quota import TooLarge, limited
+from gate.storage.quota import MAX_EXTENT, TooLarge, limited
 
 _TOO_LARGE = Digest.of_bytes(b"more than is allowed")
 """For what was cut off here, by us, wherever that was."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Of a version for which no line vouches: what is expected of it, its own statements say.
+    All are alike, so that two downloads of one version are compared."""
+
+    read: Callable[[Path], ExpectedFiles] = field(compare=False)
+    """From the place of the file, beside which nothing else may be read yet. Raises EvidenceError
+    where nobody who is trusted says it."""
+
+
+Expected = ExpectedFiles | Stated
 
 
 @dataclass
@@ -25,16 +39,14 @@ class Download:
     registry: Registry
     name: str
     number: str
-    expected: ExpectedFiles
+    expected: Expected
     folder: Path
     is_proven: bool = field(default=False, init=False)
     """Its bytes are the expected ones; what people read of them may be no good all the same."""
     _too_large: bool = field(default=False, init=False)
 
     @classmethod
-    def into(
-        cls, parent: Path, registry: Registry, *, of: tuple[str, str, ExpectedFiles]
-    ) -> Download:
+    def into(cls, parent: Path, registry: Registry, *, of: tuple[str, str, Expected]) -> Download:
         """`of`: model, version, and what is expected. Raises StorageError."""
         try:
             folder = Path(tempfile.mkdtemp(prefix="version-", dir=parent))
@@ -52,17 +64,19 @@ class Download:
 
     def proven(self) -> Path:
         """The file, with all that is to be beside it. Raises DigestMismatch, whatever is wrong with
-        what came; the RegistryErrors, StorageError."""
+        what came; EvidenceError where nobody states what it should be; the RegistryErrors,
+        StorageError."""
+        extent = MAX_EXTENT if isinstance(self.expected, Stated) else self.expected.extent
         try:
-            with limited(self.folder, self.expected.extent.most_bytes):
-                path = self.registry.download(
-                    self.name, self.number, self.folder, extent=self.expected.extent
-                )
+            with limited(self.folder, extent.most_bytes):
+                path = self.registry.download(self.name, self.number, self.folder, extent=extent)
         except TooLarge as error:
             self._too_large = True
             raise DigestMismatch(
                 f"{self.what}: {error}. It was exchanged: promote it anew."
             ) from error
+        if isinstance(self.expected, Stated):
+            self.expected = self.expected.read(path)
         prove(path, self.expected, what=self.what)
         self.is_proven = True
         return path
@@ -70,7 +84,10 @@ class Download:
     @property
     def answer(self) -> str | None:
         """Which file is an answer of the store, and not the version's. Raises StorageError."""
-        return None if self._too_large else answer_in(self.folder, self.expected)
+        if self._too_large:
+            return None
+        expected = None if isinstance(self.expected, Stated) else self.expected
+        return answer_in(self.folder, expected)
 
     @property
     def digest(self) -> Digest | None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from gate.attestation.statements import Statements
 from gate.bounded.limits import ChildLimits
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, PolicyError
@@ -56,6 +57,8 @@ class Judged:
     """Made with the decision's policy."""
     preprocessing: Path | None = None
     """The spec of preprocessing whose digest is in the evidence."""
+    statements: Statements | None = None
+    """Who vouches for evidence and decision; None: nobody signed."""
 
     def verify(self, policy: Policy, *, limits: ChildLimits | None = None) -> None:
         """Prove that file, evidence, policy, decision and golden vectors belong together.

@@ -10,51 +10,21 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
-from gate.policy.policy import Policy
-from gate.registry.comparison.compared import verify_comparison
-from gate.registry.history import History
-from gate.registry.judged import Judged, moment
-from gate.registry.ledger import LedgerEntry
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
+from gate.policy.review_tag import ReviewTag
 from gate.registry.page import reviewer
-from gate.registry.port import APPROVED, Tag, Version
+from gate.registry.port import Tag, Version
 from gate.registry.proof import ExpectedFiles
-from gate.registry.records import Records
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import Release
-from gate.registry.twin import QUANTIZED, TwinDigests, twin_in
-from gate.storage.foreign import mismatch_of
+from gate.registry.terms import Terms, judge
+from gate.registry.trusted import is_approved
 from gate.storage.temporary import temporary_folder
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Whoever decides what serves judges by these: its own policy, and the moment of the promotion,
-    at which the evidence had to be young enough."""
-
-    policy: Policy
-    at: datetime
-
-    @classmethod
-    def now(cls, policy: Policy) -> Terms:
-        """Of a promotion at this moment."""
-        return cls(policy, datetime.now(UTC))
-
-    @classmethod
-    def of(cls, policy: Policy, history: History, version: str) -> Terms | None:
-        """Of a version that the ledger says was promoted. None: the service judged and deployed it
-        then, and neither age nor another policy takes it out of service."""
-        line, present = history.promotion_of(version), datetime.now(UTC)
-        if history.was_deployed(version):
-            return None
-        promoted = moment(line.at) if line is not None else None
-        return cls(policy, present if promoted is None else min(promoted, present))
 
 
 @dataclass(frozen=True)
@@ -75,7 +45,7 @@ def veto(
     found = model.registry.version(model.name, version)
     vouched = history.vouching_for(version)
     _report_strange(model.name, found, history)
-    problem = _objection(found, history)
+    problem = _objection(found, history, model.reviews.tag)
     waits = _wait(found, vouched, terms) if problem is None else None
     return Examined(found, vouched, problem or waits, unreviewed=waits is not None)
 
@@ -107,39 +77,7 @@ def examine(
     return replace(examined, problem=problem)
 
 
-def judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
-    """Why the evidence beside a proven file does not allow it under these terms, or None. What was
-    decided by another policy is decided anew.
-
-    Raises DigestMismatch and EvidenceError where file and records do not belong together, or can't
-    be read; LimitExceeded where reading takes too much; StorageError where this machine can't.
-    """
-    with mismatch_of(f"version {vouched.version} of {model.name} in the registry"):
-        return _judge(path, model, vouched=vouched, terms=terms)
-
-
-def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
-    records = Records.beside(path, evidence=vouched.evidence_sha256)
-    assert vouched.sha256 is not None
-    records.evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
-    verify_comparison(records.decision, vouched.compared_with)
-    release = _release(path, records, name=model.name, twin=vouched.twin)
-    policy, passed_by = terms.policy, release.decision.policy_sha256
-    if passed_by != policy.digest():
-        release = _decided_anew(release, policy)
-    release.verify(policy, limits=model.reading.limits)
-    if release.refusal is not None and passed_by != policy.digest():
-        return (
-            f"it was judged by another policy ({passed_by.short}) than the one in force "
-            f"({policy.digest().short}), by which its decision is {release.refusal} "
-            "Promote what passes by the policy in force."
-        )
-    if release.refusal is not None:
-        return f"its decision is {release.refusal}"
-    return release.untimely(policy, at=terms.at)
-
-
-def _objection(version: Version, history: History) -> str | None:
+def _objection(version: Version, history: History, tag: ReviewTag) -> str | None:
     number = version.number
     if history.vouching_for(number) is None:
         return f"no line of the ledger says that the gate passed version {number}"
@@ -148,21 +86,30 @@ def _objection(version: Version, history: History) -> str | None:
         return f"the bytes of version {number} were found to be others than those that passed"
     if rolled_back is not None:
         return f"version {number} was rolled back ({rolled_back.at}: {rolled_back.reason})"
-    if "rejected" in actions or reviewer.rejects(version.tags):
+    if "rejected" in actions or reviewer.rejects(version.tags, tag):
         return f"a reviewer rejected version {number}"
     return None
 
 
 def _wait(version: Version, vouched: LedgerEntry | None, terms: Terms | None) -> str | None:
     """Why a version has to wait for its review: the policy of whoever promoted it counts only where
-    it is the one in force."""
+    it is the one in force. Of those who signed, the ledger tells, and no tag."""
     if terms is None or terms.policy.review == "automatic":
         return None
+    number, tag = version.number, terms.policy.review_tag
     promoted = vouched is not None and vouched.action != "passed"
+    if terms.policy.review == "signed":
+        approvers = vouched.approvers if promoted and vouched is not None else ()
+        if terms.approved is not None or is_approved(approvers, terms.trust):
+            return None
+        return (
+            f"version {number} waits for review: no line says that reviewers signed an approval "
+            "that still counts"
+        )
     by = None if vouched is None else vouched.policy_sha256
-    if (promoted and by == terms.policy.digest()) or reviewer.approves(version.tags):
+    if (promoted and by == terms.policy.digest()) or reviewer.approves(version.tags, tag):
         return None
-    return f"version {version.number} waits for review: no tag {Tag.REVIEW}={APPROVED}"
+    return f"version {number} waits for review: no tag {tag.name}={tag.approved}"
 
 
 def _report_strange(model: str, version: Version, history: History) -> None:
@@ -178,32 +125,3 @@ def _warn_once(model: str, number: str, text: str) -> None:
         "back: the tag is ignored. Delete it; gate rollback takes a version out of service.",
         number, model, Tag.ROLLED_BACK, text,
     )  # fmt: skip
-
-
-def _release(path: Path, records: Records, *, name: str, twin: TwinDigests | None) -> Release:
-    beside = path.parent / QUANTIZED
-    return Release(
-        model_name=name,
-        onnx_path=path,
-        evidence=records.evidence,
-        decision=records.decision,
-        run_id="",
-        description="",
-        # What the ledger does not name was put there afterwards, and is not read.
-        twin=twin_in(beside, twin) if twin is not None and beside.is_dir() else None,
-    )
-
-
-def _decided_anew(release: Release, policy: Policy) -> Release:
-    twin = release.twin
-    if twin is not None and policy.twin is not None:
-        # The golden vectors are of the policy that passed it; the ledger has their digest.
-        twin = replace(twin, decision=_decision(twin, policy.twin), golden=None)
-    return replace(release, decision=_decision(release, policy), twin=twin)
-
-
-def _decision(judged: Judged, policy: Policy) -> Decision:
-    decision = judged.decision
-    return decide(
-        policy, judged.evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
-    )

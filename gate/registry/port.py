@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gate.policy.review_tag import REVIEW_TAG
 from gate.records.evidence import Subject
 from gate.storage.digest import Digest
 from gate.storage.quota import MAX_EXTENT, Extent
@@ -27,8 +28,6 @@ PREVIOUS: Alias = "previous"
 
 GOLDEN = "golden"
 """The folder of the golden vectors, beside the ONNX file."""
-APPROVED, REJECTED = "approved", "rejected"
-"""What a reviewer may say in `Tag.REVIEW`."""
 
 
 class Tag:
@@ -49,12 +48,16 @@ class Tag:
     COMPARED_WITH = "gate.compared_with_sha256"
     """Digest of the record of the version that served when this one was decided, where the policy
     asked for it."""
-    REVIEW = "gate.review"
-    """A reviewer's word on a version that passed (`gate.registry.page.reviewer` reads it)."""
+    REVIEW = REVIEW_TAG
+    """A reviewer's word on a version that passed, unless the policy names another tag for it
+    (`gate.registry.page.reviewer` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"
     """What the reviewer writes beside it; it goes into the ledger's line of the review."""
     REVIEW_RESULT = "gate.review_result"
     """What became of the word, for the reviewer. It decides nothing."""
+    REFUSED = "gate.refused"
+    """Set by the service on a version that was handed in and that it refused: when, and why. The
+    same release handed in again becomes another version."""
     REVERTED = "gate.reverted"
     """Set on a version that the guard took `champion` from: when, and why."""
     ROLLED_BACK = "gate.rolled_back"
@@ -83,6 +86,8 @@ class Version:
     run_id: str | None
     tags: Mapping[str, str]
     description: str
+    made_at: str | None = None
+    """By the registry's own clock, UTC, ISO 8601; nobody can edit it. None: it does not say."""
 
 
 class Registry(Protocol):
@@ -120,6 +125,14 @@ class Registry(Protocol):
 
         `extent`: how much it was; DigestMismatch where it is far more, before any of it comes.
         What the draft had `beside` it is beside it again.
+        """
+        ...
+
+    def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
+        """Download single files that lie beside a version's file, by their paths there, to the same
+        paths in `folder`; those that are not there are left out.
+
+        `most_bytes`: by path, how large each may be; DigestMismatch where one is larger.
         """
         ...
 

@@ -9,10 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.attestation.statements import Statements
 from gate.decision.decision import Decision
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.records.evidence import Evidence
-from gate.records.names import DECISION, EVIDENCE, TREND
+from gate.records.names import (
+    DECISION,
+    DECISION_STATEMENT,
+    EVIDENCE,
+    EVIDENCE_STATEMENT,
+    TREND,
+)
 from gate.records.trend import Trend
 from gate.storage.digest import Digest
 from gate.storage.foreign import RECORD_LIMIT, read_foreign
@@ -29,11 +36,15 @@ class Records:
 
     evidence: Evidence
     decision: Decision
+    statements: Statements | None = None
+    """Who vouches for both; None: nobody signed."""
 
     def write(self, folder: Path) -> None:
-        """Write both. Raises StorageError."""
+        """Write them. Raises StorageError."""
         self.evidence.save(folder / EVIDENCE)
         self.decision.save(folder / DECISION)
+        if self.statements is not None:
+            self.statements.write(folder)
 
     @classmethod
     def beside(cls, onnx_path: Path, *, evidence: Digest | None = None) -> Records:
@@ -50,7 +61,7 @@ class Records:
                 "promoted by this version of the gate. Promote the file anew."
             )
         measured = evidence_beside(onnx_path, sha256=evidence)
-        return cls(measured, decision_beside(onnx_path))
+        return cls(measured, decision_beside(onnx_path), statements_beside(onnx_path))
 
 
 def evidence_beside(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
@@ -63,6 +74,15 @@ def decision_beside(onnx_path: Path) -> Decision:
     """The decision beside a downloaded file. Raises as `Records.beside`."""
     data = read_foreign(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
     return Decision.from_foreign(data, what="the decision beside the version")
+
+
+def statements_beside(onnx_path: Path) -> Statements | None:
+    """The statements beside a downloaded file; None where there is none at all. Raises Untrusted
+    where one of the two is missing or malformed, StorageError."""
+    folder = onnx_path.parent / RECORDS
+    if not any((folder / name).exists() for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)):
+        return None
+    return Statements.beside(folder)
 
 
 def trend_beside(onnx_path: Path) -> Trend:

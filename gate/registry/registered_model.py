@@ -19,16 +19,17 @@ from gate.errors import (
     PromotionConflict,
     ResourceGone,
 )
-from gate.registry.addresses import same
-from gate.registry.comparison.compared import ComparedWith
-from gate.registry.download import Download
-from gate.registry.history import History
-from gate.registry.ledger import Action, Ledger, LedgerEntry
+from gate.ledger.addresses import same
+from gate.ledger.entry import Action, ComparedWith, LedgerEntry, TwinDigests
+from gate.ledger.history import History
+from gate.ledger.index import SERVING
+from gate.ledger.ledger import Ledger
+from gate.registry.doubts import Reading
+from gate.registry.download import Download, Expected
+from gate.registry.page.reviewer import ReviewRule
 from gate.registry.port import Alias, Registry
 from gate.registry.proof import ExpectedFiles
-from gate.registry.reading import Reading
 from gate.registry.release import Release
-from gate.registry.twin import TwinDigests
 from gate.storage.digest import Digest
 from gate.storage.quota import Extent
 from gate.storage.temporary import temporary_folder
@@ -36,7 +37,8 @@ from gate.storage.temporary import temporary_folder
 T = TypeVar("T")
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
-    "compared_with", "extent", "run_id",
+    "compared_with", "incumbent", "extent", "run_id", "made_at", "signers",
+    "measured_by",
 )  # fmt: skip
 """Fields that one line takes over from another about the same version."""
 
@@ -50,6 +52,11 @@ class Details(TypedDict, total=False):
     """Gives the digests."""
     comment: str | None
     """A reviewer's."""
+    approvers: tuple[str, ...]
+    """Ids of the keys that signed an approval; else those of the line that it is about, where the
+    version goes on serving by them."""
+    operation: str | None
+    """Of a conflict: the move of `champion` that is over by it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
+    reviews: ReviewRule = field(default_factory=ReviewRule)
+    """By which tag reviewers speak, and whether they sign."""
     reading: Reading = field(default_factory=Reading, compare=False, repr=False)
 
     def history(self) -> History:
@@ -91,6 +100,8 @@ class RegisteredModel:
                 "reason": reason,
                 "cause": self.cause,
                 "comment": details.get("comment"),
+                "operation": details.get("operation"),
+                "approvers": details.get("approvers") or _approvers(action, details.get("about")),
                 **_digests(details.get("about")),
             }
         )
@@ -115,16 +126,14 @@ class RegisteredModel:
         with temporary_folder() as folder:
             self.read(number, expected, _nothing, into=folder)
 
-    def read(
-        self, number: str, expected: ExpectedFiles, use: Callable[[Path], T], *, into: Path
-    ) -> T:
+    def read(self, number: str, expected: Expected, use: Callable[[Path], T], *, into: Path) -> T:
         """What `use` makes of the proven file of a version, with all that is beside it, below a
         folder. Of its errors DigestMismatch, EvidenceError, LimitExceeded and OnnxFileError are
         mismatches, too.
 
-        Raises a mismatch where a second, fresh download says the same; one of bytes is written down
-        as a violation before. MismatchUnconfirmed where nothing says so yet; the RegistryErrors,
-        StorageError.
+        Raises a mismatch where a second, fresh download says the same; one of bytes that passed is
+        written down as a violation before. MismatchUnconfirmed where nothing says so yet; the
+        RegistryErrors, StorageError.
         """
         key = (self.name, number, expected)
         for first in (True, False):
@@ -135,7 +144,7 @@ class RegisteredModel:
                 if self.reading.doubts.confirms(key, download.digest):
                     self._check_store(download, error)
                     self.reading.doubts.forget(key)  # the next time two downloads are needed again
-                    if not download.is_proven:
+                    if not download.is_proven and isinstance(expected, ExpectedFiles):
                         self.write("violation", str(error), version=number, about=expected.sha256)
                     raise
                 if not (first and self.reading.doubts.waits()):
@@ -172,17 +181,18 @@ class RegisteredModel:
                     ) from error
             is_witness = True
 
-    def point(self, alias: Alias, number: str) -> None:
+    def point(self, alias: Alias, number: str, *, operation: str | None = None) -> None:
         """Move an alias and read it back; one that is there already is left alone.
 
-        (Setting it again would fire an event.) Raises PromotionConflict, the RegistryErrors.
+        (Setting it again would fire an event.) Raises as `expect`.
         """
         if self.alias(alias) != number:
             self.registry.set_alias(self.name, alias, number)
-            self.expect(alias, number)
+            self.expect(alias, number, operation=operation)
 
-    def expect(self, alias: Alias, number: str | None) -> None:
-        """Raise PromotionConflict, after writing it down, if an alias is not where we left it."""
+    def expect(self, alias: Alias, number: str | None, *, operation: str | None = None) -> None:
+        """Raise PromotionConflict, after writing it down, if an alias is not where we left it; and
+        the RegistryErrors. `operation`: the move that is over then."""
         version = self.alias(alias)
         if version == number:
             return
@@ -191,7 +201,7 @@ class RegisteredModel:
             f"promotion left it at {number or 'none'}: another host moved it in the meantime. "
             f"Look at the registry; if '{alias}' must change again, repeat."
         )
-        self.write("conflict", reason, version=version)
+        self.write("conflict", reason, version=version, operation=operation)
         raise PromotionConflict(reason)
 
 
@@ -212,9 +222,14 @@ def _nothing(_path: Path) -> None:
     """The proof is all."""
 
 
+def _approvers(action: Action, about: Release | LedgerEntry | Digest | None) -> tuple[str, ...]:
+    """An approval counts for as long as the version serves, or did; what waits has none."""
+    return about.approvers if isinstance(about, LedgerEntry) and action in SERVING else ()
+
+
 def _digests(
     about: Release | LedgerEntry | Digest | None,
-) -> dict[str, ComparedWith | Digest | TwinDigests | Extent | str | None]:
+) -> dict[str, ComparedWith | Digest | TwinDigests | Extent | tuple[str, ...] | str | None]:
     if about is None:
         return {}
     if isinstance(about, Digest):
@@ -231,4 +246,6 @@ def _digests(
         "compared_with": about.compared_with,
         "extent": about.extent,
         "run_id": about.run_id,
+        "signers": about.signers,
+        "measured_by": about.measured_by,
     }

@@ -9,16 +9,18 @@ from typing import Literal
 from gate.bounded.limits import ChildLimits
 from gate.errors import EvidenceError
 from gate.golden.folder import files_of
+from gate.ledger.entry import ComparedWith, TwinDigests
 from gate.policy.policy import Policy
 from gate.records.trend import Trend
-from gate.registry.comparison.compared import ComparedWith
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN, Draft, Tag
-from gate.registry.twin import TwinDigests
+from gate.registry.twin import digests_of
 from gate.storage.digest import Digest
 from gate.storage.quota import Extent
 
-Outcome = Literal["promoted", "passed", "unchanged", "refused", "dry_run", "rolled_back"]
+Outcome = Literal[
+    "promoted", "passed", "handed_in", "unchanged", "refused", "dry_run", "rolled_back"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,11 @@ class Release(Judged):
     twin: Judged | None = None
     trend: Trend = field(default_factory=Trend)
     """Of the releases before this one."""
+    signers: tuple[str, ...] = ()
+    """Ids of the keys that were proven to vouch for the verdict, for the ledger; whoever promotes
+    fills them in."""
+    measured_by: tuple[str, ...] = ()
+    """The same of further keys that signed what was measured."""
 
     def verify(self, policy: Policy, *, limits: ChildLimits | None = None) -> None:
         """Prove that all of it belongs together, the twin too.
@@ -117,7 +124,7 @@ class Release(Judged):
     @property
     def twin_digests(self) -> TwinDigests | None:
         """What the ledger notes of the twin."""
-        return None if self.twin is None else TwinDigests.of(self.twin)
+        return None if self.twin is None else digests_of(self.twin)
 
     @property
     def compared_with(self) -> ComparedWith | None:
@@ -177,3 +184,6 @@ class Promotion:
     version: str | None
     previous_version: str | None
     reason: str
+    signers: tuple[str, ...] = ()
+    """Ids of the keys that vouch for the verdict; none: nobody was asked to sign, or nothing was
+    tried."""

@@ -11,10 +11,12 @@ import contextlib
 from typing import NoReturn
 
 from gate.errors import EvidenceError, GateError, RegistryError, ResourceGone
+from gate.ledger.entry import LedgerEntry, now
+from gate.ledger.history import History
+from gate.ledger.ledger import Ledger
 from gate.registry.champion import alone, move
-from gate.registry.history import History
-from gate.registry.ledger import Ledger, LedgerEntry, now
 from gate.registry.may_serve import veto
+from gate.registry.page.reviewer import ReviewRule
 from gate.registry.page.version_page import refresh
 from gate.registry.port import CHAMPION, PREVIOUS, Registry, Tag
 from gate.registry.proof import ExpectedFiles
@@ -22,8 +24,16 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion
 
 
-def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str) -> Promotion:
-    """Point `champion` at the version of `previous`, and `previous` at the old champion.
+def rollback(
+    registry: Registry,
+    model_name: str,
+    *,
+    ledger: Ledger,
+    reason: str,
+    reviews: ReviewRule | None = None,
+) -> Promotion:
+    """Point `champion` at the version of `previous`, and `previous` at the old champion. `reviews`:
+    by which tag reviewers say no; None: by the gate's own.
 
     The target's bytes are downloaded and must have the digest that the ledger recorded when they
     were promoted. The line in the ledger keeps the old champion from serving, with or without a
@@ -36,7 +46,7 @@ def rollback(registry: Registry, model_name: str, *, ledger: Ledger, reason: str
     ledger, DigestMismatch on other bytes, PromotionConflict where another promotion is under way.
     An interrupted rollback is finished by calling again.
     """
-    model = RegisteredModel(registry, ledger, model_name)
+    model = RegisteredModel(registry, ledger, model_name, reviews=reviews or ReviewRule())
     with alone(model) as finished:
         if finished is not None and finished.action == "rolled_back":
             return _resumed(model, finished)
@@ -172,8 +182,8 @@ def _checked(model: RegisteredModel, target: str, history: History) -> LedgerEnt
     if vouched is None:
         _refuse(
             model,
-            f"the ledger {model.ledger.path} has no line that version {target} of {model.name} was "
-            "ever promoted, so nothing says which bytes it should hold. Roll back where the "
+            f"the ledger {model.ledger.place} has no line that version {target} of {model.name} "
+            "was ever promoted, so nothing says which bytes it should hold. Roll back where the "
             "ledger is, or promote a measured file.",
             error=EvidenceError,
         )

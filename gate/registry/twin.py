@@ -12,31 +12,22 @@ from pathlib import Path
 
 from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import GOLDEN_JSON
+from gate.ledger.entry import TwinDigests
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
-from gate.storage.record import Record, Sha256
 
 QUANTIZED = "quantized"
 """The folder beside the exact file; a deployed release calls its slot so, too."""
 
 
-class TwinDigests(Record):
-    """What the ledger knows of a twin."""
-
-    sha256: Sha256
-    """As evidence counts it: of the file; with external data, of the manifest of all files."""
-    evidence_sha256: Sha256
-    golden_sha256: Sha256 | None = None
-
-    @classmethod
-    def of(cls, twin: Judged) -> TwinDigests:
-        """Of a twin as it was opened."""
-        return cls(
-            sha256=twin.decision.subject_sha256,
-            evidence_sha256=twin.decision.evidence_sha256,
-            golden_sha256=twin.golden_sha256,
-        )
+def digests_of(twin: Judged) -> TwinDigests:
+    """Of a twin as it was opened."""
+    return TwinDigests(
+        sha256=twin.decision.subject_sha256,
+        evidence_sha256=twin.decision.evidence_sha256,
+        golden_sha256=twin.golden_sha256,
+    )
 
 
 def lay_out(twin: Judged, folder: Path) -> None:
@@ -53,7 +44,7 @@ def lay_out(twin: Judged, folder: Path) -> None:
             f"cannot copy the twin {twin.onnx_path} to {folder}: {error.strerror or error}. "
             "Free space or fix permissions, then repeat."
         ) from error
-    Records(twin.evidence, twin.decision).write(folder / RECORDS)
+    Records(twin.evidence, twin.decision, twin.statements).write(folder / RECORDS)
 
 
 def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
@@ -72,6 +63,7 @@ def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
         onnx_path=path,
         evidence=records.evidence,
         decision=records.decision,
+        statements=records.statements,
         golden=GoldenFolder.open(golden, sha256=vectors) if there else None,
     )
 

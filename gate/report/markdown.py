@@ -107,7 +107,7 @@ def _change(story: Story) -> Iterator[str]:
     yield f"Against the champion, version {_escape(change.version)}:"
     yield ""
     if not moved:
-        yield "- nothing changed"
+        yield f"- {_escape(change.unmoved)}"
     for row in moved[:_CHANGES]:
         sense = f" ({row.sense})" if row.sense else ""
         yield f"- {_escape(row.name)}: {_escape(row.before)} → {_escape(row.now)}{sense}"

@@ -6,6 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.attestation.keys import labels
+from gate.attestation.statements import Statements
+from gate.attestation.trust import Trust
 from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
@@ -18,6 +21,7 @@ from gate.report.folder import pictures
 from gate.report.report import Report
 from gate.story.making import story_of
 from gate.story.story import Change
+from gate.story.wording import printable
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class RecordFiles:
     """Judge anew by it, at `now`."""
     now: str = ""
     """UTC, ISO 8601."""
+    trust: Trust | None = None
+    """Whose signatures count; None: nobody's."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class JudgedRecords:
     """Against the version that served when it was measured; None: it was not compared."""
     confidence: float = 0.95
     """Of what agreement proves."""
+    signed_by: str | None = None
+    """Name and short id of the key by which both are vouched for; None: no trusted one's."""
 
     @classmethod
     def read(cls, place: Path, given: RecordFiles | None = None) -> JudgedRecords:
@@ -65,6 +73,9 @@ class JudgedRecords:
             _explanation(file.parent, given.explanation, evidence),
             change_beside(file.parent, evidence),
             cls.confidence if policy is None else policy.confidence,
+            None
+            if given.trust is None
+            else _signed_by(file.parent, evidence, decision, given.trust),
         )
 
     def report(self, change: Change | None = None) -> Report:
@@ -75,7 +86,7 @@ class JudgedRecords:
             explanation=self.explanation,
             change=change or self.change,
             confidence=self.confidence,
-        )
+        ).signed(self.signed_by and printable(self.signed_by))
         return Report(
             story,
             self.evidence,
@@ -106,6 +117,14 @@ def explanation_beside(folder: Path, evidence: Evidence) -> Explanation:
             if _is_of(found, evidence):
                 return found
     return Explanation()
+
+
+def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trust) -> str | None:
+    """Who signed exactly these, when they were made; None where nobody did who counts."""
+    with suppress(GateError):
+        statements = Statements.beside(folder)
+        return labels(statements.verify(evidence, decision, trust=trust, now=statements.made_at))
+    return None
 
 
 def _compared(path: Path, evidence: Evidence) -> Incumbent | None:

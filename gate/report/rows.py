@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
-from gate.records.evidence import Evidence, OutputParity
+from gate.records.evidence import Evidence
 from gate.records.localisation import LayerRow, Localisation
+from gate.records.output_parity import OutputParity
 from gate.records.samples import WorstSample
 from gate.story.story import Story, Word
 from gate.story.wording import allowed, observed

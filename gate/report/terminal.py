@@ -130,8 +130,9 @@ def _champion(story: Story) -> Iterator[_Line]:
     if change.version is None:
         return
     moved = [f"{row.name} {row.before} → {row.now}" for row in change.rows if row.changed]
-    listed = "; ".join(moved[:_CHANGES]) or "nothing changed"
-    yield _Line("before", f"champion is version {change.version}: {listed}")
+    listed = "; ".join(moved[:_CHANGES]) or change.unmoved
+    gap = ", " if change.absent else ": "
+    yield _Line("before", f"champion is version {change.version}{gap}{listed}")
 
 
 def _print(console: Console, lines: list[_Line]) -> None:

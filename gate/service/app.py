@@ -3,7 +3,8 @@
 POST /webhooks/mlflow   deliveries (gate.service.receiver)
 GET  /healthz           200 while the process answers
 GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
-                        registry answered lately; else 503, and which of them is in trouble
+                        registry answered lately; else 503, and which of them is in trouble. Whether
+                        the trust can be read is said, and takes nothing offline
 GET  /metrics           Prometheus
 """
 
@@ -21,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from gate.registry.trusted import TrustFile
 from gate.service.inbox import Inbox
 from gate.service.keeper import kept_ledger
 from gate.service.keyring import Keyring
@@ -96,11 +98,14 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 
 def _readiness(parts: Parts) -> Callable[[Request], object]:
     ledger = kept_ledger(parts.settings)
+    trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
+    trust_is_read = Need(trusted.trouble)
     inbox_works = Need(lambda: inbox_trouble(parts.inbox))
-    ledger_is_whole = Need(lambda: ledger_trouble(ledger))
+    ledger_is_whole = Need(lambda: ledger_trouble(ledger, trusted))
 
     async def ready(_request: Request) -> Response:
-        inbox, whole = await asyncio.gather(inbox_works.trouble(), ledger_is_whole.trouble())
+        needs = (inbox_works, ledger_is_whole, trust_is_read)
+        inbox, whole, trust = await asyncio.gather(*(need.trouble() for need in needs))
         troubles = {
             "inbox": inbox,
             "ledger": whole,
@@ -108,7 +113,8 @@ def _readiness(parts: Parts) -> Callable[[Request], object]:
             "registry": _registry_trouble(parts),
         }
         good = not any(troubles.values())
-        states = {name: trouble or "ok" for name, trouble in troubles.items()}
+        # What serves goes on serving without it: no load balancer shall take it away.
+        states = {name: trouble or "ok" for name, trouble in (troubles | {"trust": trust}).items()}
         return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
 
     return ready

@@ -11,13 +11,14 @@ from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
 from gate.errors import EvidenceError
+from gate.ledger.entry import Action, LedgerEntry
+from gate.ledger.history import History
 from gate.policy.policy import Policy
-from gate.registry.history import History
-from gate.registry.ledger import Action, LedgerEntry
-from gate.registry.may_serve import Terms, judge, veto
+from gate.registry.may_serve import veto
 from gate.registry.port import CHAMPION
 from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.terms import ReadTrust, Terms, judge, nobody
 from gate.registry.twin import QUANTIZED as BESIDE
 from gate.registry.twin import twin_file
 from gate.service.port import Taken
@@ -26,16 +27,21 @@ from gate.storage.quota import MAX_BYTES
 
 
 def deploy_champion(
-    model: RegisteredModel, store: Store, policy: Policy, *, thoroughly: bool = False
+    model: RegisteredModel,
+    store: Store,
+    policy: Policy,
+    *,
+    thoroughly: bool = False,
+    trust: ReadTrust = nobody,
 ) -> list[Taken]:
     """Deploy the champion, if the ledger put it there and it does not serve yet. What was not
-    deployed before must pass by this policy.
+    deployed before must pass by this policy and this trust.
 
     `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
     refused here once more. Raises the RegistryErrors, EvidenceError and StorageError.
     """
     history, champion = model.history(), model.alias(CHAMPION)
-    terms = None if champion is None else Terms.of(policy, history, champion)
+    terms = None if champion is None else Terms.of(policy, history, champion, trust=trust)
     vouched = _rightful(model, champion, history, terms=terms)
     if champion is None or vouched is None:
         return []
@@ -45,12 +51,28 @@ def deploy_champion(
         return []
     if last and not refused and serves(store, model.name, slots, thoroughly=thoroughly):
         return []
-    done = deploy(store, model.name, slots)
-    if done.outcome != "refused":
-        return [_tell(model, vouched, action="deployed", reason=done.reason)]
-    if refused and last is not None and last.reason == done.reason:
+    reason = _unsigned(vouched, history, terms)
+    if reason is None:
+        done = deploy(store, model.name, slots)
+        if done.outcome != "refused":
+            return [_tell(model, vouched, action="deployed", reason=done.reason)]
+        reason = done.reason
+    if refused and last is not None and last.reason == reason:
         return []
-    return [_tell(model, vouched, action="not_deployed", reason=done.reason)]
+    return [_tell(model, vouched, action="not_deployed", reason=reason)]
+
+
+def _unsigned(vouched: LedgerEntry, history: History, terms: Terms | None) -> str | None:
+    """Why nothing is deployed that was promoted before anybody signed; None where it was not, or
+    may go without."""
+    assert vouched.version is not None
+    refuses = terms is not None and terms.trust is not None and terms.trust.unsigned == "refuse"
+    if not refuses or not history.predates_signing(vouched.version):
+        return None
+    return (
+        f"nobody signed version {vouched.version}: hand in a signed one, or let the service take "
+        "what it finds (trust: unsigned: accept_existing)"
+    )
 
 
 def _rightful(

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from gate.policy.review_tag import ReviewTag
 from gate.registry.page import reviewer
 from gate.registry.port import Tag
 
@@ -54,8 +55,9 @@ class Malformed:
     reason: str
 
 
-def read(body: bytes) -> Event | Unknown | Malformed:
-    """Read a delivery's body. Total: whatever the bytes are, one of the three comes out."""
+def read(body: bytes, tag: ReviewTag) -> Event | Unknown | Malformed:
+    """Read a delivery's body. Total: whatever the bytes are, one of the three comes out. `tag`: by
+    which reviewers speak."""
     try:
         message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -68,19 +70,20 @@ def read(body: bytes) -> Event | Unknown | Malformed:
     if not isinstance(entity, str) or not isinstance(action, str):
         return Malformed("entity and action are not both text")
     kind = f"{entity}.{action}"
-    return _event(kind, data) if kind in EVENTS else Unknown()
+    return _event(kind, data, tag) if kind in EVENTS else Unknown()
 
 
-def ignored(event: Event, *, aliases: Collection[str]) -> str | None:
-    """Why an event changes nothing for us, or None if the registry must be read again."""
+def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
+    """Why an event changes nothing for us, or None if the registry must be read again. `tag`: by
+    which reviewers speak."""
     if event.kind.startswith("model_version_alias.") and event.detail not in aliases:
         return "another alias"
-    if event.kind.startswith("model_version_tag.") and not _is_ours(event.detail):
+    if event.kind.startswith("model_version_tag.") and not _matters(event.detail or "", tag):
         return "another tag"
     return None
 
 
-def _event(kind: str, data: Any) -> Event | Malformed:
+def _event(kind: str, data: Any, tag: ReviewTag) -> Event | Malformed:
     if not isinstance(data, dict):
         return Malformed("data is not a JSON object")
     model = data.get("name")
@@ -92,18 +95,19 @@ def _event(kind: str, data: Any) -> Event | Malformed:
     detail = data.get(place)
     if not isinstance(detail, str):
         return Malformed(f"data.{place} is not text")
-    return Event(kind, model, detail, _hint(kind, tag=detail, value=data.get("value")))
+    value = data.get("value")
+    hint = _hint(detail, str(value), tag) if kind == "model_version_tag.set" else None
+    return Event(kind, model, detail, hint)
 
 
-def _hint(kind: str, *, tag: str, value: Any) -> str | None:
-    if kind != "model_version_tag.set" or tag != Tag.REVIEW:
-        return None
-    correction = reviewer.correction({tag: str(value)})
-    return correction and f"{Tag.REVIEW} says nothing: {correction}"
+def _hint(key: str, value: str, tag: ReviewTag) -> str | None:
+    correction = reviewer.correction({key: value}, tag)
+    return correction and f"{key} says nothing: {correction}"
 
 
-def _is_ours(tag: str | None) -> bool:
-    return tag is not None and tag.startswith(_OUR_TAGS) and tag not in _FOR_PEOPLE
+def _matters(key: str, tag: ReviewTag) -> bool:
+    """Whether a tag of this key may change something: the gate's own, and the reviewers'."""
+    return (key.startswith(_OUR_TAGS) and key not in _FOR_PEOPLE) or tag.may_reject(key)
 
 
 def _no_number(word: str) -> None:

@@ -12,15 +12,18 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
+from gate.ledger.entry import LedgerEntry, now
+from gate.ledger.history import History
 from gate.policy.policy import Policy
 from gate.registry.champion import move
-from gate.registry.history import History
-from gate.registry.ledger import LedgerEntry, now
-from gate.registry.may_serve import Examined, Terms, examine, veto
+from gate.registry.comparison.compared import comparison_in, outdated
+from gate.registry.may_serve import Examined, examine, veto
 from gate.registry.page import reviewer
 from gate.registry.page.version_page import refresh
-from gate.registry.port import CHAMPION, Tag
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.terms import ReadTrust, Terms, nobody
+from gate.registry.trusted import weakness
 from gate.service.port import Taken
 
 _TAIL = 4000
@@ -29,38 +32,47 @@ _UNREACHED = 3
 """So many versions out of reach are the registry's trouble: one may be an editor's doing."""
 
 
-def guard(model: RegisteredModel, policy: Policy, *, thoroughly: bool) -> list[Taken]:
+def guard(
+    model: RegisteredModel, policy: Policy, *, thoroughly: bool, trust: ReadTrust = nobody
+) -> list[Taken]:
     """Take `champion` back from a version that must not serve.
 
     Where the ledger put it and it was deployed, only its own lines, tags and (`thoroughly`) bytes
-    are looked at: a policy that changed does not take a model out of service. What was not deployed
-    yet must pass by this policy, with evidence that was young enough when it was promoted. Where
-    somebody else put it, the version must be as good as one that is promoted now. Where no other
-    can be proven, nothing serves until one can be: an unreachable store condemns nothing, and
-    excuses nothing. Where another one serves meanwhile, the one that served rightly comes back as
-    soon as it can be proven.
+    are looked at: a policy or a trust that changed does not take a model out of service. What was
+    not deployed yet must pass by this policy and this trust, with evidence that was young enough
+    when it was promoted. Where somebody else put it, the version must be as good as one that is
+    promoted now. Where no other can be proven, nothing serves until one can be: an unreachable
+    store condemns nothing, and excuses nothing. Where another one serves meanwhile, the one that
+    served rightly comes back as soon as it can be proven.
 
     Raises RegistryError where the ledger knows nothing of the model, the other RegistryErrors,
     EvidenceError and StorageError where nothing can be said now.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     if champion is None:
-        return _bring_back(model, policy, history)
+        return _bring_back(model, policy, history, trust=trust)
     if not history.passed_any:
         raise RegistryError(
             f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
-            f"{model.ledger.path} has no line that anything of {model.name} in "
-            f"{model.registry.identity} ever passed. Name the right ledger with --ledger, or the "
-            "registry's other address with --same-registry; nothing was changed."
+            f"{model.ledger.place} has no line that anything of {model.name} in "
+            f"{model.registry.identity} ever passed; nothing was changed, and nothing of it is "
+            "deployed. Name the right ledger with --state, or the registry's other address with "
+            f"--same-registry. If somebody pointed '{CHAMPION}' there before anything passed, take "
+            f"that alias away: what is '{CANDIDATE}' is judged then."
         )
     moved = champion != history.serving
-    terms = Terms.now(policy) if moved else Terms.of(policy, history, champion)
+    terms = Terms.now(policy, trust) if moved else Terms.of(policy, history, champion, trust=trust)
+    if terms is not None and not moved and history.predates_signing(champion):
+        # To begin with signing takes nothing out of service; it is only not deployed anew.
+        terms = replace(terms, trust=None)
     if moved or thoroughly:
         examined = _examined(model, champion, terms=terms, history=history)
     else:
         examined = veto(model, champion, history=history, terms=terms)
+    if moved and examined.problem is None:
+        examined = replace(examined, problem=_late(champion, policy, history))
     if examined.problem is not None:
-        return [_revert(model, examined, policy=policy, history=history)]
+        return [_revert(model, examined, policy=policy, history=history, trust=trust)]
     if moved:
         return [_accept(model, examined, history)]
     return _give_back(model, history)
@@ -82,6 +94,14 @@ def _examined(
         return replace(veto(model, champion, history=history), problem=str(error))
 
 
+def _late(champion: str, policy: Policy, history: History) -> str | None:
+    """Why a version that never served yet is not what the policy wants it compared with; or None.
+    What served before may be gone back to."""
+    if policy.incumbent is None or history.was_served(champion):
+        return None
+    return outdated(comparison_in(history.vouching_for(champion)), history.serving, history)
+
+
 def _accept(model: RegisteredModel, examined: Examined, history: History) -> Taken:
     """Somebody pointed at a version that may serve: write down that it does."""
     number = examined.version.number
@@ -94,17 +114,22 @@ def _accept(model: RegisteredModel, examined: Examined, history: History) -> Tak
 
 
 def _revert(
-    model: RegisteredModel, examined: Examined, *, policy: Policy, history: History
+    model: RegisteredModel,
+    examined: Examined,
+    *,
+    policy: Policy,
+    history: History,
+    trust: ReadTrust,
 ) -> Taken:
     champion, tags, problem = examined.version.number, examined.version.tags, examined.problem
     assert problem is not None
-    target, trouble = _fallback(model, history, policy=policy, but=champion)
+    target, trouble = _fallback(model, history, policy=policy, but=champion, trust=trust)
     goes = f"went back to version {target.version}" if target else "was taken away"
     if trouble is not None:
         goes += f" until another version can be proven; now it can't be: {trouble}"
     reason = f"{problem}; '{CHAMPION}' {goes}"
     rejected = "rejected" in history.since_passed(champion)
-    if reviewer.rejects(tags) and examined.vouched and not rejected:
+    if reviewer.rejects(tags, model.reviews.tag) and examined.vouched and not rejected:
         comment = reviewer.comment(tags)
         why = f"{problem}{reviewer.quoted(comment)}"
         model.write("rejected", why, version=champion, about=examined.vouched, comment=comment)
@@ -120,14 +145,16 @@ def _revert(
     return Taken("guard", "reverted", number, reason)
 
 
-def _bring_back(model: RegisteredModel, policy: Policy, history: History) -> list[Taken]:
+def _bring_back(
+    model: RegisteredModel, policy: Policy, history: History, *, trust: ReadTrust
+) -> list[Taken]:
     """Where the guard itself took `champion` away: a version that may serve, once one is proven."""
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
         return []
     left = change.previous_version
     but = None if left is not None and history.was_absolved(left) else left
-    target, trouble = _fallback(model, history, policy=policy, but=but)
+    target, trouble = _fallback(model, history, policy=policy, but=but, trust=trust)
     if trouble is not None:
         raise trouble
     if target is None:
@@ -156,10 +183,16 @@ def _give_back(model: RegisteredModel, history: History) -> list[Taken]:
 
 
 def _fallback(
-    model: RegisteredModel, history: History, *, policy: Policy, but: str | None
+    model: RegisteredModel,
+    history: History,
+    *,
+    policy: Policy,
+    but: str | None,
+    trust: ReadTrust,
 ) -> tuple[LedgerEntry | None, GateError | None]:
-    """The line of the version that served last and still may by this policy, with proven bytes;
-    without one, what kept it from being proven now, if anything did."""
+    """The line of the version that served last and still may by this policy and on a word that
+    still counts, with proven bytes; without one, what kept it from being proven now, if anything
+    did."""
     trouble: GateError | None = None
     unreached = 0
     for number in history.served:
@@ -167,7 +200,12 @@ def _fallback(
         if number == but or vouched is None:
             continue
         try:
-            terms = Terms.of(policy, history, number)
+            # What was pushed aside by hand served until now, on whatever word.
+            believed = None if number == history.rightful else trust()
+            word = history.promotion_of(number) or vouched  # a line that it waits has no approvers
+            if believed is not None and weakness(word, believed) is not None:
+                continue
+            terms = Terms.of(policy, history, number, trust=trust)
             if examine(model, number, history=history, terms=terms).problem is None:
                 return vouched, None
         except ResourceGone:

@@ -19,14 +19,6 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from gate.service.database import (
-    READS,
-    alone,
-    insert_new,
-    open_database,
-    translated,
-    wait_for_turn,
-)
 from gate.service.rows import (
     METADATA,
     ROWS,
@@ -35,6 +27,14 @@ from gate.service.rows import (
     change,
     due_models,
     lock_rows,
+)
+from gate.state.database import (
+    READS,
+    alone,
+    insert_new,
+    open_database,
+    translated,
+    wait_for_turn,
 )
 
 _FAILURE = "the inbox can't be used, and deliveries are refused until it can"
@@ -73,7 +73,7 @@ class Memory:
 
 
 class Inbox:
-    """The table. All methods block, and raise InboxUnavailable where the database does not work.
+    """The table. All methods block, and raise StateUnavailable where the database does not work.
 
     `clock`: seconds since the epoch; the clocks of all processes should agree within `lease_s`.
     """

@@ -26,7 +26,7 @@ class Intake:
         self._thread = anyio.CapacityLimiter(1)  # its own: no download can have taken it
 
     async def receive(self, delivery: Delivery) -> Literal["new", "seen"]:
-        """As `Inbox.receive`. Raises InboxUnavailable."""
+        """As `Inbox.receive`. Raises StateUnavailable."""
         state = asyncio.get_running_loop().create_future()
         self._waiting.append((delivery, state))
         if self._feeding is None or self._feeding.done():

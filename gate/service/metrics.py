@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from gate.errors import InboxUnavailable
+from gate.errors import StateUnavailable
 
 if TYPE_CHECKING:
     from gate.service.inbox import Inbox
@@ -62,7 +62,7 @@ class _InboxCollector:
         """Depth and age, or that they can't be known."""
         try:
             depth, age = self._inbox.depth(), self._inbox.oldest_age()
-        except InboxUnavailable:
+        except StateUnavailable:
             yield GaugeMetricFamily("gate_inbox_up", "1 if the inbox answers.", value=0)
             return
         yield GaugeMetricFamily("gate_inbox_up", "1 if the inbox answers.", value=1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Kind = Literal["review", "guard", "deploy"]
+Kind = Literal["guard", "hand_in", "review", "deploy"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from gate.errors import EvidenceError, InboxUnavailable, PastChanged, StorageError
-from gate.registry.ledger import Ledger
+from gate.errors import (
+    EvidenceError,
+    PastChanged,
+    StateUnavailable,
+    StorageError,
+    Untrusted,
+)
+from gate.ledger.ledger import Ledger
+from gate.registry.trusted import TrustFile
 from gate.service.inbox import Inbox
 
 _FRESH_S = 2.0
@@ -46,19 +53,22 @@ def inbox_trouble(inbox: Inbox) -> str | None:
     """Why no delivery can be kept now; the log says more than strangers may read."""
     try:
         inbox.probe()
-    except InboxUnavailable as error:
+    except StateUnavailable as error:
         _log.warning("not ready: %s", error)
         return "can't be written"
     return None
 
 
-def ledger_trouble(ledger: Ledger) -> str | None:
+def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
     """Why nothing can be decided by the ledger now."""
+    trust.follow(ledger)
     try:
         ledger.verify()
-    except (EvidenceError, StorageError, InboxUnavailable) as error:
+    except (EvidenceError, StorageError, Untrusted) as error:
         _log.warning("not ready: %s", error)
         if isinstance(error, PastChanged):
             return "is not the one it was"
+        if isinstance(error, Untrusted):
+            return "is not signed by a trusted writer"
         return "is broken" if isinstance(error, EvidenceError) else "can't be read"
     return None

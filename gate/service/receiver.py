@@ -16,7 +16,7 @@ from collections.abc import Callable
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from gate.errors import InboxUnavailable
+from gate.errors import StateUnavailable
 from gate.service import event as events
 from gate.service.event import EXAMPLE_MODEL, Event, Malformed
 from gate.service.inbox import Delivery, Inbox
@@ -60,7 +60,9 @@ class Receiver:
         metrics: Metrics,
         received: Callable[[], None],
     ) -> None:
+        """Raises PolicyError where the policy, which names the reviewers' tag, can't be read."""
         self._settings = settings
+        self._tag = settings.policy_in_force().review_tag
         self._keyring = keyring
         self._intake = Intake(inbox)
         self._metrics = metrics
@@ -96,7 +98,7 @@ class Receiver:
 
     async def _judge(self, envelope: Envelope, body: bytes) -> Answer:
         """What to do with a delivery that is proven to be MLflow's."""
-        event, delivery = events.read(body), envelope.delivery_id
+        event, delivery = events.read(body, self._tag), envelope.delivery_id
         if isinstance(event, Malformed):
             return Answer("malformed", 400, f"is malformed: {event.reason}", delivery=delivery)
         if not isinstance(event, Event):
@@ -108,7 +110,7 @@ class Receiver:
             return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
         if event.hint is not None:
             _log.warning("%s", event.hint, extra={"fields": fields})
-        why = events.ignored(event, aliases=self._settings.aliases)
+        why = events.ignored(event, aliases=self._settings.aliases, tag=self._tag)
         if why is not None:
             return Answer("ignored", 200, f"changes nothing: {why}", **fields)
         row = Delivery(delivery, event.model, event.kind, hashlib.sha256(body).hexdigest())
@@ -117,7 +119,7 @@ class Receiver:
     async def _keep(self, row: Delivery, fields: dict[str, str]) -> Answer:
         try:
             state = await self._intake.receive(row)
-        except InboxUnavailable as error:
+        except StateUnavailable as error:
             return Answer("unavailable", 503, f"could not be kept: {error}", **fields)
         if state == "seen":
             return Answer("seen", 200, "was here before", **fields)

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gate.service.database import alone
+from gate.state.database import alone
 
 TROUBLE_LENGTH = 500
 METADATA = sa.MetaData()

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def assemble(settings: Settings, reconcile: Reconcile) -> Parts:
     """Open secrets and inbox. Raises ServiceError where the service could not do its work."""
     keyring = settings.keyring()
-    inbox = Inbox(settings.inbox_url)
+    inbox = Inbox(settings.state)
     metrics = Metrics(inbox)
     memory = Memory(
         settings.keep_s, rows=settings.inbox_rows, least_s=replayable_s(settings.window_s)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gate.deploy.manifest import check_name
 from gate.errors import ServiceError, StorageError
+from gate.policy.policy import Policy
 from gate.registry.doubts import SERVICE_PAUSE_S
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
 from gate.service.event import EXAMPLE_MODEL
 from gate.service.keyring import SECRETS_VARIABLE, Keyring
+from gate.state.address import DEFAULT, state_url
 from gate.storage.redaction import redacted
 
 LogFormat = Literal["text", "json"]
@@ -27,16 +28,6 @@ def replayable_s(window_s: float) -> float:
     """How long a delivery must be remembered: what was forgotten must be too old to be believed
     when it is sent again. Twice the width of the window, for clocks that are set meanwhile."""
     return 4 * window_s
-
-
-def check_inbox(url: str) -> str:
-    """Give the URL back if it may be an inbox's; else raise ValueError."""
-    scheme = urlsplit(url).scheme.partition("+")[0]
-    if scheme not in ("sqlite", "postgresql"):
-        raise ValueError("the inbox is sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-    if scheme == "sqlite" and urlsplit(url).path.strip("/") in ("", ":memory:"):
-        raise ValueError("a database in memory is forgotten in a crash: name a file")
-    return url
 
 
 class Settings(BaseModel):
@@ -60,13 +51,19 @@ class Settings(BaseModel):
     secret_file: Path | None = None
     """One secret in a line; None: they are in `secret_variable`."""
     secret_variable: str = SECRETS_VARIABLE
-    inbox_url: str = "sqlite:///.gate/inbox.db"
-    ledger: Path = Path(".gate/ledger.jsonl")
+    state: str = DEFAULT
+    """The database of ledger and inbox."""
     store: Path = Path(".gate/store")
     cors_origins: tuple[Name, ...] = ()
     """Pages of these origins may load deployed models; none: only those of this service."""
     policy: Path | None = None
     """None: the built-in policy."""
+    trust: Path | None = None
+    """Whose statements count; None: the section `trust:` of the policy's file, if it has one."""
+    writers: Path | None = None
+    """By which trust its ledger is believed where there is none of these two; None: by none."""
+    key: str | None = None
+    """By which it signs what it writes into the ledger; None: nothing is signed."""
     connections: int = Field(default=512, ge=16, le=65_536)
     """Places for connections; when all are taken, whoever is waited for the longest makes room."""
     downloads: int = Field(default=64, ge=1, le=65_536)
@@ -105,10 +102,10 @@ class Settings(BaseModel):
                 raise ValueError(str(error)) from error
         return tuple(dict.fromkeys(models))
 
-    @field_validator("inbox_url")
+    @field_validator("state")
     @classmethod
-    def _known_database(cls, url: str) -> str:
-        return check_inbox(url)
+    def _can_be_a_state(cls, text: str) -> str:
+        return state_url(text)
 
     @field_validator("keep_s")
     @classmethod
@@ -138,7 +135,11 @@ class Settings(BaseModel):
     @property
     def addresses(self) -> tuple[str, ...]:
         """All that may hold a password."""
-        return self.tracking_uri, *self.same_registry, self.inbox_url
+        return self.tracking_uri, *self.same_registry, self.state
+
+    def policy_in_force(self) -> Policy:
+        """By which the service decides. Raises PolicyError."""
+        return Policy.default() if self.policy is None else Policy.of_file(self.policy)
 
     def keyring(self) -> Keyring:
         """The secrets. Raises ServiceError where there is none."""

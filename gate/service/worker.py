@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from gate.errors import (
     GateError,
-    InboxUnavailable,
     RegistryDenied,
     RegistryUnavailable,
     ResourceGone,
+    StateUnavailable,
 )
 from gate.service.inbox import Claim, Inbox, Memory
 from gate.service.metrics import Metrics
@@ -99,7 +99,7 @@ class Worker:
         """Whether a step had something to do; one that fails does not keep others from theirs."""
         try:
             return not self._stopping.is_set() and step()
-        except InboxUnavailable as error:
+        except StateUnavailable as error:
             _log.error("%s", error)
         except Exception:
             _log.exception("the worker goes on after a fault of its own")
@@ -191,7 +191,7 @@ class Worker:
 
         def renew() -> None:
             while not over.wait(self._inbox.lease_s / 3):
-                with suppress(InboxUnavailable):  # the next one may succeed in time
+                with suppress(StateUnavailable):  # the next one may succeed in time
                     self._inbox.renew(claim)
 
         thread = threading.Thread(target=renew, name="gate-lease", daemon=True)

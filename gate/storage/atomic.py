@@ -75,6 +75,24 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         temporary.write_bytes(data)
 
 
+def write_new(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """As `write_bytes`, but never over anything that is there, however many write it at once.
+
+    Raises FileExistsError, StorageError.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.{os.getpid()}.tmp")
+    write_bytes(temporary, data, mode=mode)
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+        sync(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 `text` to `path` atomically. Raises StorageError."""
     write_bytes(path, text.encode())

@@ -48,6 +48,8 @@ def encodable(text: str) -> str:
 Prose = Annotated[str, BeforeValidator(encodable)]
 """A text for people, which may repeat what a stranger wrote."""
 
+Count = Annotated[int, Field(ge=0)]
+
 Measured = Annotated[float, Field(strict=False)]
 """A measured float64: may be NaN or infinite, because that is evidence too."""
 
@@ -106,7 +108,11 @@ class Record(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the record as indented JSON, atomically. Raises StorageError."""
-        atomic.write_text(path, self.to_json(indent=2) + "\n")
+        atomic.write_bytes(path, self.file_bytes())
+
+    def file_bytes(self) -> bytes:
+        """What `save` writes: who signs the file takes its digest from memory."""
+        return f"{self.to_json(indent=2)}\n".encode()
 
     @classmethod
     def load(cls, path: Path) -> Self:

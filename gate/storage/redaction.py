@@ -16,7 +16,7 @@ _MOST_URLS = 8
 _SHORTEST = 6
 """Characters of a password that is looked for by itself: a shorter one is in ordinary words."""
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
-_ADDRESS_VARIABLES = ("GATE_INBOX", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
+_ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
 
 
 class Redaction:

@@ -6,9 +6,11 @@ YAML 1.2 through ruamel.yaml, the parser that DVC uses, so that both read the sa
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,8 +23,15 @@ _LIMIT = 1 << 20
 """Bytes of a file of settings at most."""
 
 
-def load_section(model: type[Model], path: Path, section: str | None) -> Model:
+def load_section(
+    model: type[Model],
+    path: Path,
+    section: str | None,
+    *,
+    lacking: Mapping[str, str] = MappingProxyType({}),
+) -> Model:
     """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
+    `lacking`: by a field that nobody can leave out, what to add where somebody did.
 
     Raises PolicyError with one line per wrong field: file, line, dotted place, what was seen
     and what was expected.
@@ -35,7 +44,12 @@ def load_section(model: type[Model], path: Path, section: str | None) -> Model:
         raise PolicyError(f"{path}: {error}. Write out what its aliases repeat.") from error
     except ValidationError as error:
         prefix = () if section is None else (section,)
-        lines = [_describe(problem, document, path, prefix) for problem in error.errors()]
+        lines = [
+            _describe(problem, document, path, prefix)
+            + _nearest(problem, model)
+            + _addition(problem, lacking, indent="  " * len(prefix))
+            for problem in error.errors()
+        ]
         raise PolicyError("\n".join(lines)) from error
 
 
@@ -114,6 +128,22 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
     shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{path}:{line}: {'.'.join(map(str, place))}: {message}{shown}"
+
+
+def _nearest(problem: Any, model: type[BaseModel]) -> str:
+    """Which setting a mistyped one of the section itself may mean."""
+    if problem["type"] != "extra_forbidden" or len(problem["loc"]) != 1:
+        return ""
+    near = difflib.get_close_matches(str(problem["loc"][0]), model.model_fields, n=1)
+    return f". Did you mean {near[0]}?" if near else ""
+
+
+def _addition(problem: Any, lacking: Mapping[str, str], *, indent: str) -> str:
+    """What to add to the section for a field that is missing."""
+    place = problem["loc"]
+    if problem["type"] != "missing" or len(place) != 1 or place[0] not in lacking:
+        return ""
+    return ". " + lacking[str(place[0])].replace("\n", f"\n{indent}")
 
 
 def _line_of(document: Any, place: tuple[Any, ...]) -> int:

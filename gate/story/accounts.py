@@ -11,6 +11,7 @@ from collections.abc import Callable
 from gate.decision.remedies import OPTIMISER, REMEDIES
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
+from gate.records.runtime import traits_of
 from gate.story.causes import TITLES
 from gate.story.findings import Group, worst_of
 from gate.story.located import located, nonfinite
@@ -109,17 +110,20 @@ def _runtime(scene: Scene) -> Account:
 
 
 def _device(scene: Scene) -> Account:
-    check = scene.shown
+    check = worst_of(scene.group.checks, "precision") or scene.shown
     if check.name == "runtime":
         why = check.explanation.rpartition("always asks for it: ")[2].partition(": ")[0]
         text = f"{capital(why)}, and the policy always asks for {scene.where}"
         return Account(check.runtime, clean(text), check.remedy)
-    if check.name in ("provider", "device"):
+    if check.name in ("provider", "device", "precision"):
         text = f"{check.runtime}: {short(check.explanation)}"
         return Account(check.runtime, clean(text), check.remedy)
-    text = f"Off on CUDA: {scene.number} on {scene.where}"
-    if scene.group.cpu_agrees:
-        text = f"Off on CUDA alone: {scene.number} on {scene.where}; on the CPU the file agrees"
+    alone = " alone" if scene.group.cpu_agrees else ""
+    text = f"Off on CUDA{alone}: {scene.number} on {scene.where}"
+    if check.runtime is not None and not traits_of(check.runtime).cuda:
+        text = f"Off on {scene.where}{alone}: {scene.number}"
+    if alone:
+        text += "; on the CPU the file agrees"
     device = next((c for c in scene.group.checks if c.name == "device"), check)
     return Account(check.runtime, clean(text), device.remedy)
 

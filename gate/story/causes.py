@@ -56,6 +56,7 @@ _BY_NAME: dict[str, CauseKind] = {
     "finite": "nonfinite",
     "outputs": "outputs",
     "provider": "device",
+    "precision": "device",
     "device": "device",
     "repeatability": "unstable",
     "batch_invariance": "batch",

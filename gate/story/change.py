@@ -102,6 +102,8 @@ def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
             yield _numbers(
                 f"accuracy{place}", answers.champion_accuracy, answers.accuracy, more_is="better"
             )
+        if answers.disagreements is None:
+            continue
         equal = answers.samples - answers.disagreements
         yield ChangeRow(
             name=f"same answers{place}",

@@ -14,7 +14,7 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.runtime import RuntimeName, traits_of
 from gate.story.causes import SYMPTOMS, cause_of
 from gate.story.story import CauseKind
 from gate.story.words import strain
@@ -74,7 +74,7 @@ def _rooted(
     for group in alone.values():
         if group is not root:
             runtimes = [check.runtime for check in group.checks]
-            on_cuda = all(name is not None and RUNTIMES[name].cuda for name in runtimes)
+            on_cuda = all(name is not None and traits_of(name).cuda for name in runtimes)
             # The file's fault is told already: these moved with the device.
             numbers = group.cause == "numbers" and on_cuda
             yield _on_device(group.checks, decision) if numbers else group
@@ -102,11 +102,21 @@ def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:
     by_runtime = _only_on(decision)
     if by_runtime is not None and "numbers" in alone:
         checks = alone.pop("numbers").checks
-        return _on_device(checks, decision) if by_runtime == "device" else Group(by_runtime, checks)
+        if by_runtime == "device":
+            return _on_device([*checks, *_lowered(alone, checks)], decision)
+        return Group(by_runtime, checks)
     batch = alone.get("batch")
     if batch is not None and all(check.name in _ALONE for check in batch.checks):
         batch = None
     return alone.get("nonfinite") or batch or alone.get("unstable")
+
+
+def _lowered(alone: dict[CauseKind, Group], numbers: list[CheckResult]) -> list[CheckResult]:
+    """Takes out the precision by which the same runtimes explain their numbers."""
+    device, runtimes = alone.get("device", Group("device")), {check.runtime for check in numbers}
+    taken = [c for c in device.checks if c.name == "precision" and c.runtime in runtimes]
+    device.checks = [check for check in device.checks if check not in taken]
+    return taken
 
 
 def _draws(group: Group) -> bool:
@@ -165,37 +175,37 @@ def _explains(root: Group, check: CheckResult) -> bool:
 def _shows_on(root: Group, runtime: RuntimeName) -> bool:
     """Whether the root's fault shows on a runtime: one of the file everywhere but in PyTorch
     itself, one of the optimiser where optimisations are on, one of a device there."""
-    traits = RUNTIMES[runtime]
+    traits = traits_of(runtime)
     if traits.engine == "torch":
         return False
     if root.cause == "optimiser":
         return traits.optimization == "ORT_ENABLE_ALL"
     located = root.localisation
-    if located is not None and RUNTIMES[located.runtime].cuda:
+    if located is not None and traits_of(located.runtime).cuda:
         return traits.cuda
     return True
 
 
 def _only_on(decision: Decision) -> CauseKind | None:
-    """Where numbers fail with optimisations on only, or on CUDA only."""
+    """Where numbers fail with optimisations on only, on CUDA only, or outside ONNX Runtime only."""
     failed = {
         check.runtime
         for check in decision.problems
         if check.runtime and check.output and check.verdict is Verdict.FAIL
     }
-    right = {name for name in decision.runtimes if RUNTIMES[name].engine == "onnxruntime"}
+    right = {name for name in decision.runtimes if traits_of(name).engine == "onnxruntime"}
     if not failed or not right:
         return None
-    if all(RUNTIMES[name].cuda for name in failed):
+    if all(traits_of(name).cuda or traits_of(name).engine == "other" for name in failed):
         return "device"
-    on = all(RUNTIMES[name].optimization == "ORT_ENABLE_ALL" for name in failed)
-    off = any(RUNTIMES[name].optimization == "ORT_DISABLE_ALL" for name in right)
+    on = all(traits_of(name).optimization == "ORT_ENABLE_ALL" for name in failed)
+    off = any(traits_of(name).optimization == "ORT_DISABLE_ALL" for name in right)
     return "optimiser" if on and off else None
 
 
 def _on_device(checks: list[CheckResult], decision: Decision) -> Group:
-    """Numbers that fail on CUDA."""
-    passed = [RUNTIMES[name] for name in decision.runtimes]
+    """Numbers that fail on CUDA, or in a runtime of others."""
+    passed = [traits_of(name) for name in decision.runtimes]
     agrees = any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
     return Group("device", checks, cpu_agrees=agrees)
 

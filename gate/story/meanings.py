@@ -46,8 +46,10 @@ _ROWS: dict[str, Meaning] = {
     "role": Meaning("Can the output be what the policy says it is?"),
     "agreement": Meaning("Can agreement of answers be claimed of this output?"),
     "runtime": Meaning("Did the runtime measure the file?"),
+    "recording": Meaning("Does the recording say by what, and when, its outputs were computed?"),
     "session": Meaning("Were the session options those that the policy asks for?"),
     "provider": Meaning("Did the provider that the runtime is named after run the nodes?"),
+    "precision": Meaning("Did the runtime compute in float32, as it reports itself?"),
     "device": Meaning("Did both sides compute on the device of their names?"),
     "outputs": Meaning("Was every output of the file measured on every sample?"),
     "reference": Meaning(

@@ -18,12 +18,12 @@ State = Literal["passed", "failed", "not judged", "waived", "not measured"]
 
 def proof_of(decision: Decision, evidence: Evidence) -> tuple[RuntimeProof, ...]:
     """One row for each runtime that was judged or measured, in the order of their names."""
-    judged = {check.runtime for check in decision.checks}
-    measured = {runtime.runtime for runtime in evidence.runtimes}
+    shown = {check.runtime for check in decision.checks if check.runtime}
+    shown |= {runtime.runtime for runtime in evidence.runtimes}
     return tuple(
         _row(name, decision, evidence.runtime(name))
-        for name in RUNTIMES
-        if name in judged or name in measured
+        for name in (*RUNTIMES, *sorted(shown - set(RUNTIMES)))
+        if name in shown
     )
 
 

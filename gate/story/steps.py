@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence
-from gate.records.runtime import RUNTIMES
+from gate.records.runtime import traits_of
 from gate.story.story import CauseKind, Step
 from gate.story.wording import printable
 
@@ -55,5 +55,5 @@ def _runtime(decision: Decision) -> str:
     """The option for the first runtime of ONNX Runtime whose numbers fail; without it, `ort-cpu`
     is looked at."""
     failed = [check.runtime for check in decision.problems if check.runtime and check.output]
-    name = next((name for name in failed if RUNTIMES[name].engine == "onnxruntime"), "ort-cpu")
+    name = next((name for name in failed if traits_of(name).engine == "onnxruntime"), "ort-cpu")
     return "" if name == "ort-cpu" else f" --runtime {name}"

@@ -128,6 +128,16 @@ class Change(Record):
     trend: tuple[TrendRow, ...] = ()
     """Of the versions before and this one, the oldest first."""
 
+    @property
+    def unmoved(self) -> str:
+        """What there is to say of a version that serves where no row changed."""
+        if self.absent is not None:
+            return f"not compared: {self.absent.rstrip('.')}"
+        return (
+            f"another file, and equal in all {len(self.rows)} things that were compared (numbers, "
+            "settings, bounds)"
+        )
+
 
 class Step(Record):
     """What to do next: a command to paste, or an address to open."""
@@ -154,6 +164,7 @@ class Subtitle(Record):
     machine: str
     """Processor, and the graphics card where there is one."""
     signed_by: str | None = None
+    """Name and short id of the key that signed the verdict; None: nobody whom the reader trusts."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
     data_sha256: Sha256 | None = None
@@ -182,6 +193,11 @@ class Story(Record):
     def about(self, *, name: str | None, version: str | None = None) -> Self:
         """The same of a registered model, and of its version."""
         subject = self.subject.model_copy(update={"name": name, "version": version})
+        return self.model_copy(update={"subject": subject})
+
+    def signed(self, signed_by: str | None) -> Self:
+        """The same of a verdict that this key signed, by its name and short id."""
+        subject = self.subject.model_copy(update={"signed_by": signed_by})
         return self.model_copy(update={"subject": subject})
 
     def leading_to(self, *steps: Step) -> Self:

@@ -6,7 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gate.records.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.output_parity import ClassParity, OutputParity
 
 LARGEST, SMALLEST = "largest", "smallest"
 COMPARED = {

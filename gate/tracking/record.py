@@ -3,7 +3,7 @@ and from `gate promote`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,9 @@ from gate.records.localisation import Explanation
 from gate.records.names import (
     CHANGE,
     DECISION,
+    DECISION_STATEMENT,
     EVIDENCE,
+    EVIDENCE_STATEMENT,
     EXPLANATION,
     LOCALISATION,
     MARKDOWN,
@@ -32,11 +34,15 @@ from gate.storage.record import Record
 from gate.story import wording
 from gate.story.making import story_of
 from gate.story.story import Change, Step, Story
+from gate.story.wording import printable
 from gate.tracking import numbers
 from gate.tracking.names import headline_tags, judged_name, status_of
 from gate.tracking.page import RunPage
 
-_FILES = (EVIDENCE, DECISION, CHANGE, EXPLANATION, LOCALISATION, MARKDOWN, PAGE, SAMPLES)
+_FILES = (
+    EVIDENCE, EVIDENCE_STATEMENT, DECISION, DECISION_STATEMENT, CHANGE, EXPLANATION, LOCALISATION,
+    MARKDOWN, PAGE, SAMPLES,
+)  # fmt: skip
 _FOLDERS = (PLOTS, PICTURES)
 _LONG = 5000
 """Characters of a tag or param: databases other than SQLite refuse more."""
@@ -58,17 +64,23 @@ class Judgement:
     """Of the registered model."""
     steps: tuple[Step, ...] = ()
     """What to do next, where that is not what follows from the decision alone."""
+    signed_by: str | None = None
+    """Name and short id of the key that signed the verdict; None: nobody did."""
 
     @cached_property
     def story(self) -> Story:
         """What every surface prints."""
-        story = story_of(
-            self.decision,
-            self.evidence,
-            explanation=self.explanation,
-            change=self.change,
-            confidence=self.policy.confidence,
-        ).about(name=self.model_name)
+        story = (
+            story_of(
+                self.decision,
+                self.evidence,
+                explanation=self.explanation,
+                change=self.change,
+                confidence=self.policy.confidence,
+            )
+            .about(name=self.model_name)
+            .signed(self.signed_by and printable(self.signed_by))
+        )
         return story.leading_to(*self.steps) if self.steps else story
 
 
@@ -131,13 +143,14 @@ def write_evidence(
     )
 
 
-def write_report(page: RunPage, folder: Path) -> None:
-    """The records, the page, and the figures that are in the folder of a report."""
+def write_report(page: RunPage, folder: Path, *, without: Collection[str] = ()) -> None:
+    """The records, their statements, the page, and the figures that are in the folder of a report.
+    `without`: what is on the run already."""
     for name in _FILES:
-        if (folder / name).is_file():
+        if name not in without and (folder / name).is_file():
             page.file(folder / name)
     for name in _FOLDERS:
-        if (folder / name).is_dir():
+        if name not in without and (folder / name).is_dir():
             page.folder(folder / name, name)
 
 
@@ -238,6 +251,10 @@ def switches(policy: Policy) -> Mapping[str, object]:
     }
     for name, runtime in policy.runtimes.items():
         flat[f"gate.runtimes.{name}.required"] = runtime.required
+        if runtime.kind is not None:
+            flat[f"gate.runtimes.{name}.kind"] = runtime.kind
+        for key, value in runtime.options.items():
+            flat[f"gate.runtimes.{name}.options.{key}"] = value
     return flat
 
 

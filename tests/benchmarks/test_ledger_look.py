@@ -7,21 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger_look import Bench
-from gate.registry.ledger import Ledger
+from tests.ledger.rows import parsed_lines
 
 
 @pytest.mark.parametrize("lines", [6, 120])
 def test_a_look_parses_what_came_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
-    parsed: list[int] = []
-    parse = Ledger._parse
-
-    def counted(self: Ledger, line: bytes, number: int):
-        parsed.append(number)
-        return parse(self, line, number)
-
-    monkeypatch.setattr(Ledger, "_parse", counted)
+    parsed = parsed_lines(monkeypatch)
     bench = Bench(tmp_path / "bench", lines)
     end = lines + 2  # it was promoted and deployed
     parsed.clear()

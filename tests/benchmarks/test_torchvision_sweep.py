@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_a_run_goes_on_where_it_was_broken_off(
 ) -> None:
     measured: list[str] = []
 
-    def in_own_process(name: str) -> torchvision_sweep.Row:
+    def in_own_process(name: str, runtimes: Sequence[str]) -> torchvision_sweep.Row:
         measured.append(name)
         verdict = "FAIL" if name == "mnasnet0_75" else "PASS"
         return {"name": name, "verdict": verdict, "problems": []}

@@ -13,8 +13,12 @@ import torch
 from mlflow import MlflowClient
 
 from gate import cli
+from gate.attestation.keys import SigningKey
 from gate.commands.against import champion_shown
+from gate.ledger.ledger import Ledger
 from gate.model.loading import build_model
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.registered_model import RegisteredModel
 from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.small_project import _export, made
@@ -44,7 +48,7 @@ runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 1.0e-4, t
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own registry, the policy, and a file of a model that is worse on the labels."""
     empty_database(tmp_path / "mlflow.db")
-    for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_LEDGER"):
+    for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_STATE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(made()))
@@ -105,15 +109,15 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
 
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
     before = client.get_model_version_by_alias("small", "champion")
-    ledger = Path(".gate/ledger.jsonl").read_text()
+    ledger = Ledger(Path(".gate/state.db"))
+    lines = len(ledger.entries())
     code, told = promote(capsys, place / "worse.onnx", "second")
     assert (code, told["outcome"]) == (1, "refused")
     after = client.get_model_version_by_alias("small", "champion")
     assert (after.version, after.description, after.tags) == (
         before.version, before.description, before.tags,
     )  # fmt: skip
-    (line,) = Path(".gate/ledger.jsonl").read_text().removeprefix(ledger).splitlines()
-    assert json.loads(line)["action"] == "refused"
+    assert [entry.action for entry in ledger.entries()[lines:]] == ["refused"]
     assert len(client.search_model_versions("name = 'small'")) == 1
 
     Path("policy.yaml").write_text(
@@ -121,12 +125,31 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
     )
     check(capsys, place / "worse.onnx", "worse_models:build", "second", *against)
     assert promote(capsys, place / "worse.onnx", "second")[1]["outcome"] == "promoted"
-    shown = champion_shown(
-        "small", uri=f"sqlite:///{place}/mlflow.db", ledger=Path(".gate/ledger.jsonl")
-    )
+    registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
+    shown = champion_shown(RegisteredModel(registry, ledger, "small"))
     assert (shown.version, shown.onnx_path) == ("2", None)
     digests = [row.sha256 for row in shown.trend.rows]
     assert digests == [Digest.of_file(good), Digest.of_file(place / "worse.onnx")]
+
+
+def test_without_the_ledger_it_takes_statements_that_somebody_believes(place: Path, capsys) -> None:
+    good, against = made() / "good.onnx", ("--against", "small")
+    check(capsys, good, "small_models:build", "first", *against)
+    assert promote(capsys, good, "first")[1]["outcome"] == "promoted"
+    Path("policy.yaml").write_text(f"promotion: by_service\n{POLICY}")
+    alone = (*against, "--state", f"sqlite:///{place}/none.db")
+    code, told = check(capsys, place / "worse.onnx", "worse_models:build", "alone", *alone)
+    incumbent = told["decision"]["incumbent"]
+    assert (code, incumbent["state"], incumbent["version"]) == (1, "compared", "1")
+    assert incumbent["outputs"][0]["champion_accuracy"] == 1.0
+
+    SigningKey.make(place / "other.pem")
+    cli.main(["keys", "trust", "other.pub", "--trust", "other.yaml", "--as", "measurer"])
+    capsys.readouterr()
+    others = (*alone, "--trust", "other.yaml")
+    code, told = check(capsys, place / "worse.onnx", "worse_models:build", "left", *others)
+    assert (code, told["decision"].get("incumbent")) == (0, None)  # the service will say
+    assert "trusted as measurers by other.yaml" in told["story"]["change"]["absent"]
 
 
 def test_where_the_policy_does_not_ask_a_registry_that_is_away_stops_nothing(

@@ -1,33 +1,51 @@
-"""`gate history` on terminals of three widths, in a pipe, and in full."""
+"""`gate history` on terminals of three widths, in a pipe, in full; and what it proves of forged rows."""
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gate.commands.history import _show, _show_all
+from gate import cli
+from gate.commands.history import _Line, _show, _show_all
 from gate.commands.promoted import version_page
-from gate.registry.ledger import LedgerEntry
+from gate.ledger.chain import Row
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
+from tests.ledger import test_signature as forged
+from tests.ledger.keys import Writers
+from tests.ledger.rows import put, rows
+from tests.service.conftest import database as url  # noqa: F401
+from tests.service.conftest import postgres_server  # noqa: F401
 
 SHA256 = Digest.of_bytes(b"model")
 REASON = "PASS on ort-cpu, ort-cpu-optimized; waived: torch-cuda / runtime,\nort-cuda / \x1b[2J"
 
 
-def entries(*models: str) -> list[LedgerEntry]:
+def entries(*models: str) -> list[_Line]:
     actions = ("promoted", "rolled_back", "violation", "refused")
     return [
-        LedgerEntry(
-            at="2026-11-22T17:55:01+00:00", action=action, registry="r", model=model,
-            version=None if action == "refused" else "12", sha256=SHA256, reason=REASON,
+        _Line(
+            LedgerEntry(
+                at="2026-11-22T17:55:01+00:00", action=action, registry="r", model=model,
+                version=None if action == "refused" else "12", sha256=SHA256, reason=REASON,
+                signers=("ab" * 32,), approvers=("cd" * 32, "ef" * 32),
+            ),
+            number, "12" * 32,
         )
-        for action in actions for model in models
+        for number, (action, model) in enumerate(product(actions, models), start=1)
     ]  # fmt: skip
 
 
-def printed(show, of: list[LedgerEntry], width: int) -> list[str]:
+def printed(show, of: list[_Line], width: int) -> list[str]:
     stream = io.StringIO()
     show(of, Console(file=stream, width=width, markup=False, highlight=False))
     return stream.getvalue().splitlines()
@@ -51,7 +69,15 @@ def test_one_line_an_entry(width: int, models: tuple[str, ...]) -> None:
 def test_in_full_nothing_is_cut() -> None:
     lines = printed(_show_all, entries("digits"), 10_000)
     assert lines[0].endswith("promoted digits version 12")
-    assert f"  file    {SHA256}" in lines
+    assert f"  file      {SHA256}" in lines
+    assert "  verdict   signed by abababababab" in lines
+    assert "  review    approved by cdcdcdcdcdcd, efefefefefef" in lines
+    assert "  line      1, signed by 121212121212" in lines
+    bare = replace(entries("digits")[0], key_id=None)
+    bare = replace(bare, entry=bare.entry.model_copy(update={"signers": (), "approvers": ()}))
+    lines = printed(_show_all, [bare], 10_000)
+    assert "  line      1, signed by no key" in lines
+    assert not any(line.startswith(("  verdict", "  review")) for line in lines)
     assert any(line.endswith("torch-cuda / runtime, ort-cuda / �[2J") for line in lines)
 
 
@@ -77,3 +103,227 @@ def test_the_page_of_a_version_holds_no_password() -> None:
     assert page is not None
     assert "secret" not in page
     assert page.endswith("/x/#/models/m/versions/1")
+
+
+class Audited:
+    """A ledger of four signed lines in a database, and an auditor with the trust and a checkpoint
+    of the first three."""
+
+    def __init__(self, state: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url, self.folder, self.capsys = state, folder, capsys
+        self.writers = Writers(folder)
+        self.trusted("ci")
+        ledger = Ledger(state, key=self.writers.key("ci"))
+        for reason in ("one", "two", "three"):
+            ledger.append(forged.entry(reason))
+        made = ("checkpoint", "-o", "checkpoint.json", "--key", "ci.pem")
+        assert self.call(*made)[0] == 0
+        ledger.append(forged.entry("four"))
+        self.good = rows(state)
+
+    def trusted(self, *names: str, **more: Any) -> None:
+        trust = self.writers.trusting(names, **more)
+        (self.folder / "trust.yaml").write_text(json.dumps({"trust": trust.to_plain()}))
+
+    def call(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        code = cli.main(["history", *arguments, "--state", self.url, "--json"])
+        plain: dict[str, Any] = json.loads(self.capsys.readouterr().out)
+        return code, plain
+
+    def verify(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        return self.call("--verify", "--trust", "trust.yaml", *arguments)
+
+
+@pytest.fixture
+def audited(
+    url: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Audited:
+    for name in ("GATE_STATE", "GATE_TRUST", "GATE_SIGNING_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Audited(url, tmp_path, capsys)
+
+
+def test_what_holds_is_proven_and_shown(audited: Audited) -> None:
+    code, plain = audited.verify("--checkpoint", "checkpoint.json")
+    key = audited.writers.key("ci").public
+    assert (code, plain["holds"], plain["lines"]) == (0, True, 4)
+    assert plain["head"] == str(Digest.of_bytes(audited.good[-1].line))
+    assert plain["signed_by"] == {key.key_id: 4}
+    assert (plain["checkpoint"]["lines"], plain["checkpoint"]["since"]) == (3, 1)
+    assert plain["checkpoint"]["signers"] == [key.key_id]
+    given = ["history", "--verify", "--state", audited.url]
+    assert cli.main([*given, "--trust", "trust.yaml", "--checkpoint", "checkpoint.json"]) == 0
+    shown = audited.capsys.readouterr().out
+    assert f"4 by {key.label}" in shown
+    assert "its 3 lines are there, 1 came since" in shown
+    assert cli.main(given) == 0  # no trust at all
+    assert "signatures were not looked at" in audited.capsys.readouterr().out
+
+
+def first_removed(kept: list[Row]) -> list[Row]:
+    return kept[1:]
+
+
+def one_removed(kept: list[Row]) -> list[Row]:
+    return [*kept[:1], *kept[2:]]
+
+
+def one_removed_and_counted_anew(kept: list[Row]) -> list[Row]:
+    return [row._replace(number=n) for n, row in enumerate(one_removed(kept), start=1)]
+
+
+def reordered(kept: list[Row]) -> list[Row]:
+    lines = [kept[0], kept[2], kept[1], kept[3]]
+    return [row._replace(number=n) for n, row in enumerate(lines, start=1)]
+
+
+def reordered_with_a_chain(kept: list[Row]) -> list[Row]:
+    return forged.chained([kept[0], kept[2], kept[1], kept[3]])
+
+
+def edited(kept: list[Row]) -> list[Row]:
+    line = kept[1].line.replace(b'"two"', b'"ten"')
+    return [kept[0], kept[1]._replace(line=line), *kept[2:]]
+
+
+def without_its_signature(kept: list[Row]) -> list[Row]:
+    return [kept[0], kept[1]._replace(signature=None), *kept[2:]]
+
+
+def without_any_signature(kept: list[Row]) -> list[Row]:
+    return [row._replace(signature=None) for row in kept]
+
+
+def with_that_of_another_line(kept: list[Row]) -> list[Row]:
+    return [*kept[:3], kept[3]._replace(signature=kept[2].signature)]
+
+
+def damaged(kept: list[Row]) -> list[Row]:
+    return [*kept[:2], kept[2]._replace(line=b"{"), kept[3]]
+
+
+@pytest.mark.parametrize(
+    ("forge", "number"),
+    [
+        (first_removed, 1),
+        (one_removed, 2),
+        (one_removed_and_counted_anew, 2),
+        (reordered, 2),
+        (reordered_with_a_chain, 4),
+        (forged.rewritten, 4),
+        (edited, 3),
+        (without_its_signature, 2),
+        (without_any_signature, 4),
+        (with_that_of_another_line, 4),
+        (damaged, 3),
+    ],
+)
+def test_a_forged_database_is_named_by_its_line(
+    audited: Audited, forge: Callable[[list[Row]], list[Row]], number: int
+) -> None:
+    put(audited.url, forge(audited.good))
+    code, plain = audited.verify()
+    assert (code, plain["holds"]) == (1, False)
+    assert f"{plain['ledger']}:{number}: " in plain["problem"]
+    put(audited.url, audited.good)
+    assert audited.verify()[0] == 0
+
+
+def rewritten_with_the_key(audited: Audited) -> list[Row]:
+    return forged.chained(forged.rewritten(audited.good), key=audited.writers.key("ci"))
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [lambda _: [], lambda audited: audited.good[:2], rewritten_with_the_key],
+    ids=["all removed", "end removed", "rewritten by a trusted writer"],
+)
+def test_what_a_checkpoint_saw_is_missed(
+    audited: Audited, forge: Callable[[Audited], list[Row]]
+) -> None:
+    put(audited.url, forge(audited))
+    assert audited.verify()[0] == 0  # the chain alone can't see it
+    code, plain = audited.verify("--checkpoint", "checkpoint.json")
+    assert (code, plain["holds"]) == (1, False)
+    assert "with 3 lines" in plain["problem"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda audited, path: audited.call("checkpoint", "-o", path.name, "--key", "stranger.pem"),
+        lambda audited, path: path.write_bytes(path.read_bytes().replace(b'"sig"', b'"gis"')),
+        lambda audited, path: path.write_bytes(b"{}"),
+        lambda audited, path: audited.trusted("ci", revoked=("ci",)),
+    ],
+    ids=["of a stranger", "signature stripped", "no envelope", "key revoked"],
+)
+def test_a_checkpoint_that_nobody_vouches_for_proves_nothing(
+    audited: Audited, spoil: Callable[[Audited, Path], object]
+) -> None:
+    audited.writers.key("stranger")
+    spoil(audited, Path("checkpoint.json"))
+    code, plain = audited.verify("--checkpoint", "checkpoint.json")
+    assert (code, plain["holds"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--verify", "--trust", "missing.yaml"],
+        ["--verify", "--trust", "ci.pub"],
+        ["--verify", "--trust", "trust.yaml", "--checkpoint", "missing.json"],
+        ["--verify", "--checkpoint", "checkpoint.json"],
+        ["--checkpoint", "checkpoint.json"],
+        ["checkpoint", "--key", "missing.pem"],
+        ["checkpoint"],
+        ["export"],
+        ["import", "missing.jsonl"],
+    ],
+)
+def test_what_can_not_be_looked_at_is_an_error(audited: Audited, arguments: list[str]) -> None:
+    code, plain = audited.call(*arguments)
+    assert code == 2
+    assert plain["error"]["message"]
+
+
+def test_a_signature_that_was_lost_is_vouched_for_by_a_person(audited: Audited) -> None:
+    put(audited.url, without_its_signature(audited.good))
+    assert audited.verify()[0] == 1
+    accept = ["accept-ledger", "--reason", "compared with Monday's copy", "--state", audited.url]
+    assert cli.main([*accept, "--trust", "trust.yaml", "--key", "ci.pem"]) == 0
+    audited.capsys.readouterr()
+    code, plain = audited.verify()
+    assert (code, plain["accepted"]) == (0, [2])
+
+
+def test_lines_go_out_and_come_in_again(audited: Audited, tmp_path: Path) -> None:
+    assert cli.main(["history", "export", "--state", audited.url]) == 0
+    printed = audited.capsys.readouterr().out.encode()
+    assert printed == b"".join(row.line + b"\n" for row in audited.good)
+    code, plain = audited.call("export", "-o", "lines.jsonl")
+    assert (code, plain["lines"], Path("lines.jsonl").read_bytes()) == (0, 4, printed)
+    other = f"sqlite:///{tmp_path}/other.db"
+    given = ["history", "import", "lines.jsonl", "--state", other]
+    for shown in ("imported 4 lines of lines.jsonl", "nothing to do"):
+        assert cli.main([*given, "--key", "ci.pem"]) == 0
+        assert shown in audited.capsys.readouterr().out
+    assert b"".join(row.line + b"\n" for row in rows(other)[:4]) == printed
+    code = cli.main(["history", "--verify", "--trust", "trust.yaml", "--state", other, "--json"])
+    plain = json.loads(audited.capsys.readouterr().out)
+    assert (code, plain["accepted"]) == (0, [1, 2, 3, 4])  # by the line that imported them
+
+
+def test_where_there_is_none_there_is_none_to_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Writers(tmp_path).key("ci")
+    for arguments in ([], ["--verify"], ["export"], ["checkpoint", "--key", "ci.pem"]):
+        assert cli.main(["history", *arguments]) == 2
+        assert "there is no ledger at .gate/state.db" in capsys.readouterr().err
+    assert not Path(".gate").exists()

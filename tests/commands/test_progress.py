@@ -66,7 +66,7 @@ def _lines(monkeypatch: pytest.MonkeyPatch, *, arguments: tuple[str, ...] = ()) 
 
 
 def test_elsewhere_only_what_takes_long_gets_a_line(monkeypatch) -> None:
-    assert _lines(monkeypatch) == "promoting: upload model.onnx …\n"
+    assert _lines(monkeypatch) == "promoting (upload model.onnx) …\n"
 
 
 def test_beside_json_there_is_none(monkeypatch) -> None:

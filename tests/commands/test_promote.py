@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from rich.console import Console
 
 from gate import cli
-from gate.registry.addresses import plain
-from gate.registry.journal import Journal
-from gate.registry.ledger import Ledger
+from gate.attestation.keys import SigningKey
+from gate.commands.promoted import promoted
+from gate.ledger.addresses import plain
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.registry.release import Promotion
 from gate.storage.digest import Digest
+from tests.ledger.rows import put, rows
 from tests.registry.servers import empty_database
 from tests.small_project import made
 
@@ -178,7 +184,8 @@ class TestPromoteRefuses:
         decision = place / "report/decision.json"
         decision.write_text(decision.read_text().replace('"FAIL"', '"PASS"'))
         code, told = _json(capsys, *_promote("bad.onnx", "report"))
-        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+        assert (code, told["outcome"]) == (1, "refused")
+        assert "The decision was edited" in told["reason"]
         (run,) = _runs(place)
         assert run.data.tags["gate.verdict"] == "FAIL"  # as evidence and policy say
 
@@ -187,6 +194,10 @@ class TestPromoteRefuses:
             "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1, top1_agreement: 0}}}"
         )
         _report("bad.onnx", "report", capsys, "--policy", "own.yaml")
+        (place / "other.yaml").write_text((place / "own.yaml").read_text().replace("1,", "0.5,"))
+        code, told = _json(capsys, *_promote("bad.onnx", "report", "--policy", "other.yaml"))
+        assert (code, told["error"]["type"]) == (2, "DigestMismatch")
+        (place / "report/policy.json").unlink()  # an older report has none
         code, told = _json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "PolicyError")
         assert "--policy" in told["error"]["message"]
@@ -213,8 +224,9 @@ def test_an_edited_ledger_is_an_error(place: Path, capsys) -> None:
     _report("bad.onnx", "report", capsys)
     for _ in range(2):
         cli.main(_promote("bad.onnx", "report"))
-    ledger = place / ".gate/ledger.jsonl"
-    ledger.write_text(ledger.read_text().replace("refused", "promoted", 1))
+    first, *others = rows(place / ".gate/state.db")
+    edited = first._replace(line=first.line.replace(b"refused", b"promoted"))
+    put(place / ".gate/state.db", [edited, *others])
     capsys.readouterr()
     code, told = _json(capsys, "history")
     assert (code, told["error"]["type"]) == (2, "EvidenceError")
@@ -232,10 +244,13 @@ def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, c
     assert (code, told["outcome"]) == (0, "dry_run")
 
 
-def _spoil_the_journal_of(model: str, place: Path) -> None:
+def _promoted_once_and_gone(model: str, place: Path) -> None:
     registry = plain(f"sqlite:///{place}/mlflow.db")
-    journal = Journal(Ledger(place / ".gate" / "ledger.jsonl"), model=model, registry=registry)
-    journal.path.mkdir()  # one that is only damaged is set aside
+    entry = LedgerEntry(
+        action="promoted", registry=registry, model=model, version="1", reason="it passed"
+    )
+    key = SigningKey.of_file(place / ".gate" / "keys" / "local.pem")
+    Ledger(place / ".gate" / "state.db", key=key).append(entry)
 
 
 def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
@@ -257,12 +272,57 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert Digest.of_file(served) == Digest.of_file(made() / "good.onnx")
 
     assert _json(capsys, *command) == (0, printed | {"models": {"small": []}})
-    _spoil_the_journal_of("broken", place)
+    _promoted_once_and_gone("broken", place)
     code, printed = _json(capsys, "reconcile", "broken", *command[1:])
     assert (code, printed["models"]["small"]) == (2, [])
     (failed,) = printed["models"]["broken"]
     assert (failed["kind"], failed["outcome"]) == ("look", "failed")
     assert cli.main(["reconcile", "broken", *command[1:]]) == 2
-    assert "broken: look: failed: StorageError" in capsys.readouterr().out
+    assert "broken: look: failed: ResourceGone" in capsys.readouterr().out
     assert cli.main([*command]) == 0
     assert "small: all is as it should be" in capsys.readouterr().out
+
+
+def test_the_policy_says_who_moves_champion_and_an_option_says_otherwise(
+    place: Path, capsys
+) -> None:
+    """Without a ledger until the service writes one, and only what somebody vouches for."""
+    policy = place / "by_service.yaml"
+    policy.write_text(
+        "promotion: by_service\ntask: auto\n"
+        "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0e-3}}}"
+    )
+    named = ("--policy", policy.name)
+    _report("good.onnx", "report", capsys, *named)
+    code, printed = _json(capsys, *_promote("good.onnx", "report", *named))
+    assert (code, printed["outcome"], printed["version"]) == (0, "handed_in", "1")
+    assert "the service decides" in printed["reason"]
+    assert _json(capsys, *_promote("good.onnx", "report", *named)) == (code, printed)
+    assert not (place / ".gate" / "state.db").exists()
+    for name in ("evidence", "decision"):
+        statement = place / "report" / f"{name}.dsse.json"
+        statement.rename(statement.with_suffix(".away"))
+    code, printed = _json(capsys, *_promote("good.onnx", "report", *named))
+    assert (code, printed["outcome"], printed["version"]) == (1, "refused", None)
+    assert not (place / ".gate" / "state.db").exists()
+
+    trusting = ("--trust", ".gate/trust.yaml", *named, "--store", "store")
+    code, printed = _json(capsys, "reconcile", "small", *trusting)
+    taken = [(one["kind"], one["outcome"]) for one in printed["models"]["small"]]
+    assert (code, taken) == (0, [("hand_in", "promoted"), ("deploy", "deployed")])
+    for name in ("evidence", "decision"):
+        statement = place / "report" / f"{name}.dsse.away"
+        statement.rename(statement.with_suffix(".json"))
+    code, printed = _json(capsys, *_promote("good.onnx", "report", *named, "--direct"))
+    assert (code, printed["outcome"], printed["version"]) == (0, "unchanged", "1")
+
+
+def test_outcome_and_reason_have_a_line_each(capsys) -> None:
+    outcome = Promotion("passed", "2", "1", "PASS on ort-cpu; waits for review: gate approve")
+    shown = promoted(outcome, name="small", digest=None, uri="sqlite:///x.db", verdict="PASS")
+    stream = io.StringIO()
+    shown.show(Console(file=stream, width=200))
+    assert stream.getvalue().splitlines() == [
+        "passed, version 2, version 1 was champion before",
+        "PASS on ort-cpu; waits for review: gate approve",
+    ]

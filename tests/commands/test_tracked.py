@@ -66,7 +66,7 @@ def test_a_rejected_file_is_in_the_list_and_the_report_names_its_run(place: Path
 def test_the_next_commands_have_their_options_and_no_password(place: Path, capsys) -> None:
     (place / "policy.json").write_text(Policy.default().to_json())
     uri = f"sqlite:///{place}/mlflow.db?password=geheim1234"
-    options = ("--policy", "policy.json", "--ledger", "my ledger", "--against", "small")
+    options = ("--policy", "policy.json", "--state", "my state", "--against", "small")
     where = ("--tracking-uri", uri, "--report", "report", "--json")
     assert cli.main(_check("good.onnx", *options, *where)) == 0
     (step,) = json.loads(capsys.readouterr().out)["story"]["steps"]
@@ -74,7 +74,7 @@ def test_the_next_commands_have_their_options_and_no_password(place: Path, capsy
         f"gate promote {made()}/good.onnx --name small --report report"
     )
     assert "--policy policy.json" in step["command"]
-    assert "--ledger 'my ledger'" in step["command"]
+    assert "--state 'my state'" in step["command"]
     assert cli.main(_check("bad.onnx", *options, *where)) == 1
     told = json.loads(capsys.readouterr().out)["story"]
     assert told["steps"][-1]["command"].startswith("gate check ")

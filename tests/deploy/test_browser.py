@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -16,6 +15,7 @@ from starlette.routing import Mount, Route
 from gate.deploy.deploy import deploy, rollback
 from gate.deploy.serving import store_app
 from gate.deploy.store import Store
+from tests.browser import chromium
 from tests.deploy import models
 from tests.deploy.models import NAME
 from tests.deploy.servers import serving
@@ -35,7 +35,6 @@ window.seen = {
 };
 document.title = "done";
 </script>"""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 async def _page(request: Request) -> Response:
@@ -44,14 +43,8 @@ async def _page(request: Request) -> Response:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium, "this test needs Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        try:
-            yield browser.new_page()
-        finally:
-            browser.close()
+    with chromium() as browser:
+        yield browser.new_page()
 
 
 @pytest.mark.slow

@@ -159,6 +159,8 @@ def test_two_onnxruntime_packages_are_a_fault(
     found = _examine(tmp_path)["one onnxruntime package"]
     assert found.state == "missing"
     assert "overwrite each other" in found.seen
+    assert "onnxruntime-openvino 1.0" in found.seen
+    assert "pip install 'parity-gate[openvino]'" in found.remedy
 
 
 def test_a_registry_that_is_down_does_not_hinder_judging(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
+from gate.ledger.journal import Journal
 from gate.preprocess.beside import PREPROCESSING, SPEC
-from gate.registry.journal import Journal
 from gate.registry.port import CHAMPION, PREVIOUS, Tag
 from tests.end_to_end.proxy import PAGE
 from tests.end_to_end.stack import Stack
 from tests.golden_vectors.test_pictures import EPS
+from tests.ledger.rows import spoil_note
 from tests.storage.test_foreign import DEEP, YAML_BOMB
 
 SPEC_JSON, GOLDEN_JSON, MODEL = f"{PREPROCESSING}/{SPEC}", "golden/golden.json", "model.onnx"
@@ -123,10 +124,11 @@ def _renamed(victim: Victim) -> None:
     victim.client.rename_registered_model(victim.name, f"{victim.name} elsewhere")
 
 
-def _journal(data: bytes) -> Spoil:
+def _journal(text: str) -> Spoil:
     def spoil(victim: Victim) -> None:
-        uri = victim.stack.registry.identity
-        Journal(victim.stack.ledger, model=victim.name, registry=uri).path.write_bytes(data)
+        uri, ledger = victim.stack.registry.identity, victim.stack.ledger
+        name = Journal(ledger, model=victim.name, registry=uri).name
+        spoil_note(ledger.state, name, text)
 
     return spoil
 
@@ -137,7 +139,7 @@ def _inbox(victim: Victim) -> None:
         (f"row {victim.number} {number}", model, "?" * 64, "0" * 64, time.time(), 0.0, 0)
         for number, model in enumerate([victim.name, "nobody's", "x" * 256, ""] * 50)
     ]
-    with closing(sqlite3.connect(victim.stack.folder / "inbox.db", timeout=30)) as database:
+    with closing(sqlite3.connect(victim.stack.folder / "state.db", timeout=30)) as database:
         database.executemany(
             "INSERT INTO gate_inbox (delivery_id, model, event, body_sha256, received_at, due_at,"
             " attempts) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -209,8 +211,8 @@ SPOILS: dict[str, Spoil] = {
     "files of a store of somebody's": _source("s3://nobodys/models"),
     "files of no kind": _source("gopher://127.0.0.1/0"),
     # mishaps of the service's own files
-    "half a journal": _journal(b'{"schema_version": 1, "operat'),
-    "nested journal": _journal(DEEP),
+    "half a journal": _journal('{"schema_version": 1, "operat'),
+    "nested journal": _journal(DEEP.decode()),
     "rows in the inbox": _inbox,
     "nested manifest": _manifest,
     "link out of the store": _live_link,

@@ -19,9 +19,10 @@ from ruamel.yaml import YAML
 
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.registry.judged import GoldenFolder
-from gate.registry.ledger import Ledger, LedgerEntry
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
@@ -33,7 +34,7 @@ from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
 
 POLICY = builders.policy(review="required")
-SOON_S = 5.0
+SOON_S = 15.0
 """Within which the service must have acted on an event."""
 DEADLINE_S = 30.0
 
@@ -60,7 +61,7 @@ class Stack:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self.folder / "ledger.jsonl")
+        return Ledger(self.folder / "state.db")
 
     @property
     def registry(self) -> MlflowRegistry:
@@ -125,9 +126,8 @@ class Stack:
             sys.executable, *program, "serve", "--model", self.model, "--port", "0",
             "--tracking-uri", self.server.uri, "--secret-file", str(self.folder / "secrets"),
             "--policy", str(self.folder / "policy.yaml"), "--interval", str(interval),
-            "--ledger", str(self.folder / "ledger.jsonl"), "--store", str(self.folder / "store"),
-            "--inbox", f"sqlite:///{self.folder}/inbox.db", "--log-format", "json",
-            "--confirm-after", "0.5", *options,
+            "--state", str(self.folder / "state.db"), "--store", str(self.folder / "store"),
+            "--log-format", "json", "--confirm-after", "0.5", *options,
         ]  # fmt: skip
         log = self.folder / "service.log"
         with log.open("ab") as stream:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from tests.browser import chromium
 from tests.end_to_end.stack import SOON_S, Stack, until
 
 pytestmark = pytest.mark.slow
@@ -21,17 +21,10 @@ PAGE_MS = 60_000
 @pytest.fixture
 def page() -> Iterator[Page]:
     SHOTS.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "no chromium: make test installs it as root, else apt install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+    with chromium() as browser:
         made = browser.new_page(viewport={"width": 1500, "height": 1400})
         made.set_default_timeout(PAGE_MS)
         yield made
-        browser.close()
 
 
 def tag(page: Page, name: str, value: str) -> None:

@@ -15,11 +15,11 @@ from torch import nn
 
 from gate.export.export import export_model
 from gate.front_door import Reference, Workload, check
+from gate.ledger.ledger import Ledger
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.release import Release
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
         run_id=make_run(uri, artifacts=folder / "artifacts"),
         description="More than two gigabytes.",
     )
-    ledger = Ledger(folder / "ledger.jsonl")
+    ledger = Ledger(folder / "ledger.db")
     promotion = promote(MlflowRegistry(uri), release, policy=policy(), ledger=ledger)
     names = (exported.path.name, *exported.subject.external_data)
     told = {

@@ -294,6 +294,6 @@ def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, ro
     alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64).ravel())
     value = ComputedValue(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
     suspect = Suspect(value, "logits", missing=False, folded=None, alone=alone)
-    cause = Detective(model, graph, Layout(), runtime).cause(suspect)
+    cause = Detective(model, graph, Layout(), cuda="cuda" in runtime).cause(suspect)
     assert ("is that of TF32" in cause.text) == named
     assert ("determinism.tf32: false" in cause.remedy) == named

@@ -12,8 +12,7 @@ from gate.localisation.graph import FileGraph, reference_name
 from gate.localisation.runs import PieceSession
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
-from gate.records.runtime import RUNTIMES
-from tests.localisation.nets import POLICY
+from gate.policy.runtimes import plain_setup
 
 SIZE = 20
 WEIGHT = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
@@ -57,7 +56,7 @@ def chain(folder, **settings):
 
 def run(piece, **fed):
     """What the piece computes; `fed`: references, by the names of the tensors."""
-    opened = PieceSession(piece, RUNTIMES["ort-cpu"], POLICY)
+    opened = PieceSession(piece, plain_setup("ort-cpu"))
     return opened({"x": X}, fed)
 
 

@@ -91,9 +91,9 @@ class TestOptimiser:
         class Spoils(PieceSession):
             """Stands for a fault of a plain kernel."""
 
-            def __init__(self, piece, traits, policy):
-                super().__init__(piece, traits, policy)
-                self._off = traits.optimization == "ORT_DISABLE_ALL" and len(piece.outputs) == 1
+            def __init__(self, piece, setup):
+                super().__init__(piece, setup)
+                self._off = setup.optimization == "ORT_DISABLE_ALL" and len(piece.outputs) == 1
 
             def __call__(self, *arguments, **options):
                 arrays = super().__call__(*arguments, **options)

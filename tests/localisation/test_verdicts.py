@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gate.localisation.measuring import LayerDeviations
 from gate.localisation.verdicts import Limits, worst
+from gate.policy.runtimes import plain_setup
 
 
 class Fixed:
@@ -19,8 +20,12 @@ class Fixed:
         self.ratio, self.peak = ratio, peak
 
 
-CPU, CUDA = Limits("ort-cpu", float64=True), Limits("ort-cuda", float64=True)
-BLIND = Limits("ort-cpu", float64=False)
+def limits_of(runtime: str, *, float64: bool = True) -> Limits:
+    return Limits(runtime, plain_setup(runtime), float64=float64)
+
+
+CPU, CUDA = limits_of("ort-cpu"), limits_of("ort-cuda")
+BLIND = limits_of("ort-cpu", float64=False)
 
 
 def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
@@ -94,4 +99,4 @@ def test_the_worst_output(ratios, most):
     ],
 )
 def test_the_level_of_a_runtime(runtime, level):
-    assert Limits(runtime, float64=True).level == level
+    assert limits_of(runtime).level == level

@@ -11,8 +11,8 @@ from gate.errors import EvidenceError
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.session import open_on_cpu, open_session, quiet_options, session_options
 from gate.onnxfile.subject import read_subject
-from gate.records.runtime import CPU_PROVIDER, RUNTIMES
-from tests import builders
+from gate.policy.runtimes import plain_setup
+from gate.records.runtime import CPU_PROVIDER
 from tests.export.graphs import adder, external, put
 from tests.parity.test_cuda_logic import NO_DEVICE
 
@@ -34,7 +34,7 @@ def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
     (tmp_path / "w.bin").rename(tmp_path / "blob")
     (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
     loadable = Candidate(path, read_subject(path)).loadable()
-    linked = open_session(loadable, quiet_options(), RUNTIMES["ort-cpu"], builders.policy())
+    linked = open_session(loadable, quiet_options(), plain_setup("ort-cpu"))
     feed = {one.name: X for one in straight.get_inputs()}
     assert np.array_equal(linked.run(None, feed)[0], straight.run(None, feed)[0])
 
@@ -43,7 +43,7 @@ def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
     ("name", "level"), [("ort-cpu", "ORT_DISABLE_ALL"), ("ort-cpu-optimized", "ORT_ENABLE_ALL")]
 )
 def test_options_are_the_runtime_s(name, level) -> None:
-    options = session_options(RUNTIMES[name], threads=3, deterministic=True)
+    options = session_options(plain_setup(name), threads=3, deterministic=True)
     assert options.graph_optimization_level.name == level
     assert options.intra_op_num_threads == 3
     assert options.use_deterministic_compute
@@ -54,4 +54,4 @@ def test_options_are_the_runtime_s(name, level) -> None:
 def test_a_provider_that_does_not_load_is_an_error_with_its_reason(tmp_path: Path) -> None:
     model = put(adder(), tmp_path / "model.onnx").read_bytes()
     with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and offered CPU"):
-        open_session(model, quiet_options(), RUNTIMES["ort-cuda"], builders.policy())
+        open_session(model, quiet_options(), plain_setup("ort-cuda"))

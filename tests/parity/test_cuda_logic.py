@@ -10,26 +10,15 @@ import torch
 
 from gate.decision.checks import Verdict
 from gate.decision.rules import all_checks
-from gate.parity import measure as measuring
 from gate.parity.arrays.binding import bind
 from gate.parity.case import Case
 from gate.parity.measure import measure
-from gate.parity.runners import environment
 from gate.parity.runners.torch_runner import TorchRunner
+from gate.runtimes import cuda as environment
 from tests.parity import tiny
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 NO_DEVICE = pytest.mark.skipif(bool(environment.cuda_traces()), reason="a CUDA device is here")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny.net()
-
-
-@pytest.fixture(scope="module")
-def good(model, tmp_path_factory):
-    return tiny.export(model, tmp_path_factory.mktemp("good") / "model.onnx")
 
 
 @pytest.fixture
@@ -144,7 +133,7 @@ def test_torch_reports_the_device_of_its_outputs(model, good):
 
 def test_a_model_that_comes_back_to_the_cpu_is_not_proven_on_cuda(model, good, monkeypatch):
     """A runner on 'cuda' whose outputs are on the CPU says CPU first, and the rule refuses it."""
-    runner = measuring.TorchRunner(
+    runner = TorchRunner(
         model,
         bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),
         device="cpu",

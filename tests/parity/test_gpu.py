@@ -8,9 +8,9 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.parity.case import Case
 from gate.parity.measure import measure
-from gate.parity.runners.environment import cuda_absent_reason
 from gate.policy.policy import Policy
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
+from gate.runtimes.cuda import cuda_absent_reason
 from tests.parity import tiny
 
 ABSENT = cuda_absent_reason()

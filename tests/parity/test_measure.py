@@ -24,16 +24,6 @@ from tests.parity import tiny
 CPU = ("ort-cpu", "ort-cpu-optimized")
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.net()
-
-
-@pytest.fixture(scope="module")
-def good(model, tmp_path_factory):
-    return tiny.export(model, tmp_path_factory.mktemp("good") / "model.onnx")
-
-
 def judged(candidate, measurement, policy):
     return decide(policy, tiny.evidence(candidate, measurement), decided_at="now")
 
@@ -660,19 +650,19 @@ def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
 
 
 def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
-    from gate.parity.runners.onnx_runner import OnnxRunner
+    from gate.runtimes.ort import OrtSession
 
-    original = OnnxRunner.run
+    original = OrtSession.run
     calls = []
 
     def run(self, batch):
-        if self._traits.optimization == "ORT_ENABLE_ALL":
+        if self._setup.optimization == "ORT_ENABLE_ALL":
             calls.append(1)
             if len(calls) == 2:
                 raise MemoryError("Failed to allocate 8 GiB\ntrace")
         return original(self, batch)
 
-    monkeypatch.setattr(OnnxRunner, "run", run)
+    monkeypatch.setattr(OrtSession, "run", run)
     measurement = measure(Case(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4))
     healthy, broken = measurement.runtimes
     assert healthy.outputs[0].samples == 20
@@ -696,9 +686,9 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
 
 @pytest.mark.parametrize("at_call", [1, 2])
 def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_call):
-    from gate.parity.runners.onnx_runner import OnnxRunner
+    from gate.runtimes.ort import OrtSession
 
-    original = OnnxRunner.run
+    original = OrtSession.run
     calls = []
 
     def run(self, batch):
@@ -707,7 +697,7 @@ def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_c
             raise KeyboardInterrupt
         return original(self, batch)
 
-    monkeypatch.setattr(OnnxRunner, "run", run)
+    monkeypatch.setattr(OrtSession, "run", run)
     with pytest.raises(KeyboardInterrupt):
         measure(Case(model, good, tiny.samples(), policy=tiny.policy()))
 

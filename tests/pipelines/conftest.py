@@ -26,6 +26,7 @@ TINY = (
     "train.epochs=1",
     "train.threads=1",
     "registry.model_name=tiny",
+    "gate.runtimes.browser-wasm.required=never",
 )
 FEW = ("gate.min_samples=2", "model.num_classes=null")
 """For data of a test's own: any number of samples, of any classes."""

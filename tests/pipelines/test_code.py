@@ -15,7 +15,7 @@ from gate.model.modules import changed_files
 from gate.records.evidence import Evidence
 from gate.records.model_code import ModelCode
 from gate.storage.digest import Digest
-from pipelines import code, paths, promote
+from pipelines import code, paths, promote, signing
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
 
@@ -123,11 +123,15 @@ def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> Non
     edited = evidence.source.model_copy(
         update={"code": evidence.source.code.model_copy(update={"files": old})}
     )
-    evidence.model_copy(update={"source": edited}).save(paths.EVIDENCE)
+    earlier = evidence.model_copy(update={"source": edited})
+    earlier.save(paths.EVIDENCE)
     golden = json.loads((paths.GOLDEN / "golden.json").read_text())
     assert edited.code is not None
     golden["origin"]["code_sha256"] = str(edited.code.digest())
     (paths.GOLDEN / "golden.json").write_text(json.dumps(golden))
+    vectors = Digest.of_file(paths.GOLDEN / "golden.json")
+    who = signing.signatory()
+    signing.write_measured(paths.EVIDENCE_STATEMENT, who, paths.ONNX, earlier, golden=vectors)
     assert promote.main() == Status.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"

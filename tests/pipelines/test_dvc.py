@@ -25,7 +25,7 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.storage.digest import Digest
 from tests.pipelines.conftest import clean_environment, clone, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 UP_TO_DATE = "Data and pipelines are up to date."
 
@@ -118,7 +118,29 @@ def test_dvc_shows_metrics_parameters_and_plots(project: Project) -> None:
     assert "held-out accuracy" in page
 
 
-@pytest.mark.proof
+def test_another_bound_decides_anew_and_another_runtime_measures_anew(project: Project) -> None:
+    """By what DVC says it would run: nothing is measured here."""
+    params = project.folder / "params.yaml"
+    text = params.read_text()
+    assert "noise_ratio: 1.5 " in text
+    params.write_text(text.replace("noise_ratio: 1.5 ", "noise_ratio: 1.6 "))
+    assert "Running stage 'plan'" in project.dvc("repro", "plan")
+    assert UP_TO_DATE in project.dvc("status", "parity")
+    assert "modified:           gate" in project.dvc("status", "promote")
+
+    last = text.index("    ort-cuda-optimized:")  # deleted; and one of the user's own
+    params.write_text(
+        f"{text[:last]}    mine:\n      kind: ort\n      required: always\n"
+        "      options: {providers: [CPUExecutionProvider]}\n      bounds: *cpu\n"
+    )
+    project.dvc("repro", "plan")
+    assert "modified:           reports/plan.json" in project.dvc("status", "parity")
+
+    params.write_text(text)
+    project.dvc("repro", "plan")
+    assert UP_TO_DATE in project.dvc("repro")
+
+
 def test_a_weight_changed_before_parity_is_refused_and_made_anew_in_spite_of_a_kill(
     project: Project,
 ) -> None:
@@ -169,7 +191,6 @@ def wait_for_run_of(project: Project, stage: str, process: subprocess.Popen[byte
     raise AssertionError(f"{stage} never ran")
 
 
-@pytest.mark.proof
 def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     """As the issue of it was: relu becomes sigmoid in the model's own file. By dvc alone; and back
     by `mlflow run`, whose runs land in one experiment."""
@@ -205,7 +226,6 @@ def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     assert project.running() == []
 
 
-@pytest.mark.proof
 def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
     """Into another registry, which knows nothing of the runs so far."""
     versions = len(project.client.search_model_versions("name = 'tiny'"))

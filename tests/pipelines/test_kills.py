@@ -14,7 +14,7 @@ from pipelines import export, parity, prepare, promote, train
 from pipelines.run import tracking_uri
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 STAGES = {m.__name__.rpartition(".")[2]: m.main for m in (prepare, train, export, parity, promote)}
 

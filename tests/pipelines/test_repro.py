@@ -142,6 +142,21 @@ def test_what_is_due_is_run_by_taking_the_decision_away(
     assert seen == [False]
 
 
+def test_what_nobody_vouches_for_any_more_is_measured_again(
+    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    there: list[bool] = []
+    dvc[:] = [lambda: there.append(paths.EVIDENCE_STATEMENT.exists()), 0]
+    assert repro.main() == Status.DONE
+    assert "measured again" not in capsys.readouterr().out
+    shutil.rmtree(paths.state())  # the key is lost with its folder
+    assert repro.main() == Status.DONE
+    assert there == [True, False]
+    printed = capsys.readouterr()
+    assert "reports/evidence.json is measured again: the statement on the evidence" in printed.out
+    assert "made " in printed.err
+
+
 def test_before_the_first_promotion(
     project: Path, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

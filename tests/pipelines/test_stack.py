@@ -7,16 +7,22 @@ import socket
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
+from gate.attestation.trust import Trust
 from gate.commands.status import Status
 from gate.errors import RegistryUnavailable, StorageError
-from gate.registry.ledger import Ledger
+from gate.ledger.ledger import Ledger
 from pipelines import paths, promote, stack
 from pipelines.children import started
+from pipelines.override import override
+from pipelines.service_trust import ServiceTrust
+from tests.end_to_end.stack import until
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 from tests.pipelines.test_ui import free_port
 
@@ -82,10 +88,46 @@ def test_a_child_that_ends_is_told(project: Path) -> None:
         stack.wait_for("http://127.0.0.1:1", it)
 
 
+def test_the_words_it_prints_to_hand_in_do_that() -> None:
+    words = "\n".join(stack.told("http://127.0.0.1:5000", "http://127.0.0.1:8400", "tiny"))
+    (line,) = [line for line in words.splitlines() if "make repro SET=gate.promotion=by" in line]
+    variable, *command = line.split()
+    assert variable == "MLFLOW_TRACKING_URI=http://127.0.0.1:5000"
+    shown = subprocess.run(
+        [*command, "--dry-run", "--no-print-directory"],
+        cwd=REPOSITORY, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert shown.stdout.split()[-4:] == [
+        "-m", "pipelines.repro", "--set", "'gate.promotion=by_service'",
+    ]  # fmt: skip
+
+
+def lines() -> list[tuple[str, str | None]]:
+    """All of the ledger, of which a key signed the end that the service trusts."""
+    trust = Trust.of_file(ServiceTrust.of_project().trust)
+    return [(e.action, e.version) for e in Ledger(paths.database(), trust=trust).entries()]
+
+
+def deployed(service_port: int) -> str | None:
+    """What is served; None: nothing yet."""
+    address = f"http://127.0.0.1:{service_port}/models/tiny/manifest.json"
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return str(json.load(answer)["slots"]["exact"]["sha256"])
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
 @pytest.mark.slow
-def test_it_deploys_what_was_promoted_before_and_ends_with_ctrl_c(measured: Path) -> None:
+@pytest.mark.proof
+def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_way(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert promote.main() == Status.DONE
     port, service_port = free_port(), free_port()
+    registry = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
         [sys.executable, "-m", "pipelines.stack", "--port", str(port),
          "--service-port", str(service_port)],
@@ -102,12 +144,18 @@ def test_it_deploys_what_was_promoted_before_and_ends_with_ctrl_c(measured: Path
                     break
             else:
                 pytest.fail(process.stderr.read())
-            address = f"http://127.0.0.1:{service_port}/models/tiny/manifest.json"
-            assert any(address in line for line in told)
-            with urllib.request.urlopen(address, timeout=30) as answer:
-                manifest = json.load(answer)
-            digest = Ledger(paths.state() / "ledger.jsonl").entries()[0].sha256
-            assert manifest["slots"]["exact"]["sha256"] == str(digest)
+            assert any(f"MLFLOW_TRACKING_URI={registry} make repro" in line for line in told)
+            digest = str(Ledger(paths.database()).entries()[0].sha256)
+            assert until(lambda: deployed(service_port) == digest, 30)
+
+            override(["gate.promotion=by_service"])
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", registry)
+            assert promote.main() == Status.DONE
+            assert until(lambda: lines()[-1] == ("deployed", "2"), 30), lines()
+            client = MlflowClient(registry)
+            assert client.get_model_version_by_alias("tiny", "champion").version == "2"
+            assert deployed(service_port) == digest
+
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate(timeout=90)
         finally:
@@ -117,6 +165,9 @@ def test_it_deploys_what_was_promoted_before_and_ends_with_ctrl_c(measured: Path
     assert "Stopped." in rest
     for gone in (port, service_port):
         stack.require_free(gone, remedy="-")
-    assert [e.action for e in Ledger(paths.state() / "ledger.jsonl").entries()] == [
-        "promoted", "deployed",
+    assert lines() == [
+        ("promoted", "1"), ("same_registry", None), ("deployed", "1"), ("promoted", "2"),
+        ("deployed", "2"),
     ]  # fmt: skip
+    project = Trust.of_file(paths.state() / "trust.yaml")
+    assert len(Ledger(paths.database(), trust=project).entries()) == 5

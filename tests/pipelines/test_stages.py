@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,23 @@ from mlflow import MlflowClient
 from onnx import numpy_helper
 
 from gate import cli
+from gate.attestation.local import LocalKeys
+from gate.attestation.measurement import CodeVersion
+from gate.attestation.resource import registered
+from gate.attestation.statements import Statements, summary_in
+from gate.attestation.trust import Trust
 from gate.commands.status import Status
 from gate.decision.decision import Decision
 from gate.errors import RegistryUnavailable
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
+from gate.ledger.ledger import Ledger
+from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.storage.digest import Digest
 from gate.story.story import Change
+from gate.tracking.page import RunPage
 from pipelines import beside, export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
@@ -187,7 +197,7 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
     assert run.data.tags["gate.promotion"] == "refused"
     assert "max_abs_diff" in run.data.tags["gate.failed_checks"]
     assert "Try:" in run.data.tags["mlflow.note.content"]
-    assert Ledger(Path(".gate/ledger.jsonl")).entries()[-1].action == "refused"
+    assert Ledger(paths.database()).entries()[-1].action == "refused"
 
 
 def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
@@ -197,6 +207,85 @@ def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> N
     assert not paths.PROMOTION.exists()
 
 
+def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) -> None:
+    assert promote.main() == Status.DONE
+    key = LocalKeys(Path(".gate"), print).signing_key().public
+    both = Statements.beside(paths.REPORTS)
+    evidence, decision = Evidence.load(paths.EVIDENCE), Decision.load(paths.DECISION)
+    trust = Trust.of_file(Path(".gate/trust.yaml"))
+    assert (
+        both.verify(evidence, decision, trust=trust, now=datetime.now(UTC))[0].key_id == key.key_id
+    )
+    assert registered(summary_in(both.decision).resource_uri) == (tracking_uri(), "tiny")
+    measured_then, signed_now = (s.statement for s in (both.evidence, both.decision))
+    golden = "golden/golden.json"
+    assert measured_then.digest_of(golden) == Digest.of_file(paths.GOLDEN / "golden.json").hex
+    assert signed_now.digest_of(golden) == Ledger(paths.database()).entries()[-1].golden_sha256.hex  # fmt: skip
+    assert signed_now.digest_of("preprocessing") == PreprocessSpec.load(paths.PREPROCESSING).digest().hex  # fmt: skip
+    code = CodeVersion.model_validate(measured_then.predicate["code"])
+    assert (code.commit, code.dirty) == (None, None)  # the project of a test is not in Git
+    assert f"Whose word: signed by the key of this folder, {key.short}: " in capsys.readouterr().out
+    assert f"signed by local ({key.short})" in paths.PAGE.read_text()
+    (line,) = Ledger(paths.database()).entries()
+    assert line.signers == (key.key_id,)
+    on_the_run = {name for name in artifacts(page()) if name.endswith(".dsse.json")}
+    assert on_the_run == {"evidence.dsse.json", "decision.dsse.json"}
+
+
+def widen_the_vectors() -> None:
+    file = paths.GOLDEN / "golden.json"
+    plain = json.loads(file.read_text())
+    plain["outputs"][0]["max_abs_diff"] = 1e9
+    file.write_text(json.dumps(plain))
+
+
+def make_another_key() -> None:
+    shutil.rmtree(".gate")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (paths.EVIDENCE_STATEMENT.unlink, "what was measured is not signed"),
+        (widen_the_vectors, "are not those that were signed when the file was measured"),
+        (make_another_key, "signed by 0 of the keys that are trusted as measurers"),
+    ],
+)
+def test_what_nobody_vouches_for_is_refused_and_not_signed(
+    measured: Path, spoil: Callable[[], None], reason: str
+) -> None:
+    spoil()
+    assert promote.main() == Status.REJECTED
+    report = PromotionReport.load(paths.PROMOTION)
+    assert (report.outcome, report.signed_by) == ("refused", None)
+    assert reason in report.reason
+    assert Ledger(paths.database()).entries()[-1].reason == report.reason
+    assert not paths.DECISION_STATEMENT.exists()
+    assert 'id="signed"' not in paths.PAGE.read_text()
+    assert client().search_registered_models() == []
+
+
+def test_what_is_measured_is_uploaded_once(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of `parity` goes on in `promote`."""
+    uploaded: list[str] = []
+    file, folder = RunPage.file, RunPage.folder
+
+    def watched(self: RunPage, path: Path, *place: str) -> None:
+        uploaded.append(path.name)
+        file(self, path, *place)
+
+    def watched_folder(self: RunPage, path: Path, *place: str) -> None:
+        uploaded.append(path.name)
+        folder(self, path, *place)
+
+    monkeypatch.setattr(RunPage, "file", watched)
+    monkeypatch.setattr(RunPage, "folder", watched_folder)
+    assert promote.main() == Status.DONE
+    assert sorted(uploaded) == sorted(set(uploaded))
+    assert not {"evidence.json", "evidence.dsse.json", "samples.csv", "plots"} & set(uploaded)
+    assert {"decision.json", "decision.dsse.json", "report.html"} <= set(uploaded)
+
+
 def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     """NaN in the evidence: refused, on the page as words, never as a number."""
     plain = json.loads(paths.EVIDENCE.read_text())
@@ -204,6 +293,7 @@ def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     paths.EVIDENCE.write_text(json.dumps(plain))
     client().delete_run(page("parity").info.run_id)  # so that promote writes all of it anew
     assert promote.main() == Status.REJECTED
+    assert "The evidence was edited" in PromotionReport.load(paths.PROMOTION).reason
     run = page()
     assert run.data.tags["nonfinite.ort-cpu/max_abs_diff"] == "nan"
     assert "ort-cpu/max_abs_diff" not in run.data.metrics

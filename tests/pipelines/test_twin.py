@@ -8,15 +8,16 @@ import pytest
 from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
+from gate.attestation.envelope import SignedStatement
 from gate.commands.status import Status
 from gate.errors import EvidenceError
+from gate.ledger.ledger import Ledger
 from gate.records.evidence import Evidence
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.proof import prove_twin
 from gate.registry.twin import QUANTIZED
 from gate.storage.digest import Digest
-from pipelines import paths, promote, twin
+from pipelines import paths, promote, signing, twin, twin_files
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
 
@@ -54,7 +55,7 @@ def test_without_one_it_says_so_and_promotes_as_ever(measured: Path) -> None:
     assert twin.main() == Status.DONE
     assert [path.name for path in paths.TWIN.iterdir()] == ["none.txt"]
     assert promote.main() == Status.DONE
-    (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
+    (line,) = Ledger(paths.database()).entries()
     assert line.twin is None
 
 
@@ -68,7 +69,7 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
     assert evidence.export.settings["of_sha256"] == str(Digest.of_file(paths.ONNX))
     assert promote.main() == Status.DONE
     assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
-    (line,) = Ledger(paths.state() / "ledger.jsonl").entries()
+    (line,) = Ledger(paths.database()).entries()
     assert line.twin is not None
     registry = MlflowRegistry(tracking_uri())
     path = registry.download("tiny", "1", tmp_path)
@@ -90,11 +91,21 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     spoilt = seen.model_copy(update={"top1_agreement": 0.99, "top1_disagreements": 4})
     outputs = (runtime.outputs[0].model_copy(update={"classification": spoilt}),)
     runtimes = (runtime.model_copy(update={"outputs": outputs}),)
-    evidence.model_copy(update={"runtimes": runtimes}).save(paths.TWIN / "gate" / "evidence.json")
+    edited = evidence.model_copy(update={"runtimes": runtimes})
+    edited.save(paths.TWIN / "gate" / "evidence.json")
+    assert promote.main() == Status.REJECTED
+    reason = PromotionReport.load(paths.PROMOTION).reason
+    assert reason.startswith("the quantized twin: the statement on the evidence is about evidence")
+    assert not paths.DECISION_STATEMENT.exists()
+
+    vectors = Digest.of_file(twin_files.VECTORS / "golden.json")
+    file = paths.TWIN / twin_files.NAME
+    signing.write_measured(twin_files.STATEMENT, signing.signatory(), file, edited, golden=vectors)
     assert promote.main() == Status.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
+    assert SignedStatement.of(paths.DECISION_STATEMENT.read_bytes())
     run = MlflowClient(tracking_uri()).get_run(report.run_id)
     assert run.info.status == "FAILED"
     assert run.info.run_name == f"gate FAIL {report.sha256.hex[:6]} twin"

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,7 @@ def test_twins_have_no_twins_and_the_same_task():
     ("fields", "message"),
     [
         ({"review": "required"}, "set them beside twin"),
+        ({"promotion": "by_service"}, "set it beside twin"),
         ({"max_age_days": 3.0}, "set them beside twin"),
         ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "ask for preprocessing"),
     ],
@@ -254,3 +256,31 @@ def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
     twin = Policy.quantized().model_copy(update={"incumbent": answers})
     with pytest.raises(ValueError, match="incumbent hold for both"):
         builders.policy(twin=twin)
+
+
+def test_who_moves_champion_is_said_only_where_it_is_not_whoever_promotes():
+    """So that older policies keep their digest."""
+    assert "promotion" not in builders.policy().to_plain()
+    assert builders.policy(promotion="by_service").to_plain()["promotion"] == "by_service"
+    with pytest.raises(ValidationError, match="direct"):
+        builders.policy(promotion="by_nobody")
+
+
+def test_a_policy_without_runtimes_is_told_the_lines_that_make_it_one(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("gate:\n  review: signed\n")
+    with pytest.raises(
+        PolicyError, match="gate.runtimes: Field required. A policy takes"
+    ) as refused:
+        Policy.of_file(path)
+    message, _, lines = str(refused.value).partition("\n")
+    assert "task: tensors" in message
+    path.write_text(f"{path.read_text()}{lines}\n")
+    made = Policy.of_file(path)
+    always = {n: r for n, r in Policy.default().runtimes.items() if r.required == "always"}
+    assert (made.review, made.runtimes) == ("signed", always)
+    path.write_text("review: signed\n")
+    with pytest.raises(PolicyError) as refused:
+        Policy.of_file(path)
+    path.write_text(f"review: signed\n{str(refused.value).partition(chr(10))[2]}\n")
+    assert Policy.of_file(path) == made

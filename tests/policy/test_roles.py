@@ -14,7 +14,7 @@ from gate.policy.roles import (
     proven_constant,
     unclaimed,
 )
-from gate.records.evidence import OutputParity
+from gate.records.output_parity import OutputParity
 from tests import builders
 
 

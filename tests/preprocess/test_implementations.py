@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from gate.bounded import chromium
 from gate.errors import DataError
 from gate.preprocess.by import canvas, opencv
 from gate.preprocess.implementation import implementation
@@ -125,9 +126,9 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = PreprocessSpec()
     monkeypatch.setattr(opencv, "find_spec", lambda _: None)
     assert "not installed" in str(opencv.IMPLEMENTATION.lacking(spec))
-    monkeypatch.setattr(canvas.shutil, "which", lambda _: None)
+    monkeypatch.setattr(chromium, "chromium_path", lambda: None)
     assert "apt-get install chromium" in str(canvas.IMPLEMENTATION.lacking(spec))
-    monkeypatch.setattr(canvas, "find_spec", lambda _: None)
+    monkeypatch.setattr(chromium, "find_spec", lambda _: None)
     assert "Playwright is not installed" in str(canvas.IMPLEMENTATION.lacking(spec))
 
 

@@ -57,7 +57,7 @@ def test_the_measurement_is_judged(
 def test_who_can_never_do_the_spec_is_not_waived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
-    monkeypatch.setattr("gate.preprocess.by.canvas.shutil.which", lambda _: chromium)
+    monkeypatch.setattr("gate.bounded.chromium.shutil.which", lambda _: chromium)
     asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
     bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
     seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.registry.ledger import Ledger
+from gate.ledger.ledger import Ledger
 from gate.registry.release import Release
 from tests.bounded.here import read_here
 from tests.registry.releases import onnx_file, release
@@ -35,7 +35,7 @@ def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "gate" / "ledger.jsonl")
+    return Ledger(tmp_path / "gate" / "ledger.db")
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ def onnx_file(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def onnx_file_with_data(path: Path) -> Path:
+def onnx_file_with_data(path: Path, *, seed: int = 0) -> Path:
     """The same graph with its weights in a file beside it."""
-    model = onnx.load(str(onnx_file(path)))
+    model = onnx.load(str(onnx_file(path, seed=seed)))
     path.unlink()
     onnx.save_model(
         model, str(path), save_as_external_data=True, location="weights.data", size_threshold=0

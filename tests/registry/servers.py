@@ -119,11 +119,19 @@ def make_run(uri: str, *, artifacts: Path | None = None) -> str:
 
 def add_user(uri: str, name: str, password: str) -> None:
     """A user who may read, and no more."""
-    request = urllib.request.Request(
-        f"{uri}/api/2.0/mlflow/users/create",
-        json.dumps({"username": name, "password": password}).encode(),
-        {"Content-Type": "application/json"},
-    )
+    _as_admin(f"{uri}/api/2.0/mlflow/users/create", username=name, password=password)
+
+
+def let_edit(uri: str, user: str, *, model: str) -> None:
+    """The user may write to the registered model: versions, tags and aliases."""
+    about = {"resource_type": "registered_model", "resource_id": model}
+    place = f"{uri}/api/3.0/mlflow/users/permissions/grant"
+    _as_admin(place, username=user, permission="EDIT", **about)
+
+
+def _as_admin(place: str, **fields: str) -> None:
+    data, kind = json.dumps(fields).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(place, data, kind)
     credentials = base64.b64encode(":".join(ADMIN).encode()).decode()
     request.add_header("Authorization", f"Basic {credentials}")
     with urllib.request.urlopen(request, timeout=60):

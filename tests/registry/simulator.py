@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.errors import ResourceGone
-from gate.registry.ledger import Ledger, LedgerEntry
+from gate.errors import DigestMismatch, ResourceGone
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
 from gate.registry.port import Alias, Draft, Tag, Version
+from gate.state.state import State
 from gate.storage.digest import Digest
 
 
@@ -24,6 +27,7 @@ class Stored:
     run_id: str
     description: str
     beside: dict[str, bytes] = field(default_factory=dict)
+    made_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
 
 @dataclass
@@ -62,7 +66,8 @@ class Simulator:
         if int(number) > len(self.versions):
             raise ResourceGone(f"there is no version {number} of {name}")
         stored = self.versions[int(number) - 1]
-        return Version(number, stored.run_id, dict(stored.tags), stored.description)
+        tags = dict(stored.tags)
+        return Version(number, stored.run_id, tags, stored.description, stored.made_at)
 
     def download(self, name: str, number: str, folder: Path, **_: object) -> Path:
         path = folder / "model.onnx"
@@ -72,6 +77,17 @@ class Simulator:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_bytes(data)
         return path
+
+    def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
+        stored = self.versions[int(number) - 1]
+        for path, most in most_bytes.items():
+            data = stored.beside.get(path)
+            if data is None:
+                continue
+            if len(data) > most:
+                raise DigestMismatch(f"{path} has {len(data)} bytes")
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
 
     def alias(self, name: str, alias: Alias) -> str | None:
         return self.aliases.get(alias)
@@ -118,8 +134,8 @@ class Watched:
 class CrashingLedger(Ledger):
     """Crashes before or after its next line is written."""
 
-    def __init__(self, path: Path, moment: str) -> None:
-        super().__init__(path)
+    def __init__(self, place: Path | State, moment: str) -> None:
+        super().__init__(place)
         self.moment = moment
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gate import cli
-from gate.registry.ledger import Ledger
+from gate.ledger.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
@@ -31,7 +31,7 @@ class Condemned:
     def __init__(self, folder: Path) -> None:
         self.uri, self.artifacts = f"sqlite:///{folder}/mlflow.db", folder / "artifacts"
         self.run_id = make_run(self.uri, artifacts=self.artifacts)
-        ledger = Ledger(folder / "ledger.jsonl")
+        ledger = Ledger(folder / "ledger.db")
         self.model = RegisteredModel(MlflowRegistry(self.uri), ledger, NAME)
         self.releases = [self.release(folder, seed) for seed in (1, 2)]
         for of in self.releases:
@@ -56,7 +56,7 @@ class Condemned:
 
     def absolve(self, version: str, capsys: Any, *more: str, name: str = NAME) -> tuple[int, Any]:
         arguments = ["absolve", name, version, "--tracking-uri", self.uri]
-        arguments += ["--ledger", str(self.model.ledger.path), "--json", *more]
+        arguments += ["--state", self.model.ledger.place, "--json", *more]
         if "--reason" not in more:
             arguments += ["--reason", "the proxy was broken"]
         code = cli.main(arguments)
@@ -168,13 +168,13 @@ def test_a_reason_is_needed(place: Condemned, capsys) -> None:
     assert place.absolve("2", capsys, "--reason", " ")[0] == 2
     assert "absolved" not in dict(place.lines())
     arguments = ["absolve", NAME, "2", "--tracking-uri", place.uri]
-    assert cli.main([*arguments, "--ledger", str(place.model.ledger.path)]) == 2
+    assert cli.main([*arguments, "--state", place.model.ledger.place]) == 2
     assert "--reason" in capsys.readouterr().err
 
 
 def test_for_people_it_says_what_is_next(place: Condemned, capsys) -> None:
     arguments = ["absolve", NAME, "2", "--tracking-uri", place.uri, "--reason", "a bad disk"]
-    assert cli.main([*arguments, "--ledger", str(place.model.ledger.path)]) == 0
+    assert cli.main([*arguments, "--state", place.model.ledger.place]) == 0
     text = capsys.readouterr().out
     assert "absolved: version 2" in text
     assert "No alias was moved" in text

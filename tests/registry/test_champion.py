@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, StorageError
+from gate.attestation.keys import SigningKey
+from gate.attestation.trust import TrustedKey
+from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, ServiceError
+from gate.ledger.addresses import declare
+from gate.ledger.journal import Journal
+from gate.ledger.ledger import Ledger
+from gate.ledger.lock import promotion_lock
+from gate.ledger.notes import Notes
+from gate.ledger.tables import LOCKS, NOTES
 from gate.registry import champion
-from gate.registry.addresses import declare
-from gate.registry.champion import promotion_lock
-from gate.registry.journal import Journal
-from gate.registry.ledger import Ledger
 from gate.registry.port import CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.digest import Digest
+from tests.ledger.rows import notes, put, rows, spoil_note
 from tests.registry.releases import NAME
+from tests.registry.signed import trust_in
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Stored, Watched
 
 
@@ -79,15 +90,38 @@ def test_a_crash_at_any_call_leaves_one_line_for_a_move_that_happened(ledger, to
         move(model, to)
     moved = registry.inner.aliases.get(CHAMPION) == to
     setattr(registry, moment, lambda *_: None)
+    dropped = [("conflict", "1")] if pending(model) else []
     for _ in range(2):
         with champion.alone(model):
-            assert lines(ledger) == ([("promoted", to)] if moved else [])
+            assert lines(ledger) == ([("promoted", to)] if moved else dropped)
             assert not pending(model)
+
+
+@pytest.mark.parametrize("to", ["2", None])
+def test_a_move_that_comes_when_the_lock_was_lost_is_taken_back(ledger, to):
+    """As of a process that was stopped just before it moved the alias, for longer than its lease."""
+    registry = Watched(Simulator(aliases={CHAMPION: "1"}))
+    model = model_of(ledger, registry)
+    other = RegisteredModel(registry.inner, Ledger(ledger.state), "digits", cause="another host")
+
+    def overtake(call: str, _: int) -> None:
+        if call in ("set_alias champion", "delete_alias") and not other.history().serving:
+            with ledger.state.writing() as connection:  # its lease is over
+                connection.execute(sa.update(LOCKS).values(leased_until=0.0))
+            with champion.alone(other):
+                move(other, "3")
+
+    with pytest.raises(PromotionConflict, match="was lost"), champion.alone(model):
+        registry.before = overtake
+        move(model, to)
+    assert model.alias(CHAMPION) == "3"
+    assert lines(ledger) == [("conflict", "1"), ("promoted", "3"), ("conflict", to)]
+    assert not pending(model)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
-    model = model_of(CrashingLedger(ledger.path, moment))
+    model = model_of(CrashingLedger(ledger.state, moment))
     with pytest.raises(Crash):
         move(model)
     assert pending(model)
@@ -98,7 +132,7 @@ def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
 
 
 def test_nobody_claims_a_move_that_nobody_knows_of(ledger):
-    model = model_of(CrashingLedger(ledger.path, "before"))
+    model = model_of(CrashingLedger(ledger.state, "before"))
     with pytest.raises(Crash):
         move(model)
     model.registry.aliases[CHAMPION] = "3"  # somebody else, in the meantime
@@ -140,8 +174,183 @@ def test_a_server_that_broke_off_leaves_the_move_open(ledger):
         assert lines(ledger) == [("promoted", "2")]
 
 
+def _kept(ledger: Ledger) -> Callable[[], None]:
+    """What somebody does who kept the notes as they are now: he puts them back, signatures and
+    all."""
+    with ledger.state.reading() as connection:
+        rows = [row._asdict() for row in connection.execute(sa.select(NOTES))]
+    assert rows
+
+    def put_back() -> None:
+        with ledger.state.writing() as connection:
+            connection.execute(sa.delete(NOTES))
+            connection.execute(sa.insert(NOTES), rows)
+
+    return put_back
+
+
+def crashed(
+    model: RegisteredModel, to: str, *, moment: str = "before", action: str = "promoted"
+) -> Callable[[], None]:
+    """A move to a version crashes before, or after, its line; gives what puts its note back."""
+    ledger = CrashingLedger(model.ledger.state, moment)
+    ledger.key, ledger.trust = model.ledger.key, model.ledger.trust
+    with pytest.raises(Crash):
+        champion.move(replace(model, ledger=ledger), line(model, action, model.alias(CHAMPION), to))
+    return _kept(model.ledger)
+
+
+def finished_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
+    """Once more it would take `previous` back, too."""
+    put_back = crashed(model, "4", moment="after", action="rolled_back")
+    with champion.alone(model):
+        champion.move(model, line(model, "promoted", "4", "1"))
+    return put_back
+
+
+def finished_late_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
+    put_back = crashed(model, "4", action="rolled_back")
+    with champion.alone(model):
+        champion.move(model, line(model, "promoted", "4", "1"))
+    return put_back
+
+
+def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
+    """The guard takes a move by hand without a journal."""
+    put_back = crashed(model, "4", action="rolled_back")
+    with champion.alone(model):
+        model.registry.set_alias(NAME, CHAMPION, "1")
+        model.registry.set_alias(NAME, PREVIOUS, "4")
+        model.write("promoted", "by hand", version="1", previous="4")
+    return put_back
+
+
+def dropped(model: RegisteredModel) -> Callable[[], None]:
+    put_back = crashed(model, "4")
+    model.registry.set_alias(NAME, CHAMPION, "3")
+    with champion.alone(model):
+        pass
+    return put_back
+
+
+def dropped_by_a_race(model: RegisteredModel) -> Callable[[], None]:
+    registry, puts = Watched(model.registry), []
+
+    def interfere(call: str, _: int) -> None:
+        if call == "set_alias champion":
+            puts.append(_kept(model.ledger))
+            registry.inner.set_alias(NAME, CHAMPION, "1")
+
+    registry.after = interfere
+    with pytest.raises(PromotionConflict):
+        champion.move(replace(model, registry=registry), line(model, "promoted", "3", "4"))
+    return puts[0]
+
+
+def set_aside(model: RegisteredModel) -> Callable[[], None]:
+    put_back = crashed(model, "4")
+    model.registry.set_alias(NAME, CHAMPION, "3")
+    spoil_note(model.ledger.state, _journal(model).name, "{")
+    with champion.alone(model):
+        pass
+    return put_back
+
+
+def kept_out(model: RegisteredModel) -> Callable[[], None]:
+    """The note is taken away before anybody finishes the move, and comes back after a no."""
+    put_back = crashed(model, "4")
+    with model.ledger.state.writing() as connection:
+        connection.execute(sa.delete(NOTES))
+    model.registry.set_alias(NAME, CHAMPION, "3")
+    model.write("rejected", "a reviewer's no", version="4")
+    return put_back
+
+
+def under_the_other_address(model: RegisteredModel) -> Callable[[], None]:
+    """Later moves are those under the registry's new name."""
+    put_back = crashed(model, "4", moment="after", action="rolled_back")
+    declare(model.ledger, "http://mlflow", ["simulator"])
+    there = replace(
+        model, registry=Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
+    )
+    with champion.alone(there):
+        champion.move(there, line(there, "promoted", "4", "1"))
+    return put_back
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        finished_and_moved_on, finished_late_and_moved_on, moved_on_by_hand, dropped,
+        dropped_by_a_race, set_aside, kept_out, under_the_other_address,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("old", [False, True])
+def test_a_note_that_is_put_back_finishes_nothing(ledger, tmp_path, end, old):
+    """Whoever may write the database does that, and then has `champion` pointed where it tells.
+    An older version's note has the same signature, and says nothing of the ledger's end."""
+    key = SigningKey.make(tmp_path / "ci.pem")
+    ledger.key = key
+    ledger.trust = trust_in(key, writers=(TrustedKey(**key.public.to_plain()),))
+    model = vouched(ledger)
+    put_back = end(model)
+    before, previous = model.history(), model.alias(PREVIOUS)
+    for _ in range(2):
+        put_back()
+        if old:
+            _as_of_an_older_version(model)
+        model.registry.set_alias(NAME, CHAMPION, "4")
+        with champion.alone(model) as finished:
+            assert finished is None
+        assert not pending(model)
+        since = model.history().entries[len(before.entries) :]
+        assert {entry.action for entry in since} <= {"conflict"}
+        assert model.alias(PREVIOUS) == previous
+
+
+def _as_of_an_older_version(model: RegisteredModel) -> None:
+    """What it wrote, a minute ago."""
+    name, state = _journal(model).name, model.ledger.state
+    fields = json.loads(notes(state)[name])
+    for later in ("lines", "head"):
+        fields.pop(later, None)
+    fields["entry"]["at"] = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+    Notes(model.ledger).write(name, json.dumps(fields))
+
+
+@pytest.mark.parametrize("lines_after", [0, 2, 5])
+def test_a_note_of_another_ledger_finishes_nothing(ledger, tmp_path, lines_after):
+    """Signed by the same key: of another ledger, or of the same before it was made shorter."""
+    model = vouched(ledger)
+    put_back = crashed(model, "4")
+    kept = rows(ledger.state)
+    put(ledger.state, [])
+    for number in range(lines_after):
+        model.write("refused", f"another past {number}", version="9")
+    put_back()
+    with champion.alone(model) as finished:
+        assert finished is None
+    (*_, last) = ledger.entries()
+    assert last.action == "conflict"
+    assert f"the ledger ended at line {len(kept)} with digest" in last.reason
+    assert "promoted" not in [entry.action for entry in ledger.entries()]
+
+
+def test_what_others_write_meanwhile_ends_no_move(ledger):
+    """Other models, the same model elsewhere, and whoever waited for the lock in vain."""
+    model = vouched(ledger)
+    crashed(model, "4")
+    for of in (replace(model, name="letters"), replace(model, registry=Simulator("elsewhere"))):
+        of.write("promoted", "another one", version="7")
+    model.write("conflict", "another promotion is under way")
+    declare(ledger, "http://mlflow", ["simulator"])
+    with champion.alone(model) as finished:
+        assert finished is not None
+    assert finished.version == "4"
+
+
 def test_moves_of_other_models_are_others(ledger):
-    model = model_of(CrashingLedger(ledger.path, "before"))
+    model = model_of(CrashingLedger(ledger.state, "before"))
     with pytest.raises(Crash):
         move(model)
     with champion.alone(RegisteredModel(model.registry, ledger, "letters")):
@@ -172,13 +381,13 @@ def test_a_short_look_of_another_process_is_waited_for(ledger):
 
 
 def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
-    model = model_of(CrashingLedger(ledger.path, "before"))
+    model = model_of(CrashingLedger(ledger.state, "before"))
     with pytest.raises(Crash):
         move(model)
     there = Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     declare(ledger, "http://mlflow", ["simulator"])
     with champion.alone(RegisteredModel(there, ledger, "digits")):
-        assert lines(ledger) == [("promoted", "2")]
+        assert lines(ledger) == [("same_registry", None), ("promoted", "2")]
     assert not pending(model)
 
 
@@ -305,25 +514,26 @@ def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
     moved = registry.inner.aliases.get(CHAMPION) == new
     assert moved or registry.inner.aliases[CHAMPION] == old
     setattr(registry, moment, lambda *_: None)
+    dropped = not moved and pending(model)
     for _ in range(2):
         with champion.alone(model):
             pass
         assert not pending(model)
         if old != new:
-            assert len(ledger.entries()) == before + moved
+            assert len(ledger.entries()) == before + moved + dropped
         if moved:
             assert aliases(model) == (new, previous)
     if not moved:  # it is simply done again
         champion.move(model, entry)
         assert aliases(model)[0] == new
-        assert len(ledger.entries()) == before + 1
+        assert len(ledger.entries()) == before + dropped + 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_the_line_of_a_revert_leaves_previous_right(ledger, moment):
     model = vouched(ledger)
     entry = line(model, "reverted", "3", "2")
-    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.path, moment), NAME)
+    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, moment), NAME)
     with pytest.raises(Crash):
         champion.move(crashing, entry)
     with champion.alone(model) as finished:
@@ -358,7 +568,7 @@ def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
 
 def test_what_was_told_and_then_moved_by_somebody_else_is_over(ledger):
     model = vouched(ledger)
-    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.path, "after"), NAME)
+    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, "after"), NAME)
     with pytest.raises(Crash):
         champion.move(crashing, line(model, "reverted", "3", "2"))
     model.registry.set_alias(NAME, CHAMPION, "4")
@@ -383,7 +593,7 @@ def test_a_second_holder_is_told_about_the_first(ledger: Ledger) -> None:
 
 def test_a_holder_that_died_holds_nothing(ledger: Ledger) -> None:
     process = multiprocessing.get_context("spawn").Process(
-        target=_hold_and_die, args=(ledger.path,)
+        target=_hold_and_die, args=(Path(ledger.place),)
     )
     process.start()
     process.join()
@@ -392,30 +602,10 @@ def test_a_holder_that_died_holds_nothing(ledger: Ledger) -> None:
         pass
 
 
-def test_a_holder_that_is_about_to_write_its_name_is_waited_for(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with promotion_lock(ledger):
-        holder = next(ledger.path.parent.rglob("*.holder"))
-        name = holder.read_text()
-        holder.unlink()
-        monkeypatch.setattr(champion.time, "sleep", lambda _: holder.write_text(name))
-        with pytest.raises(PromotionConflict, match=f"process {os.getpid()} on "):
-            promotion_lock(ledger).__enter__()
-
-
-def test_a_holder_without_a_name(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(champion, "_PAUSE_S", 0.0)
-    with promotion_lock(ledger):
-        next(ledger.path.parent.rglob("*.holder")).write_text("{}")
-        with pytest.raises(PromotionConflict, match="does not say its name"):
-            promotion_lock(ledger).__enter__()
-
-
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(StorageError, match="cannot lock"),
-        promotion_lock(Ledger(tmp_path / "file" / "ledger.jsonl")),
+        pytest.raises(ServiceError, match="cannot make the database"),
+        promotion_lock(Ledger(tmp_path / "file" / "ledger.db")),
     ):
         pass

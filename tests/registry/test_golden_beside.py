@@ -12,10 +12,10 @@ import pytest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.verify import verify_golden
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.records.model_code import ModelCode
 from gate.registry.judged import GoldenFolder
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Release, promote

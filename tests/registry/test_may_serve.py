@@ -10,8 +10,8 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.deploy.store import Store
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote, rollback
@@ -34,7 +34,7 @@ class Shop:
         self.uri = f"sqlite:///{folder}/mlflow.db"
         self.run = make_run(self.uri, artifacts=folder / "artifacts")
         self.registry = MlflowRegistry(self.uri)
-        self.ledger = Ledger(folder / "ledger.jsonl")
+        self.ledger = Ledger(folder / "ledger.db")
         self.store = Store(folder / "store")
 
     def promote(self, seed: int, policy: Policy = POLICY, **ago: float) -> Promotion:

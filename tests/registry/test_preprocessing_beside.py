@@ -12,9 +12,9 @@ from onnx import helper
 
 from gate.deploy.manifest import EXACT
 from gate.errors import DigestMismatch, EvidenceError
+from gate.ledger.ledger import Ledger
 from gate.preprocess.beside import SPEC, spec_beside
 from gate.preprocess.spec import PreprocessSpec
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import Tag
 from gate.registry.promotion import Release, promote, rollback

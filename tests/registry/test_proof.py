@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 from gate.errors import DigestMismatch
+from gate.ledger.ledger import Ledger
 from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.registry.judged import GoldenFolder
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.proof import ExpectedFiles
@@ -55,7 +55,7 @@ class Stored:
 def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("promoted")
     uri = f"sqlite:///{folder}/mlflow.db"
-    registry, ledger = MlflowRegistry(uri), Ledger(folder / "ledger.jsonl")
+    registry, ledger = MlflowRegistry(uri), Ledger(folder / "ledger.db")
     path = onnx_file(folder / "golden.onnx", seed=2)
     origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
     vectors.golden_of(folder / "golden", path, origin=origin)
@@ -76,8 +76,8 @@ def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 @pytest.fixture
 def stored(promoted: tuple[str, Path], tmp_path: Path) -> Iterator[Stored]:
     uri, folder = promoted
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    shutil.copy(folder / "ledger.jsonl", ledger.path)
+    ledger = Ledger(tmp_path / "ledger.db")
+    shutil.copy(folder / "ledger.db", ledger.place)
     shutil.copytree(folder / "artifacts", tmp_path / "whole")
     yield Stored(RegisteredModel(MlflowRegistry(uri), ledger, NAME), folder / "artifacts")
     shutil.rmtree(folder / "artifacts")

@@ -11,15 +11,15 @@ import onnx
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.model_code import ModelCode
 from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.proof import prove_twin
-from gate.registry.twin import QUANTIZED, TwinDigests, lay_out, twin_in
+from gate.registry.twin import QUANTIZED, digests_of, lay_out, twin_in
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -64,7 +64,7 @@ def test_both_become_one_version(tmp_path: Path, ledger: Ledger) -> None:
     assert stored.beside[f"{QUANTIZED}/model.int8.onnx"] == twin.onnx_path.read_bytes()
     assert stored.tags[Tag.TWIN] == Digest.of_file(twin.onnx_path).hex
     (line,) = ledger.entries()
-    assert line.twin == TwinDigests.of(twin)
+    assert line.twin == digests_of(twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
 
 
@@ -254,7 +254,7 @@ def test_through_mlflow_with_its_golden_vectors(tmp_path: Path, ledger: Ledger) 
     of = replace(of, twin=twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
-    digests = TwinDigests.of(twin)
+    digests = digests_of(twin)
     assert digests.golden_sha256 is not None
     prove_twin(path.parent / QUANTIZED, digests, what="version 1")
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"

@@ -12,8 +12,9 @@ from PIL import Image
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision, decide
-from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence, Latency
+from gate.records.evidence import Evidence, Latency
 from gate.records.localisation import Explanation, LayerRow, Localisation
+from gate.records.output_parity import Confidence, ConfidenceOfClass
 from gate.records.preprocessing import (
     ChannelDifference,
     ConsumerParity,

@@ -8,7 +8,7 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
-from gate.records.evidence import ConfidenceOfClass
+from gate.records.output_parity import ConfidenceOfClass
 from gate.report import rows
 from gate.report.page import page
 from gate.report.report import Report

@@ -3,17 +3,16 @@ colours, and in the frame in which MLflow shows it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
+from tests.browser import chromium
 from tests.report import stories
 
 pytestmark = pytest.mark.slow
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TELEPHONE, LAPTOP = (390, 844), (1280, 800)
 CASES = {
     "passed": stories.passed,
@@ -45,14 +44,8 @@ BEYOND = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert chromium, "this test needs Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        try:
-            yield started
-        finally:
-            started.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bounded.here import read_here
 from tests.service.deliveries import Service, running, settings
-from tests.service.postgres import MISSING, postgres, program
+from tests.service.postgres import MISSING, Postgres, postgres, program
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +39,11 @@ def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
+def postgres_server() -> Iterator[Postgres]:
     if program("initdb") is None:
         pytest.skip(MISSING)
-    with postgres() as url:
-        yield url
+    with postgres() as started:
+        yield started
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -53,7 +53,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/inbox.db"
     import psycopg
 
-    url = request.getfixturevalue("postgres_server")
+    url = request.getfixturevalue("postgres_server").url
     name = f"test_{abs(hash(tmp_path))}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]

@@ -108,8 +108,7 @@ def settings(folder: Path, **given: Any) -> Settings:
         "port": 0,
         "tracking_uri": "http://127.0.0.1:1",
         "secret_file": secrets,
-        "inbox_url": f"sqlite:///{folder}/inbox.db",
-        "ledger": folder / "ledger.jsonl",
+        "state": f"sqlite:///{folder}/state.db",
         "store": folder / "store",
         "interval_s": 3600.0,
     }

@@ -14,14 +14,16 @@ from typing import Any
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.errors import ResourceGone
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.registry.ledger import Ledger
+from gate.registry.doubts import Reading
 from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.page.reviewer import ReviewRule
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
-from gate.registry.reading import Reading
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
+from gate.registry.trusted import TrustFile
 from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
@@ -33,6 +35,7 @@ STRICT = builders.policy(min_samples=500)
 """By which none of these releases passes, with their 400 samples."""
 PATIENT = builders.policy(max_age_days=365.0)
 REVIEWED = builders.policy(review="required")
+SIGNED = builders.policy(review="signed")
 
 
 class Place:
@@ -42,11 +45,12 @@ class Place:
         self.folder = folder
         self.policy = policy
         self.registry = Simulator()
-        self.ledger = Ledger(folder / "ledger.jsonl")
+        self.ledger = Ledger(folder / "state.db")
         self.begun = datetime.now(UTC)  # the same release again has the same evidence
 
     def model(self, cause: str = "delivery 1") -> RegisteredModel:
-        return RegisteredModel(self.registry, self.ledger, NAME, cause=cause)
+        rule = ReviewRule.of(self.policy)
+        return RegisteredModel(self.registry, self.ledger, NAME, cause=cause, reviews=rule)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
@@ -101,6 +105,8 @@ class Model:
         self.place.folder.mkdir()
         self.registry = MlflowRegistry(uri)
         self.store = Store(folder / name / "store")
+        self.policy = REVIEWED
+        self.trust: TrustFile | None = None
         self.reading: Reading | None = None
         """Of a service that remembers from look to look; None: each look is on its own."""
         self.run_id = make_run(
@@ -109,7 +115,7 @@ class Model:
 
     def hand_in(self, seed: int) -> str:
         of = replace(self.place.release(seed), model_name=self.name, run_id=self.run_id)
-        made = promote(self.registry, of, policy=REVIEWED, ledger=self.place.ledger)
+        made = promote(self.registry, of, policy=self.policy, ledger=self.place.ledger)
         assert made.version is not None
         return made.version
 
@@ -119,7 +125,12 @@ class Model:
     def look(self) -> int:
         """What the service does after an event; gives the number of things that were done."""
         reconcile = Reconciler(
-            self.registry, self.place.ledger, REVIEWED, store=self.store, reading=self.reading
+            self.registry,
+            self.place.ledger,
+            self.policy,
+            store=self.store,
+            trust=self.trust,
+            reading=self.reading,
         )
         return len(reconcile(self.name, cause="delivery 1"))
 
@@ -129,6 +140,7 @@ class Model:
             "lines": [
                 (e.action, e.version, e.previous_version, e.operation is None)
                 for e in self.place.ledger.entries()
+                if e.action != "conflict"  # of a move that a kill kept from happening
             ],
             "champion": self.registry.alias(self.name, CHAMPION),
             "candidate": self.registry.alias(self.name, CANDIDATE),
@@ -145,7 +157,10 @@ class Model:
             return None
         texts = {
             "status": version.description.partition("\n")[0],
-            **{key: version.tags.get(key, "") for key in (Tag.VERDICT, Tag.REVIEW_RESULT)},
+            **{
+                key: version.tags.get(key, "")
+                for key in (Tag.VERDICT, Tag.REVIEW_RESULT, Tag.REFUSED)
+            },
         }
         return {
             key: re.sub(r"20\d\d-[-+T:0-9]+( \d\d:\d\d)?", "then", text)

@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 MISSING = "no PostgreSQL here: as root, make packages; or install Debian's package postgresql"
@@ -21,9 +22,29 @@ def program(name: str) -> str | None:
     return shutil.which(name) or (str(beside[0]) if beside else None)
 
 
+@dataclass(frozen=True)
+class Postgres:
+    """A server that runs."""
+
+    url: str
+    """Of an empty database on 127.0.0.1."""
+    _control: Callable[..., None]
+
+    def restart(self) -> None:
+        """As after a power cut: whoever is connected is cut off."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        self._control("-m", "immediate", "stop")
+
+    def start(self) -> None:
+        self._control("-w", "start")
+
+
 @contextmanager
-def postgres() -> Iterator[str]:
-    """The URL of a fresh, empty database on 127.0.0.1."""
+def postgres() -> Iterator[Postgres]:
+    """A fresh one."""
     initdb, pg_ctl = program("initdb"), program("pg_ctl")
     if initdb is None or pg_ctl is None:
         raise RuntimeError(MISSING)
@@ -35,13 +56,18 @@ def postgres() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     data, options = folder / "data", f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+
+    def control(*what: str) -> None:
+        _run([pg_ctl, "-D", str(data), "-l", f"{folder}/log", "-o", options, *what], folder, user)
+
     try:
         _run([initdb, "-D", str(data), "-U", "gate", "--auth=trust", "-E", "UTF8"], folder, user)
-        _run([pg_ctl, "-D", str(data), "-w", "-l", f"{folder}/log", "-o", options, "start"], folder, user)  # fmt: skip
+        server = Postgres(f"postgresql://gate@127.0.0.1:{port}/postgres", control)
+        server.start()
         try:
-            yield f"postgresql://gate@127.0.0.1:{port}/postgres"
+            yield server
         finally:
-            _run([pg_ctl, "-D", str(data), "-m", "immediate", "stop"], folder, user)
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -69,7 +69,7 @@ def process(
     before = record.read_text().count("ready ") if record.exists() else 0
     command = [sys.executable, "-m", "tests.service.fake_service", str(record), "--slow", str(slow)]
     command += ["--", "serve", "--model", "digits", "--port", "0", "--secret-file", str(secrets)]
-    command += ["--inbox", url or f"sqlite:///{folder}/inbox.db", "--interval", "3600", *options]
+    command += ["--state", url or f"sqlite:///{folder}/state.db", "--interval", "3600", *options]
     command += ["--tracking-uri", "http://127.0.0.1:1"]
     if files is not None:
         command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]

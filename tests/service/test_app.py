@@ -251,6 +251,7 @@ class TestReadiness:
         until(lambda: service.get("/readyz").status_code == 200)
         assert service.get("/readyz").json() == {
             "ready": True, "inbox": "ok", "ledger": "ok", "worker": "ok", "registry": "ok",
+            "trust": "ok",
         }  # fmt: skip
 
     def test_not_ready_while_the_registry_is_silent(self, tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gate.policy.review_tag import ReviewTag
 from gate.service.event import EVENTS, EXAMPLE_MODEL, Event, Malformed, Unknown, ignored, read
 from tests.service.deliveries import body
 
 ALIASES = ("champion",)
+TAG = ReviewTag()
 
 
 def raw(**changes: object) -> bytes:
@@ -23,7 +25,7 @@ def test_mlflows_own_examples_are_read(kind: str) -> None:
 
     payload = get_example_payload_for_event(WebhookEvent.from_str(kind))
     entity, action = kind.split(".")
-    found = read(json.dumps({"entity": entity, "action": action, "data": payload}).encode())
+    found = read(json.dumps({"entity": entity, "action": action, "data": payload}).encode(), TAG)
     assert isinstance(found, Event)
     assert (found.kind, found.model) == (kind, EXAMPLE_MODEL)
 
@@ -56,14 +58,14 @@ def test_mlflows_own_examples_are_read(kind: str) -> None:
     ],
 )
 def test_what_is_malformed(data: bytes) -> None:
-    assert isinstance(read(data), Malformed)
+    assert isinstance(read(data, TAG), Malformed)
 
 
 @pytest.mark.parametrize(
     ("entity", "action"), [("prompt", "created"), ("model_version", "exploded"), ("", ""), ("a.b", "c")]
 )  # fmt: skip
 def test_what_is_unknown(entity: str, action: str) -> None:
-    assert isinstance(read(raw(entity=entity, action=action, data=None)), Unknown)
+    assert isinstance(read(raw(entity=entity, action=action, data=None), TAG), Unknown)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_what_is_unknown(entity: str, action: str) -> None:
     ],
 )
 def test_a_word_that_is_no_review_is_hinted_at(kind, key, value, told) -> None:
-    found = read(json.dumps(body(kind, key=key, value=value)).encode())
+    found = read(json.dumps(body(kind, key=key, value=value)).encode(), TAG)
     assert isinstance(found, Event)
     assert found == Event(kind, "digits", key)
     assert (found.hint is not None) == told
@@ -93,7 +95,7 @@ def test_a_word_that_is_no_review_is_hinted_at(kind, key, value, told) -> None:
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["entity", "action", "data", "name"]), inner),
 ).map(lambda value: json.dumps(value).encode())))  # fmt: skip
 def test_reading_is_total(data: bytes) -> None:
-    assert isinstance(read(data), Event | Unknown | Malformed)
+    assert isinstance(read(data, TAG), Event | Unknown | Malformed)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +112,32 @@ def test_reading_is_total(data: bytes) -> None:
     ],
 )
 def test_what_matters(event: Event, matters: bool) -> None:
-    assert (ignored(event, aliases=ALIASES) is None) == matters
+    assert (ignored(event, aliases=ALIASES, tag=TAG) is None) == matters
+
+
+@pytest.mark.parametrize("kind", ["model_version_tag.set", "model_version_tag.deleted"])
+@pytest.mark.parametrize(
+    ("key", "matters"),
+    [
+        ("Approval_Check", True),
+        ("approval_check", True),
+        (" APPROVAL_CHECK ", True),
+        ("gate.review", True),
+        ("Gate.Review", True),
+        ("gate.review_statement.0123456789ab", True),
+        ("gate.review_result", False),
+        ("gate.review_comment", False),
+        ("approval", False),
+        ("Approval_Check_2", False),
+    ],
+)
+def test_the_reviewers_own_tag_matters(kind: str, key: str, matters: bool) -> None:
+    tag = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
+    found = read(json.dumps(body(kind, key=key, value="approve")).encode(), tag)
+    assert isinstance(found, Event)
+    assert (ignored(found, aliases=ALIASES, tag=tag) is None) == matters
+    hinted = kind.endswith(".set") and tag.may_reject(key)
+    assert (found.hint is not None) == hinted
+    if hinted:
+        assert found.hint is not None
+        assert "write Approved or No-Go" in found.hint

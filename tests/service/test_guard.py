@@ -18,14 +18,15 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
+from gate.ledger.addresses import declare
+from gate.ledger.ledger import Ledger
 from gate.registry.absolution import absolve
-from gate.registry.addresses import declare
-from gate.registry.ledger import Ledger
 from gate.registry.port import Tag
 from gate.registry.promotion import Release, rollback
 from gate.service.guard import guard
 from gate.service.review import review
 from tests import builders
+from tests.ledger.rows import put, rows
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place
@@ -103,9 +104,7 @@ def rolled_back(place):
 
 
 def unknown(place):
-    place.ledger.path.write_bytes(
-        b"".join(place.ledger.path.read_bytes().splitlines(keepends=True)[:2])
-    )
+    put(place.ledger.state, rows(place.ledger.state)[:2])
 
 
 SPOILED = {
@@ -157,7 +156,7 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     def fail(*_arguments, **_options):
         raise error
 
-    monkeypatch.setattr("gate.registry.may_serve.Records.beside", fail)
+    monkeypatch.setattr("gate.registry.terms.Records.beside", fail)
     assert look(place) == [("reverted", "2")]
     assert error.__name__ in place.ledger.entries()[-1].reason
 
@@ -188,7 +187,7 @@ def test_the_promoter_s_patience_is_not_ours(place):
 def test_a_champion_may_grow_old(place, monkeypatch, deployed):
     if deployed:
         place.deployed("2")
-    monkeypatch.setattr("gate.registry.may_serve.datetime", shifted(days=400))
+    monkeypatch.setattr("gate.registry.terms.datetime", shifted(days=400))
     assert look(place, thoroughly=True) == []
     assert place.champion == "2"
 
@@ -196,7 +195,7 @@ def test_a_champion_may_grow_old(place, monkeypatch, deployed):
 def test_by_hand_only_what_is_young_enough_now(place, monkeypatch):
     place.deployed("1")
     place.point("1")
-    monkeypatch.setattr("gate.registry.may_serve.datetime", shifted(days=400))
+    monkeypatch.setattr("gate.registry.terms.datetime", shifted(days=400))
     assert look(place) == [("reverted", "2")]
     assert "400.0 days old" in place.ledger.entries()[-1].reason
 

@@ -11,10 +11,11 @@ import pytest
 from gate.bounded.limits import ChildLimits
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
-from gate.registry.may_serve import Terms, examine
+from gate.registry.doubts import Reading
+from gate.registry.may_serve import examine
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote
-from gate.registry.reading import Reading
+from gate.registry.terms import Terms
 from gate.service.port import Taken
 from gate.service.reconciler import Reconciler, reconciler
 from gate.service.settings import Settings

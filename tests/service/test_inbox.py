@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gate.errors import InboxUnavailable, ServiceError
+from gate.errors import ServiceError, StateUnavailable
 from gate.service.inbox import Claim, Inbox, Memory
 from tests.service.deliveries import delivery, until
 
@@ -317,19 +317,19 @@ def test_a_killed_process_loses_its_lease(database: str) -> None:
 class TestUnavailable:
     def test_no_such_server(self) -> None:
         start = time.monotonic()
-        with pytest.raises(InboxUnavailable, match="Look at the database"):
+        with pytest.raises(StateUnavailable, match="Look at the database"):
             Inbox("postgresql://gate:password-of-the-test@127.0.0.1:1/x")
         assert time.monotonic() - start < 15
 
     @pytest.mark.parametrize("content", [b"this is no database" * 100, b"\0" * 4096])
     def test_no_database(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "inbox.db").write_bytes(content)
-        with pytest.raises(InboxUnavailable):
+        with pytest.raises(StateUnavailable):
             Inbox(f"sqlite:///{tmp_path}/inbox.db")
 
     def test_a_folder_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "inbox.db").mkdir()
-        with pytest.raises(InboxUnavailable):
+        with pytest.raises(StateUnavailable):
             Inbox(f"sqlite:///{tmp_path}/inbox.db")
         (tmp_path / "file").touch()
         with pytest.raises(ServiceError, match="folder"):
@@ -346,19 +346,19 @@ class TestUnavailable:
             inbox.probe,
             lambda: inbox.purge(Memory(), models=MODELS),
         ):
-            with pytest.raises(InboxUnavailable):
+            with pytest.raises(StateUnavailable):
                 attempt()
 
     def test_locked_by_another_program(self, tmp_path: Path, monkeypatch) -> None:
         import sqlite3
 
-        from gate.service import database
+        from gate.state import database
 
         monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
         inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")
         other = sqlite3.connect(tmp_path / "inbox.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(InboxUnavailable, match="locked.*nothing is damaged"):
+        with pytest.raises(StateUnavailable, match="locked.*nothing is damaged"):
             inbox.receive([delivery("1")])
         other.execute("ROLLBACK")
         assert inbox.receive([delivery("1")]) == ["new"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import InboxUnavailable
+from gate.errors import StateUnavailable
 from gate.service.inbox import Delivery, Inbox
 from gate.service.intake import Intake
 from tests.service.deliveries import delivery
@@ -26,7 +26,7 @@ class Watched:
         self.batches.append(len(deliveries))
         self.go_on.wait(10)
         if self.fails:
-            raise InboxUnavailable("the disk is full")
+            raise StateUnavailable("the disk is full")
         return self.inbox.receive(deliveries)
 
 
@@ -61,7 +61,7 @@ def test_what_waits_is_committed_together(watched: Watched) -> None:
 def test_everybody_is_told_of_a_failure_and_the_next_may_succeed(watched: Watched) -> None:
     watched.fails = True
     states = asyncio.run(_at_once(watched, 5))
-    assert [type(state) for state in states] == [InboxUnavailable] * 6
+    assert [type(state) for state in states] == [StateUnavailable] * 6
     watched.fails = False
     assert asyncio.run(Intake(watched).receive(delivery("0"))) == "new"  # type: ignore[arg-type]
 

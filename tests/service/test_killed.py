@@ -11,15 +11,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gate.registry.ledger import Ledger
+from gate.attestation.keys import SigningKey
+from gate.ledger.addresses import plain
+from gate.ledger.ledger import Ledger
+from gate.registry.hand_in import hand_in
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
-from tests.service.places import Beginning, Model
+from gate.registry.trusted import TrustFile
+from tests.registry.signed import Signing, save, trust_in
+from tests.service.places import AUTOMATIC, Beginning, Model
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,6 +60,35 @@ def rejection(model: Model) -> None:
     model.approve(model.hand_in(1))
     model.look()
     model.registry.set_tag(model.name, model.hand_in(2), key=Tag.REVIEW, value="REJECTED")
+
+
+def handing_in(model: Model) -> None:
+    """Version 1 serves, version 2 was handed in without the ledger."""
+    hand_over(model, trusting(model))
+
+
+def forgery(model: Model) -> None:
+    """The same, and the key of version 2 is nobody's."""
+    trusting(model)
+    hand_over(model, SigningKey.make(model.place.folder / "stranger.pem"))
+
+
+def trusting(model: Model) -> SigningKey:
+    """Version 1 serves, nothing is reviewed, and one key is trusted."""
+    folder = model.place.folder
+    model.policy = model.place.policy = AUTOMATIC
+    model.hand_in(1)
+    model.look()
+    key = SigningKey.make(folder / "ci.pem")
+    model.trust = TrustFile(save(trust_in(key), folder / "trust.yaml"))
+    return key
+
+
+def hand_over(model: Model, key: SigningKey) -> None:
+    of = replace(model.place.release(2), model_name=model.name, run_id=model.run_id)
+    signing = Signing(key, registry=plain(model.registry.identity), model=model.name)
+    done = hand_in(model.registry, signing.signed(of, AUTOMATIC), policy=AUTOMATIC)
+    assert done.outcome == "handed_in"
 
 
 @contextmanager
@@ -101,16 +136,18 @@ def killed(model: Model, at: int) -> bool:
 
 
 STEPS = {
-    approval: {"set_alias", "rename", "symlink", "set_tag"},
+    approval: {"fsync", "set_alias", "rename", "symlink", "set_tag"},
     offence: {"set_alias", "set_tag"},
     rejection: {"delete_alias", "set_tag"},
+    handing_in: {"fsync", "set_alias", "rename", "symlink"},
+    forgery: {"set_tag"},
 }
 """That a scenario is about, among others."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
 @pytest.mark.proof
-@pytest.mark.parametrize("scenario", [approval, offence, rejection])
+@pytest.mark.parametrize("scenario", [approval, offence, rejection, handing_in, forgery])
 def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
     database = tmp_path / "mlflow.db"
     model = Model(tmp_path, f"sqlite:///{database}", "digits")
@@ -120,7 +157,7 @@ def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path)
         assert model.look() > 0
     wanted = model.state()
     assert wanted != before
-    assert {"append", "fsync", "set_description"} <= set(steps)
+    assert {"append", "set_description"} <= set(steps)
     assert STEPS[scenario] <= set(steps)
     for at in range(len(steps)):
         beginning.again()

@@ -1,4 +1,4 @@
-"""Passwords of the inbox and of the registry: where they may be given, and that nothing repeats
+"""Passwords of the state and of the registry: where they may be given, and that nothing repeats
 them."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gate import cli
 from gate.commands.options import address
 from gate.service import keyring
 from tests.service.deliveries import SECRET, until
+from tests.service.postgres import Postgres
 from tests.service.processes import process
 
 PASSWORD = "hunter2%2Fof%40the-test"
@@ -22,15 +23,15 @@ def with_password(url: str) -> str:
     return url.replace("://gate@", f"://gate:{PASSWORD}@")
 
 
-@pytest.mark.parametrize("kept", ["@{file}", "env:INBOX_OF_THE_TEST"])
+@pytest.mark.parametrize("kept", ["@{file}", "env:STATE_OF_THE_TEST"])
 def test_an_address_is_kept_where_nobody_else_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: str, kept: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: Postgres, kept: str
 ) -> None:
     """A real service on a real PostgreSQL: its command line and its log."""
     file = tmp_path / "address"
-    file.write_text(f"{with_password(postgres_server)}\n# of the test\n")
+    file.write_text(f"{with_password(postgres_server.url)}\n# of the test\n")
     file.chmod(0o600)
-    monkeypatch.setenv("INBOX_OF_THE_TEST", with_password(postgres_server))
+    monkeypatch.setenv("STATE_OF_THE_TEST", with_password(postgres_server.url))
     with process(tmp_path, "--debug", url=kept.format(file=file)) as service:
         answer = service.send(delivery=f"in-{kept[1:3].strip(chr(123))}")
         assert (answer.status_code, answer.json()["outcome"]) == (202, "accepted"), answer.text
@@ -47,7 +48,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, capsys) -> None:
     file = tmp_path / "address"
     file.write_text("postgresql://gate:hunter2@db/gate")
     file.chmod(0o644)
-    for option in ("--inbox", "--tracking-uri"):
+    for option in ("--state", "--tracking-uri"):
         arguments = ["serve", "--model", "digits", option, f"@{file}"]
         assert cli.main(arguments) == 2
         said = capsys.readouterr().err
@@ -59,7 +60,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, capsys) -> None:
 def test_no_address_where_one_is_expected(tmp_path: Path, given: str, capsys) -> None:
     file = tmp_path / "address"
     file.touch(mode=0o600)
-    arguments = ["serve", "--model", "digits", "--inbox", given.format(file=file)]
+    arguments = ["serve", "--model", "digits", "--state", given.format(file=file)]
     assert cli.main(arguments) == 2
     assert "holds no address" in capsys.readouterr().err
 
@@ -73,11 +74,11 @@ class TestInTheCommandLine:
     """It works, with a warning; and neither an error, nor its traceback, nor JSON repeat it."""
 
     WRONG = (
-        ("--inbox", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
-        ("--inbox", "postgresql://gate:hunter2xyz@[::1/x"),
-        ("--inbox", "mysql://gate:hunter2xyz@127.0.0.1/x"),
-        ("--inbox", "postgresql://g:hunter2xyz" + "x" * 100 + "@[::1/x" + "y" * 100),
-        ("--inbox", "postgresql://127.0.0.1:1/x?user=gate&password=hunter2xyz"),
+        ("--state", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
+        ("--state", "postgresql://gate:hunter2xyz@[::1/x"),
+        ("--state", "mysql://gate:hunter2xyz@127.0.0.1/x"),
+        ("--state", "postgresql://g:hunter2xyz" + "x" * 100 + "@[::1/x" + "y" * 100),
+        ("--state", "postgresql://127.0.0.1:1/x?user=gate&password=hunter2xyz"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:1"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:hunter2xyz"),
         ("--tracking-uri", "mysql://ann:hunter2xyz@127.0.0.1:1/x"),
@@ -103,5 +104,5 @@ class TestInTheCommandLine:
 
     def test_no_warning_without_one(self, capsys) -> None:
         for argument in ("postgresql://gate@db/gate", "sqlite:////a:b@c/x.db", "http://h:1/p@th"):
-            cli.main(["history", "x", "--ledger", argument, "--json"])
+            cli.main(["history", "x", "--state", argument, "--json"])
             assert "warning" not in capsys.readouterr().err

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from gate.registry.ledger import Ledger, LedgerEntry
+from gate.ledger import chain
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
 from gate.service import readiness
 from gate.service.inbox import Inbox
 from gate.service.readiness import Need
+from tests.ledger.rows import lines, put, put_lines, replace, rows
 from tests.service.deliveries import Service, body, running, settings, until
 from tests.service.places import fill
 
@@ -52,7 +55,7 @@ def troubles(service: Service) -> dict[str, str]:
 
 
 def test_a_full_disk_under_the_inbox(tmp_path: Path, disk: Path) -> None:
-    with ready(tmp_path, inbox_url=f"sqlite:///{disk}/inbox.db") as service:
+    with ready(tmp_path, state=f"sqlite:///{disk}/state.db") as service:
         fill(disk)
         until(lambda: service.send(body()).status_code == 503)
         assert troubles(service) == {"inbox": "can't be written"}
@@ -63,7 +66,7 @@ def test_a_full_disk_under_the_inbox(tmp_path: Path, disk: Path) -> None:
 
 def test_an_inbox_whose_file_was_removed(tmp_path: Path) -> None:
     """A delivery that went into a file without a name would be lost with the process."""
-    path = tmp_path / "inbox.db"
+    path = tmp_path / "state.db"
     with ready(tmp_path) as service:
         path.rename(tmp_path / "kept")
         for _ in range(2):
@@ -77,7 +80,7 @@ def test_an_inbox_whose_file_was_removed(tmp_path: Path) -> None:
 
 
 def test_an_inbox_in_whose_place_another_file_was_put(tmp_path: Path) -> None:
-    path, made = tmp_path / "inbox.db", tmp_path / "made" / "inbox.db"
+    path, made = tmp_path / "state.db", tmp_path / "made" / "state.db"
     with ready(tmp_path) as service:
         path.unlink()
         path.touch()
@@ -94,7 +97,7 @@ def test_an_inbox_in_whose_place_another_file_was_put(tmp_path: Path) -> None:
 
 def test_an_inbox_that_another_holds_locked(tmp_path: Path) -> None:
     with ready(tmp_path) as service:
-        other = sqlite3.connect(tmp_path / "inbox.db", isolation_level=None)
+        other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         for _ in range(3):
             assert "has not answered for" in troubles(service)["inbox"]
@@ -104,19 +107,23 @@ def test_an_inbox_that_another_holds_locked(tmp_path: Path) -> None:
 
 
 def removed_line(path: Path) -> None:
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    put(path, rows(path)[1:])
 
 
 def edited_line(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"the first", b"the worst"))
+    replace(path, b"the first", b"the worst")
 
 
 def no_json(path: Path) -> None:
-    path.write_bytes(b"\xff\0\n" + path.read_bytes())
+    put_lines(path, [b"{", *lines(path)])
 
 
 def deep(path: Path) -> None:
-    path.write_bytes(b"[" * 200_000 + b"\n")
+    put_lines(path, [b"[" * 200_000])
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"no database, but text" * 100)
 
 
 def a_folder(path: Path) -> None:
@@ -129,23 +136,41 @@ SPOILED = {
     edited_line: "is broken",
     no_json: "is broken",
     deep: "is broken",
-    a_folder: "can't be read",
 }
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
 def test_a_ledger_by_which_nothing_can_be_decided(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
 ) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    monkeypatch.setattr(chain, "_REHASH_S", -1.0)  # older lines are hashed again from time to time
+    ledger = Ledger(tmp_path / "state.db")
     for reason in ("the first", "the second"):
         line = LedgerEntry(action="conflict", registry="r", model="digits", reason=reason)
         ledger.append(line)
     with ready(tmp_path) as service:
-        spoil(ledger.path)
+        spoil(Path(ledger.place))
         assert troubles(service) == {"ledger": SPOILED[spoil]}
         assert service.send(body()).status_code == 202  # it is kept until the ledger is mended
-    assert str(ledger.path) in caplog.text
+    assert ledger.place in caplog.text
+
+
+@pytest.mark.parametrize("spoil", [no_database, a_folder])
+def test_a_file_that_is_no_database_any_more(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """The inbox lies in it, too."""
+    path = tmp_path / "state.db"
+    Ledger(path).append(
+        LedgerEntry(action="conflict", registry="r", model="digits", reason="the first")
+    )
+    with ready(tmp_path) as service:
+        spoil(path)
+        assert troubles(service)["ledger"] == "can't be read"
+        if spoil is a_folder:  # a connection to the other one is open, and writes beside it
+            assert troubles(service)["inbox"] == "can't be written"
+            assert service.send(body()).status_code == 503
 
 
 def test_the_probe_leaves_nothing_behind(database: str) -> None:

@@ -19,9 +19,9 @@ from gate.errors import (
     RegistryUnavailable,
     ResourceGone,
 )
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
 from gate.policy.policy import Policy
-from gate.registry.history import History
-from gate.registry.ledger import LedgerEntry
 from gate.registry.port import Tag
 from gate.registry.promotion import rollback
 from gate.service.deployment import deploy_champion
@@ -269,7 +269,7 @@ def _do(service: Service, step: str, what: str) -> None:
 
 
 @given(STEPS, st.sampled_from([AUTOMATIC, REVIEWED]))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_people_do_only_what_passed_is_deployed(tmp_path_factory, steps, policy):
     service = Service(tmp_path_factory.mktemp("place"), policy)
     place = service.place
@@ -367,7 +367,7 @@ TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
 @example(["back", "look AUTOMATIC", "untag 2", "point 2"])
 @example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])
 @example(["promote 3", "away", "look REVIEWED", "point 3", "there", "look STRICT"])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_path_factory, steps):
     place = Place(tmp_path_factory.mktemp("place"))
     store = Store(place.folder / "store")
@@ -410,7 +410,7 @@ def test_evidence_that_can_not_be_read_is_not_deployed(service, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr("gate.registry.may_serve.Records.beside", fail)
+        broken.setattr("gate.registry.terms.Records.beside", fail)
         (taken,) = deploy_champion(place.model(), service.store, AUTOMATIC)
     assert (taken.outcome, service.live) == ("refused", "1")
     assert "MemoryError" in taken.reason

@@ -13,12 +13,11 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.registry.doubts import Doubts
+from gate.registry.doubts import Doubts, Reading
 from gate.registry.page.pages import Pages
 from gate.registry.page.reviewer import COMMENT_LIMIT
 from gate.registry.page.status_line import STATUS_LIMIT
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.reading import Reading
 from gate.service.port import Failed
 from gate.service.review import review
 from tests import builders

@@ -85,7 +85,7 @@ def test_killed_between_keeping_and_acting(tmp_path: Path) -> None:
         assert service.send(delivery="d-2").status_code == 202
         service.popen.kill()
         service.popen.wait()
-    inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")
+    inbox = Inbox(f"sqlite:///{tmp_path}/state.db")
     assert inbox.depth() == 2
     with inbox._writing() as connection:  # as if its lease had run out
         connection.exec_driver_sql("UPDATE gate_inbox SET leased_until = 0")
@@ -115,7 +115,7 @@ def test_killed_again_and_again_nothing_that_was_accepted_is_lost(tmp_path: Path
                 pool.submit(send, f"r{round_}-{number}")
             until(lambda: len(accepted) >= 15 * (round_ + 1))  # noqa: B023
             os.kill(service.popen.pid, signal.SIGKILL)
-    inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")
+    inbox = Inbox(f"sqlite:///{tmp_path}/state.db")
     with inbox._writing() as connection:
         connection.exec_driver_sql("UPDATE gate_inbox SET leased_until = 0")
     with process(tmp_path):
@@ -154,7 +154,7 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
     assert cli.main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
     for option in command.params:
-        if option.name in (None, "json", "debug", "help"):
+        if option.name in (None, "json", "debug", "help") or getattr(option, "hidden", False):
             continue
         variable = "MLFLOW_TRACKING_URI" if option.name == "tracking_uri" else option.envvar
         assert isinstance(variable, str), option.name
@@ -164,7 +164,11 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "field", "read"),
     [
-        ("GATE_LEDGER", "/var/ledger", "ledger", Path("/var/ledger")),
+        ("GATE_STATE", "postgresql://gate@db/gate", "state", "postgresql://gate@db/gate"),
+        ("GATE_STATE", "/var/a place/state.db", "state", "sqlite:////var/a place/state.db"),
+        ("GATE_STATE", "env:STATE_OF_THE_TEST", "state", "postgresql://gate:hunter2@db/gate"),
+        ("GATE_SIGNING_KEY", "awskms:alias/gate", "key", "awskms:alias/gate"),
+        ("GATE_TRUST", "/etc/gate/trust.yaml", "trust", Path("/etc/gate/trust.yaml")),
         ("GATE_BODY_CAP", "2048", "body_cap", 2048),
         ("GATE_BODY_TIMEOUT", "3", "body_timeout_s", 3.0),
         ("GATE_WRITE_TIMEOUT", "4", "write_timeout_s", 4.0),
@@ -184,6 +188,7 @@ def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, 
     monkeypatch.setattr(reconciler, "reconciler", lambda _settings, comes_again: made)
     monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")
     keyring.write(tmp_path / "secrets", [SECRET])
     arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
     uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
@@ -196,14 +201,14 @@ class TestRefusesToStart:
         secrets = folder / "secrets"
         keyring.write(secrets, [SECRET])
         given = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
-        return ["serve", *given, "--inbox", f"sqlite:///{folder}/inbox.db", *more]
+        return ["serve", *given, "--state", f"sqlite:///{folder}/state.db", *more]
 
     @pytest.mark.parametrize(
         ("more", "said"),
         [
             (["--port", "99999"], "port:"),
             (["--model", "example_model"], "test deliveries"),
-            (["--inbox", "mysql://x/y"], "inbox_url"),
+            (["--state", "mysql://x/y"], "--state"),
             (["--window", "0"], "window_s"),
             (["--secret-file", "/nonexistent/secrets"], "cannot read the secret file"),
         ],

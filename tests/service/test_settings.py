@@ -52,10 +52,11 @@ def test_models_are_told_once() -> None:
         ({"interval_s": 0}, "interval_s"),
         ({"interval_s": float("inf")}, "interval_s"),
         ({"keep_s": 1199}, "keep_s: ids must be kept for 1200 s"),
-        ({"inbox_url": "mysql://x"}, "inbox_url"),
-        ({"inbox_url": "inbox.db"}, "inbox_url"),
-        ({"inbox_url": "sqlite://"}, "in memory"),
-        ({"inbox_url": "sqlite:///:memory:"}, "in memory"),
+        ({"state": "mysql://x"}, "state: the state is sqlite:///FILE"),
+        ({"state": ""}, "state: the state is sqlite:///FILE"),
+        ({"state": "/tmp"}, "state: the state is sqlite:///FILE"),
+        ({"state": "sqlite://"}, "in memory"),
+        ({"state": "sqlite:///:memory:"}, "in memory"),
         ({"log_format": "xml"}, "log_format"),
         ({"nonsense": 1}, "nonsense: Extra"),
     ],
@@ -67,7 +68,7 @@ def test_wrong_settings_are_told_by_name(given: dict[str, Any], said: str) -> No
 
 def test_every_wrong_field_has_its_line_and_no_password_is_shown() -> None:
     with pytest.raises(ServiceError) as caught:
-        Settings.of(models=[], tracking_uri="", port=-1, inbox_url="mysql://gate:hunter2@db/x")
+        Settings.of(models=[], tracking_uri="", port=-1, state="mysql://gate:hunter2@db/x")
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert "hunter2" not in str(caught.value)

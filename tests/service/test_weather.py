@@ -11,10 +11,9 @@ from mlflow import MlflowClient
 
 from gate.errors import ResourceGone
 from gate.registry.absolution import absolve
-from gate.registry.doubts import Doubts
+from gate.registry.doubts import Doubts, Reading
 from gate.registry.mlflow.process import lent
 from gate.registry.port import CHAMPION
-from gate.registry.reading import Reading
 from gate.service.reconciler import Reconciler
 from tests.registry.releases import onnx_file
 from tests.service.places import REVIEWED, Model, fill

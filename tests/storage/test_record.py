@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gate.errors import EvidenceError
-from gate.records.evidence import Accuracy, Evidence
+from gate.records.evidence import Evidence
+from gate.records.output_parity import Accuracy
 from tests import builders
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

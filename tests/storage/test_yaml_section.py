@@ -43,7 +43,7 @@ def test_a_good_file(tmp_path):
         ("required: always", "required: maybe", r":5: .*'always', 'when_present' or 'never'"),
         ("required: always", "required: never", r":3: gate\.runtimes|every runtime is 'never'"),
         ("required: always", "required: when_present", r"no runtime is required 'always'"),
-        ("ort-cpu:", "ort-gpu:", r":4: .*ort-gpu"),
+        ("ort-cpu:", "ort_gpu:", r":4: .*ort_gpu"),
         ("min_samples: 300", "min_samples: 300\n  min_samples: 2", "duplicate key"),
         ("min_samples: 300", "min_samples: [", "not valid YAML"),
         ("min_samples: 300", "confidence: 1.0", ":2: gate.confidence: .*less than 1"),
@@ -53,6 +53,11 @@ def test_a_bad_field_is_named_with_its_line(tmp_path, line, spoiled, message):
     assert line in GOOD
     with pytest.raises(PolicyError, match=message):
         load(tmp_path, GOOD.replace(line, spoiled))
+
+
+def test_a_mistyped_setting_is_answered_with_the_nearest(tmp_path):
+    with pytest.raises(PolicyError, match=r"gate\.min_sample: .* Did you mean min_samples\?"):
+        load(tmp_path, GOOD.replace("min_samples", "min_sample"))
 
 
 def test_every_bad_field_gets_its_own_line(tmp_path):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.trend import Trend
+from gate.report.markdown import describe
+from gate.report.terminal import print_story
 from gate.story.change import UNRECORDED, change_of, unasked
+from gate.story.making import story_of
 from gate.story.story import Change, ChangeRow
 from tests import builders
 
@@ -149,6 +154,7 @@ def test_where_there_is_nothing_to_compare_with_it_is_said(
     made = change(old)
     assert reason in str(made.absent)
     assert made.rows == ()
+    assert reason in made.unmoved
 
 
 def test_two_files_that_were_not_run_beside_each_other_are_compared_by_their_evidence() -> None:
@@ -174,3 +180,17 @@ def test_nothing_shows_none_or_steers_a_terminal() -> None:
 
 def test_who_did_not_ask_is_told_so() -> None:
     assert unasked() == change(None)
+
+
+def test_another_file_with_the_same_numbers_is_not_called_unchanged() -> None:
+    compared = change(champion()).rows
+    same = tuple(row.model_copy(update={"changed": False}) for row in compared)
+    made = change(champion()).model_copy(update={"rows": same})
+    expected = f"another file, and equal in all {len(same)} things"
+    assert made.unmoved.startswith(expected)
+    story = story_of(of(builders.policy(), builders.evidence()), builders.evidence())
+    story = story.model_copy(update={"change": made})
+    stream = io.StringIO()
+    print_story(story, Console(file=stream, width=200))
+    assert f"champion is version 3: {expected}" in stream.getvalue()
+    assert f"- {expected}" in describe(story, {})

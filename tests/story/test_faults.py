@@ -3,31 +3,24 @@ first screen of the page has it all, on a telephone and on a laptop."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, sync_playwright
+from playwright.sync_api import Browser, Locator
 
 from gate.report.page import page
 from gate.report.report import Report
+from tests.browser import chromium
 from tests.story.faults import FAULTS, story, verdicted
 
 pytestmark = pytest.mark.proof
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SIZES = ((390, 844), (1280, 800))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "this test needs Chromium: make packages installs it as root"
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        try:
-            yield started
-        finally:
-            started.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.mark.parametrize("name", FAULTS)

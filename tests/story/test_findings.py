@@ -226,3 +226,18 @@ def test_the_check_that_shows_the_cause_best_is_first() -> None:
     worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
     (group,) = grouped(probe, mild, worst, explanation=located())
     assert group.ordered == (worst, mild, probe)
+
+
+def test_a_runtime_of_others_that_is_off_alone_leaves_the_file_right() -> None:
+    (group,) = grouped(check("noise_ratio", runtime="acme"), passed=("ort-cpu",))
+    assert (group.cause, group.cpu_agrees) == ("device", True)
+    (group,) = grouped(*(check("noise_ratio", runtime=name) for name in ("acme", "ort-cpu")))
+    assert group.cause == "numbers"
+
+
+def test_a_lower_precision_explains_the_numbers_of_its_runtime_and_no_others() -> None:
+    lower = check("precision", runtime="acme", observed=None)
+    (group,) = grouped(check("noise_ratio", runtime="acme"), lower, passed=("ort-cpu",))
+    assert {c.name for c in group.checks} == {"noise_ratio", "precision"}
+    groups = grouped(check("noise_ratio", runtime="other"), lower, passed=("ort-cpu",))
+    assert sorted(len(group.checks) for group in groups) == [1, 1]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from playwright.sync_api import sync_playwright
 
 from gate.errors import RegistryDenied
 from gate.story.making import story_of
 from gate.tracking.names import headline_tags, judged_name, status_of
 from gate.tracking.runs import Runs
 from gate.tracking.views import ALL, REJECTED, offer_views, view_address
+from tests.browser import chromium
 from tests.registry.servers import serving
 from tests.report.samples import failed, passed
 
@@ -43,14 +42,8 @@ def test_a_server_that_refuses_views_stops_nothing() -> None:
 
 @pytest.mark.proof
 def test_the_pages_show_names_and_headlines_and_only_what_was_rejected(tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "no chromium: make test installs it as root, else apt install chromium"
-    with serving(tmp_path) as server, sync_playwright() as playwright:
+    with serving(tmp_path) as server, chromium() as browser:
         names = [_judged(server.uri, *records) for records in (passed(), failed())]
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
         page = browser.new_page(viewport={"width": 1500, "height": 900})
         page.set_default_timeout(60_000)
         for view, shown in ((REJECTED, names[1:]), (ALL, names)):
@@ -64,7 +57,6 @@ def test_the_pages_show_names_and_headlines_and_only_what_was_rejected(tmp_path:
                 fits = "cell => cell.scrollWidth <= cell.clientWidth || !cell.clientWidth"
                 assert name not in shown or cell.evaluate(fits)
             assert page.get_by_text(SENTENCE).count() == 1
-        browser.close()
 
 
 def _judged(uri: str, decision, evidence) -> str:

@@ -14,6 +14,7 @@ from gate.decision.rules import (
     noise,
     outputs,
     preprocessing,
+    recordings,
     roles,
     statements,
     thresholds,
@@ -42,7 +43,8 @@ def all_checks(
     yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)
     yield from incumbent.beside(policy, evidence, compared)
-    for name in RUNTIMES:
+    others = sorted(set(policy.runtimes) - set(RUNTIMES))
+    for name in (*RUNTIMES, *others):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
             yield from _of_runtime(policy, runtime_policy, evidence, name)
@@ -56,8 +58,10 @@ def _of_runtime(
         yield statements.missing(runtime_policy, runtime, name)
         return
     yield statements.session(policy, runtime)
-    yield statements.provider(runtime)
-    if RUNTIMES[name].engine == "onnxruntime" and RUNTIMES[name].cuda:
+    yield statements.provider(policy, runtime)
+    yield from statements.precision(policy, runtime)
+    yield from recordings.recorded(policy, runtime)
+    if devices.compares(name):
         yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
     yield outputs.measured(policy, evidence, runtime)
     yield from outputs.varies(runtime)

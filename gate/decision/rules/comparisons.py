@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from scipy.special import betaincinv
-
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
 from gate.policy.policy import Bounds, Policy
 from gate.policy.roles import classes_of, is_unsure, most_ties
-from gate.records.evidence import ClassParity, OutputParity, RuntimeEvidence
+from gate.records.evidence import RuntimeEvidence
+from gate.records.output_parity import ClassParity, OutputParity
 
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
@@ -204,6 +203,8 @@ def top1_lower_bound(disagreements: int, samples: int, *, confidence: float) -> 
     agreements = samples - disagreements
     if agreements <= 0:
         return 0.0
+    from scipy.special import betaincinv
+
     return float(betaincinv(agreements, disagreements + 1, 1.0 - confidence))
 
 

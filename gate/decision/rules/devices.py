@@ -29,6 +29,11 @@ _OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
 }
 
 
+def compares(name: RuntimeName) -> bool:
+    """Whether there is a runtime on the CPU, and one of PyTorch on CUDA, to compare it with."""
+    return name in _ON_CPU
+
+
 def device(
     policy: Policy, bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence
 ) -> CheckResult:

@@ -12,6 +12,11 @@ from gate.policy.roles import classes_of
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
 
+_LEFT = (
+    "nobody here compared it with the version that serves: the service does, by its own policy and "
+    "ledger, before anything serves (promotion: by_service)."
+)
+
 
 def beside(
     policy: Policy, evidence: Evidence, incumbent: Incumbent | None
@@ -21,7 +26,10 @@ def beside(
     section = policy.incumbent
     if section is None:
         return
-    verdict, explanation = _standing(section, evidence, incumbent)
+    if incumbent is None and policy.promotion == "by_service":
+        verdict, explanation = Verdict.WAIVED, _LEFT
+    else:
+        verdict, explanation = _standing(section, evidence, incumbent)
     yield CheckResult(
         name="incumbent",
         observed=None

@@ -13,8 +13,10 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
 from gate.decision.rules.comparisons import BoundedMetric, check
 from gate.policy.policy import Bounds, Policy
-from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.policy.recorded import is_recorded, may_lack_probes
+from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import GraphCode, GraphReport, ProbeParity, drawn_batch_sizes
+from gate.records.output_parity import OutputParity
 
 _WEIGHTS = ("other_weights", "rounded_weights")
 
@@ -48,13 +50,20 @@ def probes(
     if not policy.instruments.probes:
         return
     lacking = list(_lacking_probes(policy, evidence, runtime))
+    unsearched = bool(policy.instruments.search_inputs) and evidence.trace_search is None
+    waived = may_lack_probes(policy, runtime.runtime) and not unsearched
+    if unsearched:
+        lacking.append("inputs on which trace and model disagree were not searched")
     if lacking:
+        recorded = is_recorded(policy, runtime.runtime)
+        words = " The policy says that probes may be missing from it." if waived else ""
         yield CheckResult(
             name="probes",
             runtime=runtime.runtime,
-            verdict=Verdict.ERROR,
-            explanation=f"{'; '.join(lacking)}: behaviour that was baked in would pass unseen.",
-            remedy=REMEDIES["probes"],
+            verdict=Verdict.WAIVED if waived else Verdict.ERROR,
+            explanation=f"{'; '.join(lacking)}: behaviour that was baked in would pass unseen."
+            f"{words}",
+            remedy=REMEDIES["probes_recorded" if recorded else "probes"],
         )
     for probe in runtime.probes:
         result = _probe(policy, runtime, probe)
@@ -125,8 +134,9 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
         lacking = sorted({*batch_sizes, drawn} - sizes)
         if lacking:
             yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
-    if instruments.search_inputs and evidence.trace_search is None:
-        yield "inputs on which trace and model disagree were not searched"
+    if runtime.unprobed:
+        shown, more = ", ".join(runtime.unprobed[:4]), len(runtime.unprobed) - 4
+        yield f"it has no outputs for {shown}{f' and {more} more probes' if more > 0 else ''}"
 
 
 def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> CheckResult:

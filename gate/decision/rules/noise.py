@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.rules.comparisons import BoundedMetric, check
 from gate.policy.policy import Bounds, Policy
-from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import NoiseParity
+from gate.records.output_parity import OutputParity
 
 _CLOSER = {
     "reference": "PyTorch is closer to the float64 truth.",

@@ -9,7 +9,8 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.rules.statements import statement
 from gate.policy.policy import Policy
 from gate.policy.roles import all_nonfinite, classes_of, guessed, proven_constant
-from gate.records.evidence import Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.output_parity import OutputParity
 from gate.storage.record import Record
 
 

@@ -13,7 +13,8 @@ from gate.decision.remedies import REMEDIES
 from gate.decision.rules.comparisons import BoundedMetric, classification, numeric
 from gate.policy.policy import Bounds, Policy, Role
 from gate.policy.roles import all_nonfinite, classes_of, guessed, unclaimed
-from gate.records.evidence import ClassParity, Evidence, OutputParity, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.output_parity import ClassParity, OutputParity
 
 _COSINE, _ROW_SUM, _UNEQUAL = 1e-4, 1e-3, 0.0
 """Bounds of a role's own check where the policy sets none."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
+from gate.policy.ort_options import OrtSetup
 from gate.policy.policy import Policy, RuntimePolicy
+from gate.policy.runtimes import ort_setup
 from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.records.runtime import CPU_PROVIDER, OWN, PROVIDERS, RUNTIMES, RuntimeName
 
 _SPREAD = 1e-4
 """Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
@@ -91,17 +93,18 @@ def missing(
 
 def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
     """The session options were the policy's and those that the runtime's name promises."""
-    traits = RUNTIMES[runtime.runtime]
     want: dict[str, str] = {}
-    if traits.optimization is not None:
-        want["graph_optimization_level"] = traits.optimization
-        if policy.determinism.threads is not None:
-            want["intra_op_num_threads"] = str(policy.determinism.threads)
+    setup = ort_setup(policy, runtime.runtime)
+    if setup is not None:
+        want["graph_optimization_level"] = setup.optimization
+        threads = setup.settings.threads or policy.determinism.threads
+        if threads is not None:
+            want["intra_op_num_threads"] = str(threads)
         if policy.determinism.algorithms:
             want["use_deterministic_compute"] = "1"
-        if traits.cuda:
-            want |= policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
-    differences = [
+        want |= dict(setup.reported())
+    differences = [*_another(policy, runtime)]
+    differences += [
         f"{key} is {runtime.session_options.get(key, 'not recorded')}, asked for {value}"
         for key, value in want.items()
         if runtime.session_options.get(key) != value
@@ -114,27 +117,92 @@ def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
     )
 
 
-def provider(runtime: RuntimeEvidence) -> CheckResult:
+def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[str]:
+    """In what it is another runtime than the policy's of this name."""
+    wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
+    kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
+    if runtime.runtime in RUNTIMES:
+        options = identity.options if identity else {}
+    elif identity is None:
+        yield f"it is not recorded which runtime measured, asked for {kind}"
+        return
+    else:
+        options = identity.options
+    if identity is not None and identity.kind != kind:
+        yield f"{identity.kind} measured, asked for {kind}"
+    if options != wanted.options:
+        yield f"it measured with the options {options}, asked for {wanted.options}"
+
+
+def provider(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
     """The provider is proven: active, first, and it ran the compute nodes."""
-    traits = RUNTIMES[runtime.runtime]
+    setup = ort_setup(policy, runtime.runtime)
+    wanted = setup.provider if setup else _promised(policy, runtime)
     problems = []
     active = runtime.providers_active[0] if runtime.providers_active else "none"
-    if active != traits.provider:
-        problems.append(f"the active provider is {active}, not {traits.provider}")
-    if traits.engine == "onnxruntime":
-        if not runtime.nodes_per_provider.get(traits.provider):
-            problems.append(f"no node is known to have run on {traits.provider}")
-        if runtime.fallback_nodes:
-            shown = ", ".join(runtime.fallback_nodes[:3])
-            problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran on the CPU ({shown})")
-        if not traits.cuda and set(runtime.nodes_per_provider) - {traits.provider}:
-            problems.append(f"nodes ran on {', '.join(sorted(runtime.nodes_per_provider))}")
+    if not wanted:
+        problems.append("it does not say what it promises to run on")
+    elif active != wanted:
+        problems.append(f"the active provider is {active}, not {wanted}")
+    if setup is not None:
+        problems += _misplaced(setup, runtime)
+    elif runtime.fallback_nodes:
+        problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran elsewhere")
+    ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
     return statement(
         "provider",
         problems=problems,
         place=(runtime.runtime, None),
-        fine=f"{traits.provider} is active and ran the nodes.",
+        fine=f"{wanted} is active{' and ran the nodes' if ran else ''}.",
     )
+
+
+def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
+    """By the gate's own tables where the kind is the gate's: no evidence changes what it means."""
+    own = RUNTIMES.get(runtime.runtime)
+    if own is not None:
+        return own.provider
+    if runtime.identity is None:
+        return ""
+    kind = policy.runtimes[runtime.runtime].kind or runtime.runtime
+    return PROVIDERS.get(kind, runtime.identity.provider)
+
+
+def _misplaced(setup: OrtSetup, runtime: RuntimeEvidence) -> Iterator[str]:
+    """Nodes that ran where they were not to run."""
+    ran = runtime.nodes_per_provider
+    if not ran.get(setup.provider):
+        yield f"no node is known to have run on {setup.provider}"
+    if runtime.fallback_nodes:
+        shown = ", ".join(runtime.fallback_nodes[:3])
+        yield f"{len(runtime.fallback_nodes)} compute nodes ran on the CPU ({shown})"
+    # Shapes are computed on the CPU, wherever the rest is.
+    allowed = {*setup.providers} if setup.on_cpu else {*setup.providers, CPU_PROVIDER}
+    if (setup.several or setup.on_cpu) and set(ran) - allowed:
+        yield f"nodes ran on {', '.join(sorted(ran))}"
+
+
+def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """Of what has no name of the gate's: that it computed in float32, where the policy asks for
+    exact numbers.
+
+    The providers of ONNX Runtime that don't say it are judged by their numbers.
+    """
+    if runtime.runtime in RUNTIMES or policy.precision != "exact":
+        return
+    stated = runtime.identity.precision if runtime.identity else None
+    right = ("float32", "tf32") if policy.determinism.tf32 else ("float32",)
+    problems = []
+    fine = f"It computed in {stated}, as it reports."
+    if stated is None and ort_setup(policy, runtime.runtime) is not None:
+        fine = "ONNX Runtime does not report in which precision this provider computes: the "
+        fine += "numbers decide."
+    elif stated not in right:
+        problems.append(
+            f"it reports {stated or 'no'} precision, and precision 'exact' asks for "
+            f"{' or '.join(right)}"
+        )
+    yield statement("precision", problems=problems, place=(runtime.runtime, None), fine=fine)
 
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:

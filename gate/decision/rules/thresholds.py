@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scipy.special import betaincinv
-
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
 from gate.decision.rules.comparisons import BoundedMetric
 from gate.policy.operating_points import OperatingPoint
 from gate.policy.policy import Bounds, Policy
 from gate.policy.roles import classes_of, guessed
-from gate.records.evidence import ClassParity, OutputParity, RuntimeEvidence
+from gate.records.evidence import RuntimeEvidence
+from gate.records.output_parity import ClassParity, OutputParity
 from gate.records.samples import LISTED, Crossing
 
 
@@ -60,6 +59,8 @@ def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> fl
     """
     if crossed >= samples:
         return 1.0
+    from scipy.special import betaincinv
+
     return float(betaincinv(crossed + 1, samples - crossed, confidence))
 
 

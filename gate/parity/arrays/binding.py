@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gate.errors import InputMismatch
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
 from gate.records.evidence import TensorSpec
+from gate.runtimes.runtime import Batch
 
 
 @dataclass(frozen=True)

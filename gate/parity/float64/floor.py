@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from gate.errors import GateError
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.rounding.rounding import RandomRounding
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 DRAWS = 3
 MORE_DRAWS = 15

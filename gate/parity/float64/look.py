@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gate.parity.runners.runner import Batch, Runner
+from gate.parity.runners.runner import Runner
 from gate.parity.statistics.output import Array
 from gate.parity.statistics.tally import Floats
 from gate.records.instruments import EPSILON, UNDERFLOW
+from gate.runtimes.runtime import Batch
 
 
 @dataclass(frozen=True)

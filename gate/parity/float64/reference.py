@@ -12,9 +12,9 @@ from torch import nn
 from gate.errors import ModelError, first_line
 from gate.parity.arrays.binding import Binding
 from gate.parity.rounding.dispatch import DispatchMode
-from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 

@@ -15,10 +15,10 @@ from gate.errors import GateError
 from gate.parity.float64.floor import DRAWS, MORE_DRAWS, rounding_floor, seed
 from gate.parity.float64.look import Look, own, row_of
 from gate.parity.rounding.rounding import RandomRounding
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
 from gate.parity.track import Track
+from gate.runtimes.runtime import Batch
 
 MOST = 256
 """Samples whose floats and answers are computed again."""

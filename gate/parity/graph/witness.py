@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gate.parity.rounding.dispatch import DispatchMode
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _SWITCHES = ("train", "training")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gate.parity.probes.observed import Observed, Probe
 from gate.parity.probes.values import within
-from gate.parity.runners.runner import Batch
+from gate.runtimes.runtime import Batch
 
 _MOST = 64
 """Columns of a table."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from gate.parity.probes.sizes import Axes
 from gate.parity.probes.traced import Traced
 from gate.parity.probes.watch import Watch
-from gate.parity.runners.runner import Batch
+from gate.runtimes.runtime import Batch
 
 _LARGEST = 2**18
 """Elements of the largest input that is tried, unless 16 samples have more."""

@@ -16,11 +16,11 @@ from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.probes.jitter import jittered
 from gate.parity.probes.observed import Probe
 from gate.parity.probes.rows import Rows
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
 from gate.records.instruments import UNDERFLOW, ProbeParity
+from gate.runtimes.runtime import Batch
 
 _SUSPICIOUS_RATIO = 4.0
 """A noise ratio from which on the conditioning of the probe is looked at."""

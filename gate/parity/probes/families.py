@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.values import within
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _MIXES = 4
 

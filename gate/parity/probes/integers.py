@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from gate.errors import GateError
 from gate.parity.probes.lookups import Lookup, lookups
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _COLUMNS = 64
 """Columns that may each have a range of their own."""

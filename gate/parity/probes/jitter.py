@@ -8,10 +8,10 @@ import numpy as np
 
 from gate.parity.float64.floor import seed
 from gate.parity.rounding.rounding import EXACT, RandomRounding
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.records.instruments import ULP
+from gate.runtimes.runtime import Batch
 
 _SCALE = 2.0
 """A probe may sit where rounding decides everything: both neighbours of a result are tried."""

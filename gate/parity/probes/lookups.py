@@ -10,9 +10,9 @@ import torch
 
 from gate.errors import GateError
 from gate.parity.rounding.dispatch import DispatchMode
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _EMBEDDINGS = {
     "aten::embedding", "aten::embedding_bag", "aten::_embedding_bag",

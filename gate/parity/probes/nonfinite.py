@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from gate.errors import GateError
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
+from gate.runtimes.runtime import Batch
 
 _ASKS = {
     "isfinite", "isinf", "isnan", "isneginf", "isposinf", "nan_to_num", "nan_to_num_",

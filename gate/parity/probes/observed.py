@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from gate.parity.arrays.samples import Samples
-from gate.parity.runners.runner import Batch
-from gate.parity.stand import Stand
+from gate.parity.stand import Material
 from gate.parity.statistics.output import Array
 from gate.records.instruments import ProbeKind
+from gate.runtimes.runtime import Batch
 
 _LOOKED_AT = 256
 """Samples whose range of values is taken, spread over all."""
@@ -67,7 +67,7 @@ class Observed:
     seed: int
 
     @classmethod
-    def of(cls, stand: Stand) -> Observed:
+    def of(cls, stand: Material) -> Observed:
         """Look at the samples of the stand."""
         binding, samples = stand.binding, stand.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from gate.parity.probes.columns import column_probes
 from gate.parity.probes.expected import ProbeAnswer
@@ -15,11 +16,11 @@ from gate.parity.probes.rows import Rows
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from gate.parity.probes.values import value_probes
-from gate.parity.runners.runner import Batch
-from gate.parity.stand import Stand
+from gate.parity.stand import Material, Stand
 from gate.parity.track import Track
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
+from gate.runtimes.runtime import Batch
 from gate.storage.digest import Digest
 
 _steps = logging.getLogger("gate.steps")
@@ -35,12 +36,7 @@ class Prober:
         self._axes = Axes.of(stand, self._observed, inputs)
         self._rows = Rows(stand, self._observed)
         self._digests: set[bytes] = set()
-        self.probes = [
-            *batch_probes(stand, self._observed, sha256),
-            *value_probes(self._observed),
-            *column_probes(self._observed),
-            *size_probes(self._axes),
-        ]
+        self.probes = plain_probes(stand, self._axes, sha256=sha256)
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
         """Judge every track that has a runner; `advance` gets the samples of each probe.
@@ -60,6 +56,13 @@ class Prober:
             self._judge(probe, tracks)
         return search
 
+    def everything(self) -> Iterator[Probe]:
+        """The probes that `run` judges by, in its order; some may have the input of another."""
+        yield from self.probes
+        yield from self._further()
+        if self._stand.policy.instruments.search_inputs:
+            yield from Search(self._stand, self._axes, self.probes).run()[1]
+
     def _further(self) -> Iterator[Probe]:
         """What the model itself has to be asked about, or watched for."""
         yield from integer_probes(self._stand, self._observed)
@@ -74,8 +77,20 @@ class Prober:
         self._digests.add(digest)
         expected = ProbeAnswer(self._stand, probe, self._rows)
         for track in tracks:
-            if track.runner is not None:
-                track.probes.append(expected.parity(track.compute))
+            if track.takes_probe(probe.name, probe.batch):
+                track.probes.append(expected.parity(partial(track.compute, probe=True)))
+
+
+def plain_probes(stand: Material, axes: Axes, *, sha256: Digest) -> list[Probe]:
+    """Those that the samples and the file's inputs give, without the model. `sha256`: the
+    file's."""
+    observed = axes.observed
+    return [
+        *batch_probes(stand, observed, sha256),
+        *value_probes(observed),
+        *column_probes(observed),
+        *size_probes(axes),
+    ]
 
 
 def _digest(batch: Batch) -> bytes:

@@ -24,9 +24,9 @@ from gate.parity.probes.observed import Probe
 from gate.parity.probes.sizes import Axes
 from gate.parity.probes.traced import Traced
 from gate.parity.probes.trials import InputTrials
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand, length
 from gate.records.instruments import TraceSearch
+from gate.runtimes.runtime import Batch
 
 _MOST_PROBES = 5
 """Probes that are made of what was found."""

@@ -13,11 +13,11 @@ import numpy as np
 from gate.errors import GateError
 from gate.parity.probes.lookups import Lookup, lookups
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runners.runner import Batch
-from gate.parity.stand import Stand
+from gate.parity.stand import Material, Stand
 from gate.parity.statistics.output import Array
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import drawn_batch_sizes
+from gate.runtimes.runtime import Batch
 from gate.storage.digest import Digest
 
 _LARGEST = 2**18
@@ -55,7 +55,7 @@ class Axes:
     """Of each: names of samples, and the axis there."""
 
     @classmethod
-    def of(cls, stand: Stand, observed: Observed, inputs: Sequence[TensorSpec]) -> Axes:
+    def of(cls, stand: Material, observed: Observed, inputs: Sequence[TensorSpec]) -> Axes:
         """`inputs`: the file's."""
         shapes = {spec.name: spec.shape for spec in inputs}
         places: dict[str, list[tuple[str, int]]] = {}
@@ -115,7 +115,7 @@ def _usual(array: Array) -> int | None:
     return int(2 * np.count_nonzero(array) >= array.size)
 
 
-def batch_probes(stand: Stand, observed: Observed, sha256: Digest) -> Iterator[Probe]:
+def batch_probes(stand: Material, observed: Observed, sha256: Digest) -> Iterator[Probe]:
     """Batches of the policy's sizes, and of two that the file's digest draws, those in random
     order; with a fixed batch axis only of that one."""
     if observed.fixed:

@@ -16,11 +16,11 @@ from gate.errors import ModelError
 from gate.model.call import leaves
 from gate.parity.arrays.binding import Binding
 from gate.parity.probes.watch import Watch
-from gate.parity.runners.runner import Batch
 from gate.parity.runners.torch_runner import call_of
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
+from gate.runtimes.runtime import Batch
 
 _TORCH = Path(torch.__file__).parent
 _TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gate.parity.probes.traced import Traced, disagree
-from gate.parity.runners.runner import Batch
 from gate.parity.stand import Stand
+from gate.runtimes.runtime import Batch
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.runners.runner import Batch
 from gate.parity.statistics.output import Array
+from gate.runtimes.runtime import Batch
 
 _ALONE = ("zeros", "max", "negated", "scaled_10")
 """Probes that are also made of one input alone where there are several, so that a branch on one

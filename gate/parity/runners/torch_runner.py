@@ -13,9 +13,9 @@ from torch import nn
 from gate.errors import ModelError
 from gate.model.call import Call, leaves
 from gate.parity.arrays.binding import Binding
-from gate.parity.runners.runner import Batch, Proof
 from gate.parity.statistics.output import Array
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.runtimes.runtime import Batch, Proof, Session
 
 
 def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
@@ -67,7 +67,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else _single(tensor)
 
 
-class TorchRunner:
+class TorchRunner(Session):
     """Runs a module on one device; the module is the runner's own from then on."""
 
     def __init__(

@@ -15,7 +15,7 @@ from gate.parity.statistics.confidence import ConfidenceStatistics
 from gate.parity.statistics.crossings import CrossingStatistics
 from gate.parity.statistics.worst import worse
 from gate.policy.operating_points import OperatingPoint
-from gate.records.evidence import Accuracy, ClassParity, Disagreement
+from gate.records.output_parity import Accuracy, ClassParity, Disagreement
 from gate.records.samples import LISTED
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 
 from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.worst import worse
-from gate.records.evidence import Confidence, ConfidenceOfClass
+from gate.records.output_parity import Confidence, ConfidenceOfClass
 
 _BAND_EDGES = (0.01, 0.05, 0.10)
 

@@ -19,7 +19,7 @@ from gate.parity.statistics.rows import LARGEST, RowStatistics
 from gate.parity.statistics.sizes import SizeHistogram
 from gate.parity.statistics.table import SampleRows
 from gate.parity.statistics.worst import Worst, WorstSamples, worse
-from gate.records.evidence import OutputParity
+from gate.records.output_parity import OutputParity
 
 Floats = NDArray[np.float64]
 Array = NDArray[np.generic]

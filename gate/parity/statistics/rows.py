@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.parity.statistics.worst import worse
-from gate.records.evidence import RowParity
+from gate.records.output_parity import RowParity
 
 Floats = NDArray[np.float64]
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from gate.bounded.chromium import FLAGS, chromium_missing, chromium_path
 from gate.preprocess.geometry import geometry
 from gate.preprocess.implementation import Implementation, Preprocess
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels, Tensor
 
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 _PAGE = """
 async ({ png, box, spec }) => {
   const blob = await (await fetch("data:image/png;base64," + png)).blob();
@@ -64,7 +61,7 @@ def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
 
     plain = json.loads(spec.model_dump_json())
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_browser(), args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
         try:
             page = browser.new_page()
             yield lambda pixels: _drawn(page, pixels, spec, plain)
@@ -96,21 +93,13 @@ def _incapable(spec: PreprocessSpec) -> str | None:
 
 
 def _missing() -> str | None:
-    if find_spec("playwright") is None:
-        return "Playwright is not installed: pip install 'parity-gate[preprocess]'"
-    if _browser() is None:
-        return "no Chromium is installed: apt-get install chromium"
-    return None
-
-
-def _browser() -> str | None:
-    return next((path for path in map(shutil.which, _CHROMIUM) if path), None)
+    return chromium_missing("preprocess")
 
 
 def _version() -> str:
     import subprocess
 
-    browser = _browser() or ""
+    browser = chromium_path() or ""
     answer = subprocess.run([browser, "--version"], capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "Chromium of unknown version"
 

@@ -10,29 +10,10 @@ from typing import TYPE_CHECKING
 
 from gate.decision.decision import Decision
 from gate.errors import DigestMismatch
-from gate.storage.record import Record, Sha256
+from gate.ledger.entry import ComparedWith, LedgerEntry
 
 if TYPE_CHECKING:
-    from gate.registry.history import History
-
-
-class ComparedWith(Record):
-    """What the ledger knows of a comparison."""
-
-    record_sha256: Sha256
-    """Of the whole record in the decision."""
-    version: str | None = None
-    """None: none served."""
-    sha256: Sha256 | None = None
-    """Of that version's file."""
-
-    @classmethod
-    def of(cls, decision: Decision) -> ComparedWith | None:
-        """Of a decision; None where its policy did not ask."""
-        record = decision.incumbent
-        if record is None:
-            return None
-        return cls(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
+    from gate.ledger.history import History
 
 
 def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None:
@@ -45,6 +26,13 @@ def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None
             f"{_named(found)}, the ledger notes one with version {_named(expected)}. It was "
             "edited: promote the file anew."
         )
+
+
+def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
+    """What the version of a line was compared with, by whoever decided, or by the service."""
+    if line is None:
+        return None
+    return line.compared_with if line.incumbent is None else ComparedWith.of_record(line.incumbent)
 
 
 def standard(champion: str | None, history: History) -> str | None:

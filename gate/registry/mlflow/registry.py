@@ -7,15 +7,16 @@ process neither matter here nor are changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.errors import ArtifactMissing, DigestMismatch, StorageError
 from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import is_gone, translated
-from gate.registry.mlflow.listing import check_extent
+from gate.registry.mlflow.listing import check_extent, fetch
 from gate.registry.mlflow.preflight import preflight
 from gate.registry.mlflow.process import lent, quiet_process
 from gate.registry.mlflow.upload import upload
@@ -133,6 +134,23 @@ class MlflowRegistry:
             )
         return path
 
+    def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
+        """Download single files beside a version's file, those that are there."""
+        from mlflow.exceptions import MlflowException
+
+        with self._using(f"read what is beside version {number} of '{name}'") as client:
+            what = f"what is beside version {number} of '{name}' can't be read"
+            try:
+                fetch(client.get_model_version_download_uri(name, number), folder, most_bytes)
+            except TooLarge as error:
+                raise DigestMismatch(
+                    f"{what}: {error}. It was exchanged: promote the file anew."
+                ) from error
+            except (FileNotFoundError, MlflowException) as error:
+                if not is_gone(error):
+                    raise
+                raise ArtifactMissing(f"{what}: {error}. Bring its store back.") from error
+
     def alias(self, name: str, alias: Alias) -> str | None:
         """The version that an alias points at, or None."""
         with self._using(f"read the alias '{alias}' of '{name}'") as client:
@@ -189,7 +207,15 @@ def _version(stored: ModelVersion) -> Version:
         run_id=stored.run_id or None,
         tags=dict(stored.tags),
         description=stored.description or "",
+        made_at=_time(stored.creation_timestamp),
     )
+
+
+def _time(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    time = datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
+    return time.isoformat(timespec="milliseconds")
 
 
 def _onnx_file(folder: Path) -> Path | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gate.registry.history import History
-from gate.registry.ledger import Action, LedgerEntry
+from gate.ledger.entry import Action, LedgerEntry
+from gate.ledger.history import History
 from gate.registry.page.version_page import refresh
 from gate.registry.registered_model import RegisteredModel
 

@@ -6,15 +6,17 @@ Pure: of the same lines comes the same text. Tags and aliases say nothing here.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
-from gate.registry.history import History
-from gate.registry.index import MOVING, SERVING
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
+from gate.ledger.index import MOVING, SERVING
 from gate.registry.judged import moment
-from gate.registry.ledger import LedgerEntry
-from gate.registry.port import APPROVED, REJECTED, Tag
+from gate.registry.page.reviewer import ReviewRule
+from gate.registry.port import Tag
 from gate.story.wording import printable
 
 MARK = "Status: "
@@ -29,11 +31,31 @@ _LEAST = len("Status: champion since 2026-01-01 00:00 UTC…")
 """Characters of a line that still says something."""
 HANDED_IN = f"{MARK}handed in, not champion yet."
 """Of a version that no line of the ledger tells of yet."""
+WAITS_FOR_SERVICE = (
+    f"{MARK}handed in, waits for the service (gate serve), which judges it. Until then the verdict "
+    "below is a claim."
+)
+"""The same, of one that is handed in without the ledger."""
+UNTRUSTING = (
+    f"{MARK}handed in, and not judged: the service trusts no key yet, so nobody can vouch for it. "
+    "Name one in the section trust: of its policy, or with gate serve --trust."
+)
+"""The same, where the service believes nobody."""
+_UNJUDGED = f"{MARK}handed in, and not judged"
+TOO_EARLY = (
+    f"{_UNJUDGED}: 'champion' was pointed at it before anything passed here, so nothing is "
+    "deployed. Take that alias away: then it is judged."
+)
+"""The same, of the first one."""
 
 Kind = Literal[
     "waits", "champion", "replaced", "rejected", "refused", "reverted", "rolled_back", "violated",
     "absolved",
 ]  # fmt: skip
+_CLAIM = (
+    "What stands below, and its verdict, is the word of whoever handed it in, and did not count."
+)
+"""Below the status of a version that was refused."""
 _FINAL = ("rejected", "rolled_back")
 """What another look at the version does not change."""
 _ALIKE = str.maketrans("<>[]|`*~\\", "\u2039\u203a()\u00a6'\u2217\u223c/")
@@ -74,17 +96,13 @@ class Fate:
             other = line if line.action in SERVING else other
         return Fate("replaced", other, fate.answer)
 
-    @property
-    def status_line(self) -> str:
-        """One line of Markdown, for people."""
+    def status_line(self, rule: ReviewRule) -> str:
+        """One line of Markdown, for people; `rule`: how the model is reviewed."""
         line, at = self.line, _when(self.line)
         reason = _plain(line.reason)
         match self.kind:
             case "waits":
-                text = (
-                    f"waits for review: set the tag {Tag.REVIEW} to {APPROVED} or {REJECTED} (and "
-                    f"before it {Tag.REVIEW_COMMENT}), on this page under Tags."
-                )
+                text = _waits(line, rule)
             case "champion":
                 text = f"champion since {at}{_how(line)}."
             case "replaced":
@@ -93,7 +111,7 @@ class Fate:
                 why = f'because "{_plain(line.comment)}"' if line.comment else "without a comment"
                 text = f"rejected by review on {at} {why}. That is final for these bytes."
             case "refused":
-                text = f"{reason} ({at})."
+                text = f"{reason} ({at}). {_CLAIM}"
             case "reverted":
                 text = f"reverted by the guard on {at} because {reason}."
             case "rolled_back":
@@ -104,6 +122,37 @@ class Fate:
             case "absolved":
                 text = f"may serve again: its violation was lifted on {at} because {reason}."
         return _cut(MARK + text, STATUS_LIMIT)
+
+
+def unjudged(reason: str) -> str:
+    """The line of a version that was handed in, and of which nothing can be said as it comes."""
+    text = (
+        f"{MARK}handed in, and not judged yet: {_plain(reason)}. It is looked at again; where it "
+    )
+    return _cut(f"{text}stays so, hand it in again.", STATUS_LIMIT)
+
+
+def is_waiting_for_service(description: str) -> bool:
+    """Whether a page says that somebody handed the version in, and that it was not judged yet."""
+    return description.startswith((WAITS_FOR_SERVICE, _UNJUDGED))
+
+
+def outcome_on(description: str) -> str | None:
+    """What a page says that became of its version; None: nothing yet. Anybody may have written
+    it."""
+    line = description.partition("\n")[0]
+    if not line.startswith(MARK) or line.startswith((HANDED_IN, f"{MARK}waits for ")):
+        return None
+    return None if is_waiting_for_service(line) else line.removeprefix(MARK).rstrip(".")
+
+
+def way_back(model: str, number: str) -> str:
+    """How a version that was judged comes into service again."""
+    return (
+        "The service judges a version once. What served before comes back by gate rollback "
+        f"{shlex.quote(model)}, where the ledger is, or by pointing 'champion' at version "
+        f"{number}, which stays if it may serve; else measure anew, and hand that in"
+    )
 
 
 def with_status(description: str, line: str) -> str:
@@ -136,7 +185,7 @@ def _came(fate: Fate | None, line: LedgerEntry) -> Fate | None:
             fate = fate if kind == "champion" and stays else came
         case "rejected":
             fate = Fate("rejected", line, f"rejected at {line.at}: final for these bytes")
-        case "refused" if kind == "waits":
+        case "refused" if kind in (None, "waits") or line.made_at is not None:
             fate = Fate("refused", line, line.reason)
         case "violation" if kind not in _FINAL:
             fate = Fate("violated", line, answer)
@@ -158,7 +207,18 @@ def _left(fate: Fate | None, line: LedgerEntry) -> Fate | None:
     return fate
 
 
+def _waits(line: LedgerEntry, rule: ReviewRule) -> str:
+    waits = _plain(rule.waits(shlex.quote(line.model), line.version or ""))
+    if rule.signed:
+        return f"{waits}."
+    return f"{waits} (and before it {Tag.REVIEW_COMMENT}), on this page under Tags."
+
+
 def _how(line: LedgerEntry) -> str:
+    if line.approvers:
+        keys = ", ".join(key[:12] for key in line.approvers)
+        why = f': "{_plain(line.comment)}"' if line.comment else ""
+        return f", approved by the key{'s'[: len(line.approvers) > 1]} {keys}{why}"
     if line.comment:
         return f', approved in review: "{_plain(line.comment)}"'
     if line.action == "rolled_back":

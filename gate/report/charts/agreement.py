@@ -10,7 +10,8 @@ from scipy.special import betaincinv
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision
 from gate.decision.rules.comparisons import top1_lower_bound
-from gate.records.evidence import ClassParity, Evidence, OutputParity
+from gate.records.evidence import Evidence
+from gate.records.output_parity import ClassParity, OutputParity
 from gate.report.charts.drawing import BLUE, RED, TEXT, Chart, chart, label, literal
 from gate.story.wording import printable
 

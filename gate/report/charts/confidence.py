@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gate.records.evidence import ClassParity, ConfidenceOfClass, Evidence
+from gate.records.evidence import Evidence
+from gate.records.output_parity import ClassParity, ConfidenceOfClass
 from gate.report.charts.drawing import BLUE, GREY, ORANGE, TEXT, Chart, chart, decimal
 from gate.story.wording import number, printable
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gate.decision.decision import Decision
-from gate.records.evidence import Evidence, OutputParity
+from gate.records.evidence import Evidence
+from gate.records.output_parity import OutputParity
 from gate.records.samples import PER_OCTAVE, Histogram
 from gate.report.charts.drawing import SERIES, SMALL, TEXT, Chart, chart, literal, logarithmic
 from gate.story.wording import number, printable

@@ -188,3 +188,24 @@ def test_a_second_output_of_classes_is_compared_too() -> None:
         }
     )  # fmt: skip
     assert decide(policy, evidence, incumbent=whole, decided_at="").passed
+
+
+def test_who_hands_in_may_leave_the_comparison_to_the_service_and_nobody_else() -> None:
+    at = "2026-01-01T00:00:00+00:00"
+    for promotion, verdict in (("by_service", Verdict.WAIVED), ("direct", Verdict.ERROR)):
+        policy = builders.policy(incumbent=BOUNDS, promotion=promotion)
+        decision = decide(policy, builders.evidence(), decided_at=at)
+        assert of(decision) == {"incumbent": verdict}
+        assert decision.passed == (verdict is Verdict.WAIVED)
+    # What was compared is judged, whoever is to promote it.
+    policy = builders.policy(incumbent=BOUNDS, promotion="by_service")
+    worse = decide(policy, builders.evidence(), incumbent=answers(accuracy=0.5), decided_at=at)
+    assert not worse.passed
+    unvouched = builders.incumbent(state="unvouched", outputs=())
+    assert not decide(policy, builders.evidence(), incumbent=unvouched, decided_at=at).passed
+
+
+def test_what_nobody_ran_is_not_measured() -> None:
+    decision = judge(answers(disagreements=None))
+    assert of(decision)["incumbent_agreement"] is Verdict.ERROR
+    assert not decision.passed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision, decide
 from gate.policy.policy import Policy
-from gate.records.evidence import OutputParity
+from gate.records.output_parity import OutputParity
 from tests import builders
 from tests.builders import class_parity, output_parity, row_parity, runtime_evidence
 

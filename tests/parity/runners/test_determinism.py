@@ -10,11 +10,11 @@ import torch._inductor.config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.parity import measure as measuring
 from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.determinism import _LEVELS, cublas_reason, deterministic
 from gate.policy.policy import DeterminismPolicy, Instruments
+from gate.runtimes import cuda as devices
 from tests.parity import tiny
 
 
@@ -333,8 +333,8 @@ def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algo
 
 def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(measuring, "cuda_absent_reason", lambda: None)
-    monkeypatch.setattr(measuring, "cuda_unusable_reason", lambda: None)
+    monkeypatch.setattr(devices, "cuda_absent_reason", lambda: None)
+    monkeypatch.setattr(devices, "cuda_unusable_reason", lambda: None)
     policy = tiny.policy(
         "ort-cpu",
         "torch-cuda",

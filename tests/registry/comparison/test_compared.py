@@ -9,16 +9,18 @@ import pytest
 
 from gate.decision.decision import decide
 from gate.errors import EvidenceError
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import IncumbentPolicy
 from gate.records.incumbent import Incumbent
 from gate.records.names import DECISION
-from gate.registry.ledger import Ledger
-from gate.registry.may_serve import Terms, examine
+from gate.registry.may_serve import examine
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.records import RECORDS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Promotion, Release
+from gate.registry.terms import Terms
+from gate.service.guard import guard
 from gate.service.review import review
 from tests import builders
 from tests.registry.releases import DECIDED_AT, NAME, onnx_file, release
@@ -190,7 +192,7 @@ class TestAVersionInTheRegistry:
         run(registry, first, ledger, builders.policy())
         model = RegisteredModel(registry, ledger, NAME)
         examined = examine(model, "1", history=model.history(), terms=Terms.now(POLICY))
-        assert "nobody looked which version serves" in examined.problem
+        assert "nobody compared it with the version that served" in examined.problem
 
 
 def test_an_approval_counts_only_against_what_serves_now(
@@ -219,3 +221,36 @@ def test_a_hand_edited_comparison_does_not_fit_its_decision(first: Release) -> N
     edited = good.decision.model_copy(update={"incumbent": worse})
     with pytest.raises(EvidenceError, match="not the same ones"):
         dataclasses.replace(good, decision=edited).verify(POLICY)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["the same serves", "another serves"])
+def test_a_champion_by_hand_counts_only_against_what_served_until_then(
+    registry: Simulator,
+    ledger: Ledger,
+    first: Release,
+    second: Release,
+    third: Release,
+    meanwhile: bool,
+) -> None:
+    """Whoever approves by a tag and then moves the alias himself is faster than the review."""
+    model = RegisteredModel(registry, ledger, NAME)
+    assert run(registry, against("1", first, second, REVIEWED), ledger, REVIEWED).version == "2"
+    if meanwhile:
+        assert run(registry, against("1", first, third), ledger).outcome == "promoted"
+        vouched = model.history().vouching_for("3")
+        model.write("deployed", "it serves", version="3", about=vouched)
+    registry.set_tag(NAME, "2", key=Tag.REVIEW, value="approved")
+    registry.set_alias(NAME, CHAMPION, "2")
+    (taken,) = guard(model, REVIEWED, thoroughly=False)
+    expected = ("reverted", "3") if meanwhile else ("accepted", "2")
+    assert (taken.outcome, taken.version) == expected
+    assert ("champion is version 3 now, this was compared with" in taken.reason) is meanwhile
+
+
+def test_what_served_before_is_gone_back_to_by_hand_whatever_it_was_compared_with(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release
+) -> None:
+    run(registry, against("1", first, second), ledger)
+    registry.set_alias(NAME, CHAMPION, "1")
+    (taken,) = guard(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert (taken.outcome, taken.version) == ("accepted", "1")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gate.errors import MismatchUnconfirmed, RegistryUnavailable
+from gate.ledger.ledger import Ledger
 from gate.records.names import DECISION, EVIDENCE, TREND
 from gate.records.trend import MOST_ROWS, Trend
 from gate.registry.comparison.incumbent import champion_if_any, champion_of
-from gate.registry.ledger import Ledger
 from gate.registry.port import CHAMPION, PREVIOUS
 from gate.registry.promotion import promote, rollback
 from gate.registry.records import RECORDS

@@ -151,7 +151,8 @@ class TestServers:
     def test_one_that_answers(self) -> None:
         if program("initdb") is None:
             pytest.skip(MISSING)
-        with postgres() as url:
+        with postgres() as server:
+            url = server.url
             usable(url.replace("postgresql:", "postgresql+psycopg:"))
             with pytest.raises(RegistryError, match="does not exist"):
                 usable(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")

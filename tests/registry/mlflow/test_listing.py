@@ -10,7 +10,8 @@ import mlflow.artifacts
 import pytest
 
 from gate.errors import DigestMismatch
-from gate.registry.ledger import Ledger, LedgerEntry
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.proof import ExpectedFiles

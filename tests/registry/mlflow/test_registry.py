@@ -26,9 +26,9 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
+from gate.ledger.ledger import Ledger
 from gate.registry import champion
 from gate.registry.judged import digest_of_model
-from gate.registry.ledger import Ledger
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
@@ -357,9 +357,7 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
     registry.before = meet
     champion.PATIENCE_S = 0.0
     try:
-        made = promote(
-            registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.jsonl")
-        )
+        made = promote(registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.db"))
         queue.put((made.outcome, seed, os.getpid(), ""))
     except PromotionConflict as error:
         barrier.wait(240)
@@ -381,7 +379,7 @@ def test_of_two_processes_at_once_exactly_one_wins(place: Place, tmp_path: Path)
     (lost, _, _, told), (won, seed, pid, _) = results
     assert (lost, won) == ("conflict", "promoted")
     assert f"process {pid} on " in told
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = Ledger(tmp_path / "ledger.db")
     assert sorted(e.action for e in ledger.entries()) == ["conflict", "promoted"]
     path = place.registry.download(place.name, "1", tmp_path / "back")
     assert path.read_bytes() == (tmp_path / f"{seed}.onnx").read_bytes()

@@ -145,6 +145,40 @@ def test_a_rejection_that_was_interrupted_is_finished(tmp_path):
     assert registry.calls == ["version", "alias candidate"]
 
 
+@pytest.mark.parametrize(
+    ("claim", "shown"),
+    [
+        ("PASS", "REFUSED (see gate.refused); handed in as PASS"),
+        ("FAIL", "REFUSED (see gate.refused); handed in as FAIL"),
+        ("**approved** by everybody", "REFUSED"),
+    ],
+)
+def test_what_a_refused_version_says_of_itself_is_shown_as_a_claim(tmp_path, claim, shown):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
+    (passed,) = place.ledger.entries()
+    place.model().write("refused", "handed in, and refused: it is old", version="1", about=passed)
+    place.tag("1", claim, Tag.VERDICT)
+    for _ in range(2):
+        refresh(place.model(), ("1",))
+        assert place.stored("1").tags[Tag.VERDICT] == shown
+    assert status(place, "1").startswith("handed in, and refused: it is old (20")
+    place.tag("1", claim, Tag.VERDICT)  # somebody puts it back
+    Pages().follow(place.model(), thoroughly=True)
+    assert place.stored("1").tags[Tag.VERDICT] == shown
+
+
+def test_what_comes_again_after_a_refusal_has_its_verdict_again(tmp_path):
+    place = Place(tmp_path, REVIEWED)
+    place.promote(1)
+    (passed,) = place.ledger.entries()
+    place.model().write("refused", "another one is the candidate", version="1", about=passed)
+    refresh(place.model(), ("1",))
+    assert place.promote(1).version == "1"  # the same version, found by its tags
+    assert place.stored("1").tags[Tag.VERDICT] == "PASS"
+    assert status(place, "1").startswith("waits for review")
+
+
 def test_a_tag_alone_rejects_no_page(place):
     place.tag("2", "REJECTED by review", Tag.VERDICT)
     place.tag("2", "rejected", Tag.REVIEW_RESULT)

@@ -7,34 +7,90 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import RegistryError
+from gate.policy.review_tag import ReviewTag
 from gate.registry.may_serve import veto
 from gate.registry.page import reviewer
+from gate.registry.page.reviewer import ReviewRule
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.service.guard import guard
 from gate.service.review import review
 from tests import builders
-from tests.registry.releases import NAME
+from tests.registry.releases import NAME, release
 from tests.registry.simulator import Simulator
 
 POLICY = builders.policy()
+TAG = ReviewTag()
 NOES = ["rejected", "Rejected", " REJECTED\n", "\u00a0rejected\u200b", "rejected!", "\uff32ejected"]
 
 
 def test_nothing_is_neither():
-    assert not reviewer.approves({})
-    assert not reviewer.rejects({})
-    assert reviewer.correction({}) is None
+    assert not reviewer.approves({}, TAG)
+    assert not reviewer.rejects({}, TAG)
+    assert reviewer.correction({}, TAG) is None
 
 
 @given(st.text())
 def test_no_word_is_both_and_what_is_neither_is_answered(text):
     tags = {Tag.REVIEW: text}
-    yes, no = reviewer.approves(tags), reviewer.rejects(tags)
+    yes, no = reviewer.approves(tags, TAG), reviewer.rejects(tags, TAG)
     assert not (yes and no)
-    assert (reviewer.correction(tags) is None) == (yes or no)
+    assert (reviewer.correction(tags, TAG) is None) == (yes or no)
     assert yes == (text.strip().casefold() == "approved")
+
+
+CUSTOM = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
+WORDS: dict[str, tuple[dict[str, str], str]] = {
+    "the configured yes": ({"approval_check": " APPROVED "}, "yes"),
+    "the configured no": ({"Approval_Check": "no go"}, "no"),
+    "the default no in the configured tag": ({"Approval_Check": "Rejected."}, "no"),
+    "the default no": ({"gate.review": "rejected"}, "no"),
+    "the default no in other letters": ({"Gate.Review": "Rejected"}, "no"),
+    "the configured no in the default tag": ({"gate.review": "NoGo"}, "no"),
+    "the default yes is none": (
+        {"gate.review": "approved"},
+        'write Approved or No-Go into the tag Approval_Check; seen: "approved" in gate.review'),
+    "both": ({"Approval_Check": "Approved", "gate.review": "rejected"}, "no"),
+    "two of one name": ({"Approval_Check": "Approved", "approval_check": "no-go"}, "no"),
+    "no word": ({"APPROVAL_CHECK": "ok"}, 'write Approved or No-Go; seen: "ok"'),
+    "another tag": ({"Approval": "Approved", "gate.review_comment": "rejected"}, "nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tags", "expected"), WORDS.values(), ids=list(WORDS))
+def test_the_configured_tag(tags, expected):
+    yes, no = reviewer.approves(tags, CUSTOM), reviewer.rejects(tags, CUSTOM)
+    words = {(True, False): "yes", (False, True): "no"}
+    assert words.get((yes, no), reviewer.correction(tags, CUSTOM) or "nothing") == expected
+    assert reviewer.speaks(tags, CUSTOM) == (yes or no)
+
+
+@pytest.mark.parametrize("key", ["gate.review", "APPROVAL_CHECK"])
+@pytest.mark.parametrize("word", ["rejected", "nogo"])
+def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
+    ledger, first, second, third, key, word
+):
+    policy = builders.policy(review_tag=CUSTOM)
+    registry = Simulator()
+    for each in (first, second):
+        promote(registry, release(each.onnx_path, policy=policy), policy=policy, ledger=ledger)
+    model = RegisteredModel(registry, ledger, NAME, reviews=ReviewRule.of(policy))
+    for number in ("1", "2"):
+        registry.set_tag(NAME, number, key=key, value=word)
+        problem = veto(model, number, history=model.history()).problem
+        assert problem == f"a reviewer rejected version {number}"
+    again = release(first.onnx_path, policy=policy)
+    assert promote(registry, again, policy=policy, ledger=ledger).outcome == "refused"
+    new = release(third.onnx_path, policy=policy)
+    promote(registry, new, policy=policy, ledger=ledger)
+    assert registry.aliases[PREVIOUS] != "2"
+    registry.aliases[CHAMPION] = "2"
+    (taken,) = guard(model, policy, thoroughly=False)
+    assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
+    assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
+    with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
+        rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewRule.of(policy))
 
 
 @pytest.mark.parametrize("word", NOES)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gate.registry.history import History
-from gate.registry.ledger import LedgerEntry
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.history import History
+from gate.registry.page.reviewer import ReviewRule
 from gate.registry.page.status_line import (
     DESCRIPTION_LIMIT,
     HANDED_IN,
@@ -32,7 +33,7 @@ def line(action: str, version: str | None, previous: str | None = None, **more: 
 
 def status(lines: list[LedgerEntry], version: str) -> str | None:
     fate = Fate.of(History(tuple(lines)), version)
-    return None if fate is None else fate.status_line.removeprefix(MARK)
+    return None if fate is None else fate.status_line(ReviewRule()).removeprefix(MARK)
 
 
 AT = "2026-03-01 09:30 UTC"
@@ -74,7 +75,8 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
         "these bytes."),
     "approved and refused": (
         [PASSED_2, line("refused", "2", reason="approved, but not promoted: it is old")], "2",
-        f"approved, but not promoted: it is old ({AT})."),
+        f"approved, but not promoted: it is old ({AT}). What stands below, and its verdict, is the "
+        "word of whoever handed it in, and did not count."),
     "the same bytes refused again": (
         [PASSED_2, line("rejected", "2"), line("refused", "2")], "2",
         f"rejected by review on {AT} without a comment. That is final for these bytes."),
@@ -163,8 +165,8 @@ def test_of_any_lines_comes_one_short_line_and_one_champion_at_most(lines):
         fate = Fate.of(history, version)
         if fate is None:
             continue
-        assert len(fate.status_line) <= STATUS_LIMIT
-        assert fate.status_line.isprintable()
+        assert len(fate.status_line(ReviewRule())) <= STATUS_LIMIT
+        assert fate.status_line(ReviewRule()).isprintable()
         if fate.kind == "champion":
             champions.append(version)
     assert champions in ([], [history.serving])

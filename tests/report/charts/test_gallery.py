@@ -8,8 +8,9 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
-from gate.records.evidence import Confidence, ConfidenceOfClass, Evidence
+from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
+from gate.records.output_parity import Confidence, ConfidenceOfClass
 from gate.records.samples import Histogram
 from gate.records.trend import TrendRow
 from gate.report.charts import gallery

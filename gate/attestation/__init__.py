@@ -1,0 +1,1 @@
+"""Statements: who vouches for a verdict, in a form that anybody can check."""

@@ -1,0 +1,116 @@
+"""The envelope around a statement: DSSE, by securesystemslib.
+
+https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from gate.attestation.keys import PublicKey, SigningKey
+from gate.attestation.statement import Statement
+from gate.errors import EvidenceError, KeyUnusable, Untrusted, first_line
+from gate.storage.digest import Digest, canonical_json
+from gate.storage.foreign import strict_json
+
+if TYPE_CHECKING:
+    from securesystemslib.dsse import Envelope
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+ENVELOPE_LIMIT = 1 << 22
+"""Bytes of an envelope, at most."""
+_MOST_SIGNATURES = 16
+
+
+@dataclass(frozen=True)
+class SignedStatement:
+    """A statement in its envelope: parsed, and not believed before `signers` has looked."""
+
+    data: bytes
+    """The envelope as it is on the disk."""
+    statement: Statement
+    _envelope: Envelope
+
+    @classmethod
+    def of(cls, data: bytes, *, what: str = "the statement") -> Self:
+        """Open an envelope. Raises Untrusted where it is none, or holds no statement."""
+        from securesystemslib.dsse import Envelope
+        from securesystemslib.exceptions import FormatError
+
+        try:
+            if len(data) > ENVELOPE_LIMIT:
+                raise EvidenceError(f"more than {ENVELOPE_LIMIT} bytes")
+            plain = strict_json(data, what=what)
+            if "payloadType" not in plain:
+                raise EvidenceError("it has no payloadType; files of statements end in .dsse.json")
+            if plain["payloadType"] != PAYLOAD_TYPE:
+                raise EvidenceError(f"its payload is {str(plain['payloadType'])[:100]!r}")
+            if not 0 < len(plain["signatures"]) <= _MOST_SIGNATURES:
+                raise EvidenceError(
+                    f"it has {len(plain['signatures'])} signatures, expected 1 to "
+                    f"{_MOST_SIGNATURES}"
+                )
+            if not all(isinstance(each["keyid"], str) for each in plain["signatures"]):
+                raise EvidenceError("a signature names its key by no text")
+            envelope = Envelope.from_dict(plain)
+            strict_json(envelope.payload, what=what)
+            statement = Statement.from_json(envelope.payload)
+        except (
+            EvidenceError, FormatError, KeyError, TypeError, AttributeError, ValueError,
+            binascii.Error,
+        ) as error:  # fmt: skip
+            raise Untrusted(
+                f"{what} is no in-toto statement in a signed DSSE envelope ({PAYLOAD_TYPE}): "
+                f"{first_line(error)[:300].rstrip('.')}. Sign the verdict anew: gate check "
+                "--report."
+            ) from error
+        return cls(data, statement, envelope)
+
+    @classmethod
+    def sign(cls, statement: Statement, key: SigningKey) -> Self:
+        """Sign a statement. Raises KeyUnusable where the key can't sign now."""
+        from securesystemslib.dsse import Envelope
+
+        envelope = Envelope(canonical_json(statement.to_plain()), PAYLOAD_TYPE, {})
+        signature = key.sign(envelope.pae())
+        envelope.signatures[signature.keyid] = signature
+        data = json.dumps(envelope.to_dict(), indent=1).encode() + b"\n"
+        signed = cls(data, statement, envelope)
+        if not signed.signers([key.public]):
+            raise KeyUnusable(
+                f"what the key {key.public.name} ({key.public.short}) signed does not verify by "
+                "its own public part: its vault signs in another way than it says. Use another."
+            )
+        return signed
+
+    def signers(self, keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
+        """Those of these keys that signed it, each once."""
+        from securesystemslib.exceptions import VerificationError
+
+        found = {}
+        for key in keys:
+            try:
+                self._envelope.verify([key.verifier], 1)
+            except VerificationError:
+                continue
+            found[key.key_id] = key
+        return tuple(found.values())
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Of the keys that signed it, as the envelope says; nobody has looked yet."""
+        return tuple(self._envelope.signatures)
+
+    @property
+    def digest(self) -> Digest:
+        """Of the envelope's bytes."""
+        return Digest.of_bytes(self.data)
+
+    @property
+    def compact(self) -> str:
+        """The same envelope in as few characters as it takes, all of them ASCII."""
+        return canonical_json(self._envelope.to_dict()).decode()

@@ -1,0 +1,164 @@
+"""What `gate check` is asked: its options, and their values as parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import click
+
+from gate.commands.against import AGAINST
+from gate.commands.given import (
+    LABELS_FILE,
+    NEW_FOLDER,
+    PICTURES,
+    POLICY_FILE,
+    RECORD_FILE,
+    SPEC_FILE,
+    ConsumerTensors,
+    NamedRecording,
+    NamedRole,
+)
+from gate.commands.options import CHECKPOINT, EXPERIMENT, INPUTS, MODEL, REFERENCE, TRACKING_URI
+from gate.commands.signing import KEY, TRUST
+from gate.commands.state import with_state
+
+if TYPE_CHECKING:
+    from gate.policy.policy import Role, Task
+
+_TASKS = ("auto", "classification", "tensors")
+_ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
+
+
+class CheckQuestion(TypedDict):
+    """The options, as parsed."""
+
+    model: Path
+    reference: str
+    checkpoint: Path | None
+    inputs: Path
+    labels: Path | None
+    policy: Path | None
+    task: Task | None
+    roles: tuple[tuple[str, Role], ...]
+    runtimes: tuple[str, ...]
+    recorded: tuple[tuple[str, Path], ...]
+    report: Path | None
+    key: str | None
+    name: str | None
+    batch_size: int
+    preprocessing: Path | None
+    pictures: tuple[Path, ...]
+    tensors: tuple[str, ...]
+    export_record: Path | None
+    verbose: bool
+    against: str | None
+    trust: Path | None
+    state: str
+    track: bool
+    tracking_uri: str | None
+    experiment: str | None
+
+
+_OPTIONS = (
+    MODEL,
+    REFERENCE,
+    CHECKPOINT,
+    INPUTS,
+    click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample."),
+    click.option(
+        "--policy",
+        type=POLICY_FILE,
+        help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU "
+        "always, CUDA when present.",
+    ),
+    click.option(
+        "--task",
+        type=click.Choice(_TASKS),
+        help="classification: an output of classes must be there, and is judged as one; tensors: "
+        "numbers only; auto: agreement where the samples prove it. Default: the policy's, or auto.",
+    ),
+    click.option(
+        "--role",
+        "roles",
+        type=NamedRole(_ROLES),
+        multiple=True,
+        metavar="NAME=ROLE",
+        help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the "
+        "policy's outputs:. Repeatable.",
+    ),
+    click.option(
+        "--runtime",
+        "runtimes",
+        multiple=True,
+        metavar="NAME",
+        help="Measure this one too, always, within the built-in bounds that fit it (gate runtimes "
+        "lists them), where the policy does not name it. Repeatable.",
+    ),
+    click.option(
+        "--recorded",
+        type=NamedRecording(),
+        multiple=True,
+        metavar="NAME=FOLDER",
+        help="Judge what another machine computed on these samples (gate record pack), by the "
+        "policy's runtime NAME or by built-in bounds. Repeatable.",
+    ),
+    click.option(
+        "--report",
+        type=NEW_FOLDER,
+        metavar="DIR",
+        help="Write records, page, figures and samples.csv here, signed.",
+    ),
+    KEY,
+    click.option(
+        "--name",
+        help="The registered model that the verdict is for, in the registry of "
+        "--tracking-uri. Default: none; gate promote signs it again for one.",
+    ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+    click.option(
+        "--preprocessing",
+        type=SPEC_FILE,
+        metavar="SPEC",
+        help="How pictures became the samples (gate preprocess): its digest goes into the "
+        "evidence.",
+    ),
+    click.option(
+        "--pictures",
+        type=PICTURES,
+        multiple=True,
+        help="Files or folders for the parity of preprocessing, if the policy demands it. "
+        "Repeatable.",
+    ),
+    click.option(
+        "--tensors",
+        type=ConsumerTensors(),
+        multiple=True,
+        metavar="NAME=FILE.npy",
+        help="What a consumer of your own in that policy made of the pictures, on axis 0, in their "
+        "order (folders: by name). Repeatable.",
+    ),
+    click.option(
+        "--export-record",
+        type=RECORD_FILE,
+        metavar="MODEL.onnx.export.json",
+        help="What gate export wrote beside the file: what the lint found then, and the exporter's "
+        "warnings, for export_findings of the policy.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks."),
+    AGAINST,
+    TRUST,
+    with_state,
+    click.option("--track", is_flag=True, help="Write the whole record on a run of MLflow."),
+    TRACKING_URI,
+    EXPERIMENT,
+)
+"""As `--help` lists them."""
+
+
+def with_question(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a `CheckQuestion`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,229 @@
+"""What `gate approve` and `gate reject` have in common: a reviewer's word, signed, on a version."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+
+import click
+
+from gate.commands.given import TRUST_FILE
+from gate.commands.options import TRACKING_URI, given_digest, tracking_uri
+from gate.commands.outcome import Outcome
+from gate.commands.progress import spinner
+from gate.commands.promoted import version_page
+from gate.commands.signing import local_keys
+from gate.commands.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.attestation.keys import PublicKey
+    from gate.attestation.trust import Trust
+    from gate.registry.signed_review import Submission
+
+Word = Literal["approved", "rejected"]
+_ROOM = 10
+"""Characters of what stands before each line."""
+
+
+class ReviewRequest(TypedDict):
+    """The options, as parsed."""
+
+    name: str
+    version: str
+    key: str
+    comment: str | None
+    sha256: str | None
+    trust: Path | None
+    yes: bool
+    tracking_uri: str | None
+
+
+def review_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its arguments and options."""
+    for option in reversed(
+        (
+            click.argument("name"),
+            click.argument("version"),
+            click.option(
+                "--key", required=True, metavar="URI",
+                envvar="GATE_SIGNING_KEY", show_envvar=True,
+                help="The reviewer's key: a file of mode 0600, or awskms:, gcpkms:, azurekms:, "
+                "hsm:.",
+            ),
+            click.option("--comment", metavar="TEXT", help="Signed with it; kept in the ledger."),
+            click.option(
+                "--sha256", metavar="HEX",
+                help="The digest of the file that is meant; another one is not signed.",
+            ),
+            click.option(
+                "--trust", type=TRUST_FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
+                help="Say whether this trust, as the service may have it, counts the key as a "
+                "reviewer's. Default: .gate/trust.yaml, where it is there.",
+            ),
+            click.option("--yes", is_flag=True, help="Don't ask on a terminal."),
+            TRACKING_URI,
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> Outcome:
+    """Read the version, show what is signed, sign it and put it there."""
+    from gate.attestation.keys import SigningKey
+    from gate.registry.mlflow.registry import MlflowRegistry, preflight
+    from gate.registry.signed_review import Submission
+
+    expected, uri = given_digest(request["sha256"]), tracking_uri(request["tracking_uri"])
+    key = SigningKey.load(request["key"])
+    trust = TrustAtHand.of(request["trust"])
+    with spinner("reading the version"):
+        preflight(uri)
+        registry = MlflowRegistry(uri)
+        submission = Submission.read(registry, request["name"], request["version"])
+    if expected is not None:
+        expected.verify(submission.of.sha256, what=f"the file of version {request['version']}")
+    if word == "approved":
+        submission.check()
+    signing = _Signing(word, submission, key.public, trust)
+    if not request["yes"] and sys.stdin.isatty():
+        for line in signing.lines():
+            click.echo(line, err=True)
+        click.confirm("Sign this?", abort=True, err=True)
+    with spinner("signing"):
+        size = submission.review(registry, word, key, comment=request["comment"])
+    of = submission.of
+    plain = {
+        "name": of.model,
+        "version": of.version,
+        "word": word,
+        "digest": str(of.sha256),
+        "decision": str(of.decision),
+        "key_id": key.public.key_id,
+        "characters": size,
+        "tag": signing.tag,
+        "refused_before": signing.refused_before,
+        "trust": None if trust is None else signing.by_trust(trust),
+        "url": version_page(uri, of.model, of.version),
+    }
+    return Outcome(Status.DONE, plain, signing.show)
+
+
+@dataclass(frozen=True)
+class TrustAtHand:
+    """A trust that can be read from here: perhaps the service's, perhaps not."""
+
+    path: Path
+    trust: Trust
+
+    @classmethod
+    def of(cls, named: Path | None) -> Self | None:
+        """The one that is named, else the folder's if it is there and whole. Raises PolicyError for
+        one that is named."""
+        from gate.attestation.trust import Trust
+        from gate.errors import PolicyError
+
+        if named is not None:
+            return cls(named, Trust.of_file(named))
+        path = local_keys().trust_path
+        with contextlib.suppress(PolicyError):
+            # Signing needs none: a damaged one that nobody named keeps no reviewer from it.
+            return cls(path, Trust.of_file(path)) if path.exists() else None
+        return None
+
+
+@dataclass(frozen=True)
+class _Signing:
+    """A reviewer's word on a version, for people: only what can be known from here."""
+
+    word: Word
+    submission: Submission
+    key: PublicKey
+    trust: TrustAtHand | None
+
+    @property
+    def tag(self) -> str:
+        """Where the signed word stands."""
+        from gate.registry.page.reviewer import STATEMENT_TAG
+
+        return f"{STATEMENT_TAG}{self.key.short}"
+
+    @property
+    def refused_before(self) -> str | None:
+        """Which tag says that the version was refused before it was signed; None: none."""
+        from gate.policy.review_tag import ReviewTag
+        from gate.registry.page.reviewer import rejects
+        from gate.registry.port import Tag
+
+        tags = self.submission.version.tags
+        if Tag.REFUSED in tags:
+            return Tag.REFUSED
+        return Tag.REVIEW if rejects(tags, ReviewTag()) else None
+
+    def by_trust(self, at_hand: TrustAtHand) -> dict[str, Any]:
+        """What a trust says of the key, as JSON values."""
+        refusal = self._refusal(at_hand.trust)
+        return {"path": str(at_hand.path), "counts": refusal is None, "why_not": refusal}
+
+    def _refusal(self, trust: Trust) -> str | None:
+        """Why it would not count this word; None: it would."""
+        from datetime import UTC, datetime
+
+        signed, key = self.submission.statements, self.key
+        measured_by = (*signed.evidence.key_ids, *signed.decision.key_ids) if signed else ()
+        own = self.word == "approved" and key.key_id in measured_by
+        if own and not trust.measurer_may_approve:
+            return f"{key.name} ({key.short}) signed the verdict itself, and can't approve its own"
+        return trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
+
+    def lines(self) -> list[str]:
+        """What is signed, and who says so. All but the key is a stranger's."""
+        from gate.story.wording import printable
+
+        of, decision = self.submission.of, self.submission.decision
+        statements = self.submission.statements
+        vouching = "nobody: neither evidence nor decision is signed"
+        if statements is not None:
+            ids = ", ".join(each[:12] for each in statements.decision.key_ids)
+            vouching = f"key {ids}, which the service will verify"
+        facts = {
+            "version": f"{of.version} of {of.model} in {of.registry}",
+            "file": str(of.sha256),
+            "verdict": f"{decision.verdict} on {', '.join(decision.runtimes) or 'nothing'}, "
+            f"decided at {decision.decided_at}",
+            "decision": str(of.decision),
+            "vouches": vouching,
+            "you": f"{self.word}, as {self.key.name} ({self.key.short})",
+        }
+        if self.refused_before is not None:
+            facts["before"] = (
+                f"its tag {self.refused_before} says that it was refused already; a refused "
+                "version waits for no review"
+            )
+        if self.trust is not None:
+            refusal = self._refusal(self.trust.trust)
+            counts = "counts" if refusal is None else "does not count"
+            why = "" if refusal is None else f": {refusal}"
+            facts["trust"] = f"{self.trust.path} {counts} this key as a reviewer's{why}"
+        return [f"{name:<{_ROOM}}{printable(text)}" for name, text in facts.items()]
+
+    def show(self, console: Console) -> None:
+        """Print what was signed, and who decides what it is worth."""
+        from rich.text import Text
+
+        for line in self.lines():
+            console.print(Text(line))
+        style = "green" if self.word == "approved" else "bold red"
+        console.print(Text(f"signed and stored: {self.word}", style=style))
+        also = "; the tag gate.review is rejected, too" if self.word == "rejected" else ""
+        console.print(f"It stands in the tag {self.tag} of the version{also}.")
+        console.print(
+            "Whether it counts depends on the trust of the service; its answer will be in the tag "
+            "gate.review_result."
+        )

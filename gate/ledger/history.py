@@ -1,0 +1,272 @@
+"""History: what the ledger says about one model in one registry, asked in one vocabulary.
+
+A value: it says what was written when it was read. Whoever appends a line reads it anew.
+Law: a line about one version changes nothing that is said of another, but which of them serves, and
+which was deployed last; a rollback is about two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+from gate.attestation.trust import time_of
+from gate.ledger.addresses import plain
+from gate.ledger.entry import Action, LedgerEntry
+from gate.ledger.index import (
+    MOVING,
+    PASSING,
+    PROMOTED,
+    SERVING,
+    STANDING,
+    VOUCHING,
+    Index,
+    effective,
+    last_of,
+    lines_since,
+)
+from gate.storage.digest import Digest
+
+_CLOCKS_APART = timedelta(minutes=5)
+"""How far the clocks of the registry and of who writes the ledger may be apart."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The lines about one model in one registry, oldest first."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+
+    def followed_by(self, entries: Sequence[LedgerEntry]) -> History:
+        """This history and what was written since; only that is looked through."""
+        longer = History((*self.entries, *entries))
+        vars(longer)["_index"] = self._index.followed_by(entries)
+        return longer
+
+    def naming(self, version: str) -> Sequence[LedgerEntry]:
+        """The lines that name a version, as what they are about or as what was left, oldest first;
+        without violations that were lifted."""
+        return effective(self._naming(version), version)
+
+    def vouching_for(self, version: str) -> LedgerEntry | None:
+        """The last line that says that the gate passed a version, with digests; None: none does."""
+        return last_of(
+            entry for entry in self._about(version) if entry.action in VOUCHING and entry.sha256
+        )
+
+    def was_served(self, version: str) -> bool:
+        """Whether a version ever was what `champion` rightly pointed at."""
+        return any(entry.action in SERVING for entry in self._about(version))
+
+    def standing(self, version: str) -> LedgerEntry | None:
+        """The last word on a version that stands; None where none was said."""
+        return self._index.standing.get(version)
+
+    def since_passed(self, version: str) -> tuple[Action, ...]:
+        """What was said of a version since it passed last, and stands: a registry that was made
+        anew counts its versions from one again, and a violation that was lifted is none."""
+        since = lines_since(effective(self._naming(version), version), version, PASSING)
+        return tuple(entry.action for entry in since if entry.version == version)
+
+    def promotion_of(self, version: str) -> LedgerEntry | None:
+        """The line of its last promotion; None: it never was."""
+        return last_of(entry for entry in self._about(version) if entry.action == "promoted")
+
+    def rollback_of(self, version: str) -> LedgerEntry | None:
+        """The line of the rollback that took a version out of service; None: there is none, or the
+        version passed anew, or was gone back to, since."""
+        line = None
+        for entry in self._naming(version):
+            if entry.version == version and entry.action in (*PASSING, "rolled_back"):
+                line = None
+            elif entry.previous_version == version and entry.action == "rolled_back":
+                line = entry
+        return line
+
+    def closed_before(self, waiting: LedgerEntry) -> LedgerEntry | None:
+        """The line by which a version, before it waited as this line says, was refused, promoted or
+        left for the last time; None: it never was."""
+        closing = None
+        for entry in self._naming(waiting.version or ""):
+            if entry == waiting:
+                break
+            judged = entry.version == waiting.version and entry.action in ("refused", "rejected")
+            closing = entry if judged or entry.action in MOVING else closing
+        return closing
+
+    def was_absolved(self, version: str) -> bool:
+        """Whether a violation of a version was lifted since the guard took `champion` from it."""
+        absolved = False
+        for entry in self._naming(version):
+            if entry.action == "reverted" and entry.previous_version == version:
+                absolved = False
+            elif entry.action == "absolved" and entry.version == version:
+                absolved = True
+        return absolved
+
+    def without(self, line: LedgerEntry) -> History:
+        """The same history, had this never been written."""
+        return History(tuple(entry for entry in self.entries if entry is not line))
+
+    def holding(self, sha256: Digest) -> tuple[str, ...]:
+        """The versions that hold these bytes, each once."""
+        versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
+        vouched = {version: self.vouching_for(version) for version in versions}
+        return tuple(v for v, line in vouched.items() if line and line.sha256 == sha256)
+
+    def was_deployed(self, version: str) -> bool:
+        """Whether the service, since the last promotion, took the version for what may serve, and
+        deployed it."""
+        vouched = self.vouching_for(version)
+        since = lines_since(self._naming(version), version, PROMOTED)
+        deployed = (entry for entry in since if entry.action == "deployed")
+        return vouched is not None and any(_same(entry, vouched) for entry in deployed)
+
+    def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
+        """The last word on deploying this very version since its promotion: that it was refused, or
+        that it is what was deployed last; None where it is neither."""
+        assert vouched.version is not None
+        naming = self._naming(vouched.version)
+        since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
+        lasts = (self._index.tried, self._index.deployed)
+        return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
+
+    def tells_of(self, operation: str) -> bool:
+        """Whether a line tells of this move of `champion`."""
+        lines = (entry for entry in self.entries if entry.action != "conflict")
+        return any(entry.operation == operation for entry in lines)
+
+    def dropped(self, operation: str) -> bool:
+        """Whether a line says that this move was dropped, and never happened."""
+        lines = (entry for entry in self.entries if entry.action == "conflict")
+        return any(entry.operation == operation for entry in lines)
+
+    def judged(self, version: str, *, made_at: str | None) -> bool:
+        """Whether a line says what became of a version since the registry made it: a registry that
+        was made anew counts from one again. `made_at`: as the registry says, None where it does
+        not."""
+        return any(
+            entry.action in (*STANDING, "reverted") and not _is_older(entry, made_at)
+            for entry in self._about(version)
+        )
+
+    def predates_signing(self, version: str) -> bool:
+        """Whether the gate passed a version before it passed any by signed statements."""
+        vouched = self.vouching_for(version)
+        for entry in self.entries:
+            if entry.signers:
+                return False
+            if entry is vouched:
+                return True
+        return False
+
+    @property
+    def passed_any(self) -> bool:
+        """Whether the gate ever passed anything of the model."""
+        return any(entry.action in VOUCHING for entry in self.entries)
+
+    @property
+    def change(self) -> LedgerEntry | None:
+        """The line that says what serves; None before the first promotion."""
+        return next((e for e in reversed(self.entries) if e.action in SERVING), None)
+
+    @property
+    def serving(self) -> str | None:
+        """The version that serves by the ledger; None: nothing does."""
+        return None if self.change is None else self.change.version
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """All versions that ever served, each once, the last one first."""
+        versions = (e.version for e in reversed(self.entries) if e.action in SERVING)
+        return tuple(dict.fromkeys(version for version in versions if version is not None))
+
+    @property
+    def sound(self) -> tuple[str, ...]:
+        """The versions whose bytes should be those that passed, the one that was last told of
+        first."""
+        versions = dict.fromkeys(e.version for e in reversed(self.entries) if e.version)
+        return tuple(
+            version
+            for version in versions
+            if self.vouching_for(version) and "violation" not in self.since_passed(version)
+        )
+
+    @property
+    def rightful(self) -> str | None:
+        """The version that would serve, had nobody pointed `champion` elsewhere by hand: a guard
+        that can't prove it lets another one serve meanwhile. None: none would."""
+        return self._index.rightful
+
+    @property
+    def last_move(self) -> LedgerEntry | None:
+        """The line of the last change of what serves; None before the first."""
+        moves = (e for e in reversed(self.entries) if e.action in MOVING)
+        return next(moves, None)
+
+    def served_before(self, version: str, other: str) -> bool:
+        """Whether a version served at some time before another served last."""
+        versions = [entry.version for entry in self.entries if entry.action in SERVING]
+        if other not in versions:
+            return False
+        return version in versions[: len(versions) - 1 - versions[::-1].index(other)]
+
+    @property
+    def waiting(self) -> tuple[LedgerEntry, ...]:
+        """Lines of the versions that passed and wait for their review: it is the last word on
+        them. The version that was handed in first comes first."""
+        return tuple(word for word in self._index.standing.values() if word.action == "passed")
+
+    def _about(self, version: str) -> Iterator[LedgerEntry]:
+        return (entry for entry in self._naming(version) if entry.version == version)
+
+    def _naming(self, version: str) -> tuple[LedgerEntry, ...]:
+        return self._index.about.get(version, ())
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index().followed_by(self.entries)
+
+
+class Histories:
+    """Histories of models in one ledger, made longer by what was written since."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[int, LedgerEntry | None, History]] = {}
+        """How many of the ledger's lines were looked through, the last of them, and the history."""
+
+    def of(
+        self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
+    ) -> History:
+        """Of one model, in the registry that has these names, as `gate.ledger.addresses` writes
+        them."""
+        number, last, history = self._made.get((model, registries), (0, None, History()))
+        # Lines are objects of their own: others than those that were looked through were read anew.
+        if number > len(entries) or (number and entries[number - 1] is not last):
+            number, history = 0, History()
+        fresh = [
+            entry
+            for entry in entries[number:]
+            if entry.model == model and plain(entry.registry) in registries
+        ]
+        if fresh:
+            history = history.followed_by(fresh)
+        if entries:
+            self._made[model, registries] = (len(entries), entries[-1], history)
+        return history
+
+
+def _is_older(entry: LedgerEntry, made_at: str | None) -> bool:
+    """Whether a line is about another version, which had the number before this one was made."""
+    if made_at is None:
+        return False
+    if entry.made_at is not None:
+        return entry.made_at != made_at
+    written, made = time_of(entry.at), time_of(made_at)
+    return written is not None and made is not None and written < made - _CLOCKS_APART
+
+
+def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:
+    return (entry.version, entry.sha256) == (vouched.version, vouched.sha256)

@@ -1,0 +1,83 @@
+"""Runtimes and bounds of the policies that are built in.
+
+All bounds are free of the model's scale. Where they come from: docs/adr/0008, and docs/adr/0012 for
+the quantized twin.
+"""
+
+from __future__ import annotations
+
+from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
+from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
+
+ANSWERS_ONLY = Instruments(
+    noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
+)
+"""For a file that is judged by its answers, not by its rounding."""
+_CPU = Bounds(
+    unequal_share=0.0,
+    top1_agreement=1.0,
+    noise_ratio=1.5,
+    noise_peak=6.0,
+    noise_diff=32.0,
+    repeatability_ratio=8.0,
+    batch_invariance_ratio=16.0,
+)
+_CUDA = Bounds(
+    unequal_share=0.0,
+    top1_agreement=1.0,
+    noise_ratio=32.0,
+    noise_peak=64.0,
+    noise_diff=320.0,
+    repeatability_ratio=32.0,
+    batch_invariance_ratio=64.0,
+)
+_QUANTIZED = Bounds(
+    top1_agreement=0.99,
+    confidence_bands=ConfidenceBands(over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02),
+)
+
+
+def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
+    """Of an exact file: CPU always, CUDA when present. `classes`: it may answer with some."""
+    return {
+        name: RuntimePolicy(
+            required="when_present" if traits.cuda else "always",
+            bounds=exact_bounds("cuda" if traits.cuda else "cpu", classes=classes),
+        )
+        for name, traits in RUNTIMES.items()
+    }
+
+
+def exact_bounds(kind: BoundsKind, *, classes: bool) -> Bounds:
+    """Of one runtime of an exact file, by what it promises."""
+    unlike = {} if classes else {"top1_agreement": None}
+    return (_CPU if kind == "cpu" else _CUDA).model_copy(update=unlike)
+
+
+def quantized_runtimes() -> dict[RuntimeName, RuntimePolicy]:
+    """Of a quantized twin: what ONNX Runtime runs, as it is served always."""
+    return {
+        name: RuntimePolicy(
+            required="always" if name == "ort-cpu-optimized" else "when_present",
+            bounds=_QUANTIZED,
+        )
+        for name, traits in RUNTIMES.items()
+        if traits.engine == "onnxruntime"
+    }
+
+
+def runtimes_to_add() -> str:
+    """For people whose policy names no runtimes: what they are, and lines of YAML with some."""
+    lines = [
+        "A policy takes nothing from the built-in one: it says which runtimes are measured, and "
+        "within which bounds. Take over the section of whoever measures (params.yaml), or add "
+        "these, for task: tensors without top1_agreement:",
+        "runtimes:",
+    ]
+    for name, runtime in exact_runtimes(classes=True).items():
+        if runtime.required == "always":
+            bounds = ", ".join(
+                f"{each}: {value}" for each, value in runtime.bounds if value is not None
+            )
+            lines.append(f"  {name}: {{required: always, bounds: {{{bounds}}}}}")
+    return "\n".join(lines)

@@ -1,0 +1,44 @@
+"""What of a policy decides what is measured, apart from what it demands of the numbers.
+
+Another bound needs no other measurement; another runtime, option or instrument does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gate.policy.policy import Policy
+
+_PARTS = (
+    "task",
+    "logits",
+    "outputs",
+    "operating_points",
+    "nonfinite",
+    "determinism",
+    "cuda_provider",
+    "preprocessing",
+)
+_INSTRUMENTS = (
+    "noise_samples",
+    "stability_samples",
+    "probes",
+    "probe_batch_sizes",
+    "search_inputs",
+    "graph",
+)
+
+
+def measured_part(policy: Policy) -> dict[str, Any]:
+    """JSON-compatible dict: equal for two policies if one measurement serves both."""
+    whole = policy.to_plain()
+    instruments = policy.instruments.to_plain()
+    return {
+        **{part: whole.get(part) for part in _PARTS},
+        "instruments": {name: instruments.get(name) for name in _INSTRUMENTS},
+        "runtimes": {
+            name: {"kind": runtime.kind or name, "options": runtime.options}
+            for name, runtime in sorted(policy.runtimes.items())
+            if runtime.required != "never"
+        },
+    }

@@ -1,0 +1,181 @@
+"""Options of ONNX Runtime's sessions, and how a session is set up by the name of its runtime.
+
+Those who open a session and the decision on it read them here: what is asked for is one thing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, StringConstraints, model_validator
+
+from gate.policy.sections import PolicyRecord
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RuntimeTraits
+
+_OURS = ("session.load_model_format", "session.model_external_initializers_file_folder_path")
+"""They decide which bytes are the model: those of the digest, and no others."""
+_COMPILED = (
+    "trt_engine_cache_enable", "trt_dump_ep_context_model", "trt_ep_context_file_path",
+    "trt_weight_stripped_engine_enable", "trt_onnx_", "trt_external_data_bytestream",
+    "nv_runtime_cache_path", "cache_dir", "cachedir", "cache_key", "cachekey", "load_config",
+    "modelcachedirectory", "migraphx_model_cache_dir", "migraphx_load_", "qnn_context_cache_",
+    "context_file_path", "context_enable", "share_ep_contexts",
+)  # fmt: skip
+"""How options begin, in small letters, by which a provider computes what was compiled before, or
+was read from elsewhere: the key of TensorRT's engines has no weights in it. OpenVINO's
+`load_config` may name a cache. TensorRT's timing cache only has times."""
+_LOWERING = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "bfloat16"}
+"""Config entries that lower the precision on the CPU, and to what."""
+_OFF = ("", "0", "false")
+
+Provider = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]+ExecutionProvider$")]
+Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT",
+                "ORT_ENABLE_ALL"]  # fmt: skip
+
+
+class OrtSettings(PolicyRecord):
+    """What may be set of every session of ONNX Runtime."""
+
+    disabled_optimizers: tuple[str, ...] = ()
+    """Optimisations of the graph that are left out, by name: `MatmulTransposeFusion`."""
+    config: dict[str, str] = Field(default_factory=dict)
+    """Config entries, such as `session.disable_prepacking: "1"`."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """`intra_op_num_threads`; None: as `determinism.threads`, else as PyTorch has them."""
+
+    @model_validator(mode="after")
+    def _same_model(self) -> Self:
+        if taken := [key for key in self.config if key in _OURS]:
+            raise ValueError(f"config: {taken[0]} decides which file is read; leave it out")
+        for key, value in self.config.items():
+            _check_compiled(key.rpartition(".")[2], value, where=f"config: {key}: ")
+        return self
+
+    @property
+    def lowered(self) -> str | None:
+        """The precision below float32 that config asks for; None: it asks for none."""
+        on = (_LOWERING[key] for key in self.config if self._lowers(key))
+        return next(on, None)
+
+    def check_exact(self) -> None:
+        """Raise ValueError for config that is not `precision: exact`."""
+        for key in filter(self._lowers, self.config):
+            raise ValueError(
+                f"config: {key} computes in {_LOWERING[key]}, and precision is 'exact'; leave it "
+                "out, or set precision: reduced"
+            )
+
+    def _lowers(self, key: str) -> bool:
+        return key in _LOWERING and self.config[key].lower() not in _OFF
+
+
+class OrtOptions(OrtSettings):
+    """Of the kind `ort`: also which providers run the nodes."""
+
+    providers: Annotated[tuple[Provider, ...], Field(min_length=1)]
+    """The first is the promise: it must be active and run nodes. Compute nodes on one that is not
+    listed are a fallback, and refused; so list CPUExecutionProvider where it may have some."""
+    provider_options: dict[Provider, dict[str, str]] = Field(default_factory=dict)
+    """By provider; as ONNX Runtime takes them: texts."""
+    graph_optimization_level: Level = "ORT_ENABLE_ALL"
+
+    @model_validator(mode="after")
+    def _listed(self) -> Self:
+        if len(set(self.providers)) < len(self.providers):
+            raise ValueError(f"providers {list(self.providers)}: name each once")
+        if CPU_PROVIDER in self.providers[:-1]:
+            raise ValueError(f"{CPU_PROVIDER} runs every node: list it last")
+        if strangers := sorted(set(self.provider_options) - set(self.providers)):
+            raise ValueError(f"provider_options are for {strangers[0]}, which providers don't list")
+        if self.provider_options.get(CPU_PROVIDER):
+            raise ValueError(f"provider_options: {CPU_PROVIDER} takes none; leave them out")
+        for provider, options in self.provider_options.items():
+            for option, value in options.items():
+                _check_compiled(option, value, provider=provider)
+        return self
+
+
+@dataclass(frozen=True)
+class OrtSetup:
+    """How a session is opened, and so what it must report."""
+
+    providers: tuple[str, ...]
+    """As listed, without the CPU that ONNX Runtime always adds."""
+    optimization: str
+    provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: OrtSettings = field(default_factory=OrtSettings)
+    several: bool = False
+    """True if options are recorded by provider: two providers have options of one name."""
+
+    @classmethod
+    def of_traits(
+        cls, traits: RuntimeTraits, options: Mapping[str, JsonValue], cuda: Mapping[str, str]
+    ) -> Self:
+        """Of one of the gate's own names. `cuda`: the options of the CUDA provider."""
+        return cls(
+            (traits.provider,),
+            str(traits.optimization),
+            {CUDA_PROVIDER: cuda} if traits.cuda else {},
+            OrtSettings.model_validate_json(_json(options)),
+        )
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
+        """Of the kind `ort`. Raises ValidationError."""
+        wanted = OrtOptions.model_validate_json(_json(options))
+        given = {name: dict(values) for name, values in wanted.provider_options.items()}
+        if CUDA_PROVIDER in wanted.providers:
+            given[CUDA_PROVIDER] = {**cuda, **given.get(CUDA_PROVIDER, {})}
+        level = wanted.graph_optimization_level
+        return cls(wanted.providers, level, given, wanted, several=True)
+
+    @property
+    def provider(self) -> str:
+        """The promised one."""
+        return self.providers[0]
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if nothing but the CPU is asked for."""
+        return self.providers == (CPU_PROVIDER,)
+
+    @property
+    def cuda(self) -> bool:
+        """True if CUDA is what is promised."""
+        return self.provider == CUDA_PROVIDER
+
+    def reported(self) -> Iterator[tuple[str, str]]:
+        """What a session reports that was opened by this, without threads."""
+        yield "graph_optimization_level", self.optimization
+        for provider in self.providers:
+            for option, value in self.provider_options.get(provider, {}).items():
+                yield self.key(provider, option), value
+        yield from self.settings.config.items()
+        if self.settings.disabled_optimizers:
+            yield "disabled_optimizers", self.disabled
+
+    def key(self, provider: str, option: str) -> str:
+        """How an option of a provider is recorded."""
+        return f"{provider}.{option}" if self.several else option
+
+    @property
+    def disabled(self) -> str:
+        """The optimisations that are left out, as one text."""
+        return ", ".join(sorted(self.settings.disabled_optimizers))
+
+
+def _check_compiled(
+    option: str, value: str, *, provider: str = "a provider", where: str = ""
+) -> None:
+    if option.lower().startswith(_COMPILED) and value.lower() not in _OFF:
+        raise ValueError(
+            f"{where}{option} lets {provider} compute a model that was compiled before, and not "
+            "the file that has the digest; leave it out"
+        )
+
+
+def _json(options: Mapping[str, JsonValue]) -> str:
+    return json.dumps(dict(options))

@@ -1,0 +1,148 @@
+"""Creation: a version with all that goes beside its file, made and read back; no alias is moved.
+And which version is a release already: one that serves, or one that a crash left.
+
+Tags only help to find it; its bytes are hashed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gate.errors import ArtifactMissing, DigestMismatch, MismatchUnconfirmed, RegistryError
+from gate.ledger.history import History
+from gate.policy.policy import Policy
+from gate.preprocess.beside import PREPROCESSING, SPEC
+from gate.preprocess.spec import PreprocessSpec
+from gate.records.names import POLICY, TREND
+from gate.registry.page.status_line import HANDED_IN, with_status
+from gate.registry.page.version_page import refused_as
+from gate.registry.port import Registry, Tag, Version
+from gate.registry.proof import ExpectedFiles
+from gate.registry.records import RECORDS, Records
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import Release
+from gate.registry.twin import QUANTIZED, lay_out
+from gate.storage.temporary import temporary_folder
+
+
+@dataclass(frozen=True)
+class Creation:
+    """How a release becomes a version."""
+
+    registry: Registry
+    release: Release
+    policy: Policy
+
+    def make(self, *, status: str) -> str:
+        """Make a version and read its tags back; gives its number. `status`: the first line of its
+        description. Its bytes are to be proven by the caller.
+
+        Raises RegistryError where it reads back otherwise, the other RegistryErrors, StorageError.
+        """
+        registry, name, draft = self.registry, self.release.model_name, self.release.draft()
+        draft = replace(draft, description=with_status(draft.description, status))
+        with temporary_folder() as folder:
+            beside = {**draft.beside, **self._lay_out(folder)}
+            number = registry.create_version(name, replace(draft, beside=beside))
+        made = registry.version(name, number)
+        if not draft.tags.items() <= made.tags.items() or made.description != draft.description:
+            raise RegistryError(
+                f"version {number} of {name} reads back with other tags or another "
+                f"description than it was made with: {dict(made.tags)}. It was not promoted; "
+                "repeat."
+            )
+        return number
+
+    def expected(self, tags: Mapping[str, str]) -> ExpectedFiles:
+        """What the release holds, with the golden vectors that a version's tags name."""
+        return ExpectedFiles(
+            sha256=self.release.decision.subject_sha256,
+            golden=tags.get(Tag.GOLDEN),
+            twin=self.release.twin_digests,
+            preprocessing=self.release.preprocess_sha256,
+            evidence=self.release.decision.evidence_sha256,
+            extent=self.release.extent,
+        )
+
+    def _lay_out(self, folder: Path) -> dict[str, Path]:
+        """Write what goes beside the file; gives the folders by their names there."""
+        release, folders = self.release, {RECORDS: folder / RECORDS}
+        Records(release.evidence, release.decision, release.statements).write(folders[RECORDS])
+        self.policy.save(folders[RECORDS] / POLICY)
+        release.trend.followed_by(release.evidence).save(folders[RECORDS] / TREND)
+        if release.preprocessing is not None:
+            folders[PREPROCESSING] = folder / PREPROCESSING
+            PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
+        if release.twin is not None:
+            folders[QUANTIZED] = folder / QUANTIZED
+            lay_out(release.twin, folders[QUANTIZED])
+            if self.policy.twin is not None:
+                self.policy.twin.save(folders[QUANTIZED] / RECORDS / POLICY)
+        return folders
+
+
+@dataclass(frozen=True)
+class ReleaseVersions:
+    """Of one release, and the model's history as it was at first."""
+
+    model: RegisteredModel
+    release: Release
+    policy: Policy
+    history: History
+
+    def serves_already(self, champion: Version) -> bool:
+        """Whether the champion is this release. Raises as `left_behind`."""
+        release, vouched = self.release, self.history.vouching_for(champion.number)
+        if vouched is not None:
+            policy, spec = release.decision.policy_sha256, release.preprocess_sha256
+            same = (vouched.policy_sha256, vouched.preprocess_sha256) == (policy, spec)
+            twins = [twin and twin.sha256 for twin in (vouched.twin, release.twin_digests)]
+            return same and twins[0] == twins[1] and self._is_whole(champion)
+        # Of a champion that came from elsewhere only its tags say what is beside its file.
+        tags = release.draft().tags
+        names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
+        same = all(champion.tags.get(name) == tags.get(name) for name in names)
+        return same and self._is_whole(champion)
+
+    def left_behind(self, versions: Sequence[Version]) -> str | None:
+        """The number of a whole version of this very release, or None. Raises the RegistryErrors,
+        EvidenceError, StorageError."""
+        tags = self.release.draft().tags
+        refused = {**tags, Tag.VERDICT: refused_as(tags[Tag.VERDICT])}  # it may come again
+        for version in versions:
+            # Of one that can't be proven now another is made: it could be so for good.
+            with contextlib.suppress(MismatchUnconfirmed):
+                is_alike = any(all_of.items() <= version.tags.items() for all_of in (tags, refused))
+                if is_alike and self._is_whole(version):
+                    return version.number
+        return None
+
+    def create(self) -> str:
+        """Make a version, read it back and prove it; gives its number. Raises as `Creation.make`
+        and `RegisteredModel.prove`."""
+        number = self._creation.make(status=HANDED_IN)
+        self.model.prove(number, self._creation.expected(self.release.draft().tags))
+        return number
+
+    def _is_whole(self, version: Version) -> bool:
+        """True if a version's bytes are the release's. A violation is written down once."""
+        if "violation" in self.history.since_passed(version.number):
+            return False
+        vouched, expected = (
+            self.history.vouching_for(version.number),
+            self._creation.expected(version.tags),
+        )
+        if vouched is not None:
+            expected = replace(ExpectedFiles.of(vouched), sha256=expected.sha256)
+        try:
+            self.model.prove(version.number, expected)
+        except (DigestMismatch, ArtifactMissing):
+            return False
+        return True
+
+    @property
+    def _creation(self) -> Creation:
+        return Creation(self.model.registry, self.release, self.policy)

@@ -1,0 +1,21 @@
+"""What runs a file: one module a runtime, found by name.
+
+A package of somebody else's adds one by an entry point of the group `parity_gate.runtimes`
+(docs/runtimes.md); what it needs for that is listed here.
+"""
+
+from __future__ import annotations
+
+from gate.policy.runtimes import NoOptions
+from gate.runtimes.runtime import Batch, Conditions, Promises, Proof, RunnableFile, Runtime, Session
+
+__all__ = [
+    "Batch",
+    "Conditions",
+    "RunnableFile",
+    "NoOptions",
+    "Promises",
+    "Proof",
+    "Runtime",
+    "Session",
+]

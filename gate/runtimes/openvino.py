@@ -1,0 +1,216 @@
+"""OpenVINO on the CPU. By its own default it computes in bfloat16 or float16 where the processor
+can; here it is asked for float32, and what it did is read back from the compiled model."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from gate.errors import EvidenceError, OutputMismatch
+from gate.records.runtime import PROVIDERS, RuntimeName
+from gate.runtimes.private_copy import private_copy
+from gate.runtimes.runtime import (
+    Array,
+    Batch,
+    Conditions,
+    Promises,
+    Proof,
+    RunnableFile,
+    Runtime,
+    Session,
+)
+
+_DEVICE = "CPU"
+_INSTALL = "pip install 'parity-gate[openvino]'"
+_OTHER_PACKAGE = "onnxruntime-openvino"
+_HINT = "INFERENCE_PRECISION_HINT"
+_THREADS = "INFERENCE_NUM_THREADS"
+_RECORDED = (
+    _THREADS,
+    "NUM_STREAMS",
+    "PERFORMANCE_HINT",
+    "CPU_DENORMALS_OPTIMIZATION",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE",
+)
+_EXACT = {"f32": "float32", "f64": "float32"}
+"""The CPU computes doubles in float32, too."""
+_LOWER = {"bf16": "bfloat16", "f16": "float16"}
+_PLACE = re.compile(r"Exception from |Check .* failed at ")
+_NO_NUMBERS = ("Const", "Input", "Output")
+
+
+class OpenVinoOptions(BaseModel):
+    """What the policy may set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    precision_hint: Literal["f32", "bf16", "f16", "default"] = "f32"
+    """`default`: whatever OpenVINO takes for the best on this machine."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """None: as `determinism.threads`, else as PyTorch has them."""
+
+
+class OpenVinoSession(Session):
+    """One compiled model."""
+
+    def __init__(
+        self, compiled: Any, file: RunnableFile, *, device: str, options: OpenVinoOptions
+    ) -> None:
+        """Raises EvidenceError where the options are not in force, OutputMismatch where an output
+        of the file is not in it."""
+        self._compiled = compiled
+        self._device = device
+        self._check(options)
+        self._places = [_place(compiled, spec.name) for spec in file.subject.outputs]
+
+    def run(self, batch: Batch) -> list[Array]:
+        """By the names of inputs and outputs. Raises EvidenceError where OpenVINO can't."""
+        with _in_one_line():
+            results = self._compiled(dict(batch))
+        return [np.asarray(results[place]) for place in self._places]
+
+    def proof(self) -> Proof:
+        """Hint, device and the precision of each node, as the compiled model reports them."""
+        compiled = self._compiled
+        active = tuple(_provider(name) for name in compiled.get_property("EXECUTION_DEVICES"))
+        hint = self._hint()
+        nodes = _node_precisions(compiled)
+        options = {name: str(compiled.get_property(name)) for name in _RECORDED}
+        options |= {_HINT: hint, "node_precisions": _listed(nodes)}
+        return Proof(
+            providers_active=active,
+            nodes_per_provider=dict.fromkeys(active[:1], nodes.total()),
+            session_options=options,
+            device=self._device,
+            precision=_precision(hint, nodes),
+        )
+
+    def _hint(self) -> str:
+        return str(self._compiled.get_property(_HINT).get_type_name())
+
+    def _check(self, options: OpenVinoOptions) -> None:
+        """OpenVINO takes f16 for bf16, and no more threads than there are cores, and raises
+        nothing."""
+        hint, threads = self._hint(), int(self._compiled.get_property(_THREADS))
+        for option, got, wanted, given in (
+            (_HINT, hint, options.precision_hint, options.precision_hint != "default"),
+            (_THREADS, threads, options.threads, options.threads is not None),
+        ):
+            if given and got != wanted:
+                raise EvidenceError(
+                    f"OpenVINO: {option} is {got}, asked for {wanted}: this machine has no other. "
+                    "Set in the policy's options what it has, or leave it out."
+                )
+
+
+class OpenVino(Runtime):
+    """The package `openvino`, not a provider of ONNX Runtime."""
+
+    name: ClassVar[RuntimeName] = "openvino"
+    promises = Promises(PROVIDERS["openvino"])
+    options = OpenVinoOptions
+
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - the same with all
+        """Without the package, also where another that sounds like it is installed."""
+        if find_spec("openvino") is not None:
+            return None
+        reason = f"the package openvino is not installed: {_INSTALL}."
+        other = _version(_OTHER_PACKAGE)
+        if other is None:
+            return reason
+        return (
+            f"{reason} {_OTHER_PACKAGE} {other} is, and does not serve: it is ONNX Runtime with a "
+            "provider, and its files overwrite those of the ONNX Runtime that the gate measures "
+            f"with. pip uninstall {_OTHER_PACKAGE}, then install parity-gate again."
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Of the library that is imported, with its build: `2026.4.1-22982`."""
+        import openvino
+
+        return {"openvino": "-".join(str(openvino.get_version()).split("-")[:2])}
+
+    def open(
+        self,
+        file: RunnableFile,
+        *,
+        options: Any,
+        conditions: Conditions,
+        example: Batch,  # noqa: ARG002 - it needs no shapes
+    ) -> Session:
+        """Raises DigestMismatch, OutputMismatch, EvidenceError where OpenVINO can't run it."""
+        import openvino
+
+        core = openvino.Core()
+        settings = {_THREADS: options.threads or conditions.threads}
+        if options.precision_hint != "default":
+            settings[_HINT] = options.precision_hint
+        # From a path, as it is served: from bytes it drops inputs that nothing uses.
+        with private_copy(file) as path, _in_one_line():
+            compiled = core.compile_model(core.read_model(path), _DEVICE, settings)
+        device = str(core.get_property(_DEVICE, "FULL_DEVICE_NAME"))
+        return OpenVinoSession(compiled, file, device=device, options=options)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Turns what OpenVINO raises into an error of ours, without the places in its source."""
+    try:
+        yield
+    except RuntimeError as error:
+        lines = [line for line in str(error).splitlines() if not _PLACE.match(line)]
+        raise EvidenceError(f"OpenVINO: {' '.join(' '.join(lines).split())[:500]}") from None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _provider(device: str) -> str:
+    return f"OpenVINO {device}"
+
+
+def _place(compiled: Any, name: str) -> int:
+    """Of an output; a tensor may have several names."""
+    names = [set(output.get_names()) for output in compiled.outputs]
+    for place, found in enumerate(names):
+        if name in found:
+            return place
+    raise OutputMismatch(
+        f"OpenVINO reads the outputs {[sorted(found) for found in names]} from the file, expected "
+        f"'{name}' among them. Give the outputs of the export plain names."
+    )
+
+
+def _node_precisions(compiled: Any) -> Counter[str]:
+    """In which precision the nodes ran that compute something."""
+    found: Counter[str] = Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        information = node.get_rt_info()
+        if information["layerType"].astype(str) not in _NO_NUMBERS:
+            found[information["runtimePrecision"].astype(str)] += 1
+    return found
+
+
+def _listed(nodes: Counter[str]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(nodes.items()))
+
+
+def _precision(hint: str, nodes: Counter[str]) -> str:
+    """The lowest of the floats that were computed; a hint is taken for granted, so that a file
+    whose nodes escape it by luck is not taken for exact."""
+    for lower, name in _LOWER.items():
+        if lower == hint or lower in nodes:
+            return name
+    return _EXACT.get(hint, hint)

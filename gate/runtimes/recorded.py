@@ -1,0 +1,218 @@
+"""A runtime that computes nothing: it gives back what one elsewhere answered to the same inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gate.errors import DigestMismatch, EvidenceError, InputMismatch, OutputMismatch, PolicyError
+from gate.policy.built_in import exact_bounds
+from gate.policy.policy import Policy
+from gate.policy.recorded import UNREPEATED, RecordedOptions, is_recorded
+from gate.records.evidence import Subject
+from gate.records.runtime import OWN, RECORDED, RuntimeName
+from gate.runtimes.recording.reading import Recording
+from gate.runtimes.recording.rows import Rows, digest_of, row_digests
+from gate.runtimes.runtime import (
+    Array,
+    Batch,
+    Conditions,
+    Promises,
+    Proof,
+    RunnableFile,
+    Runtime,
+    Session,
+)
+
+
+class Recorded(Runtime):
+    """Of one recording, which whoever measures gives to it."""
+
+    name: ClassVar[RuntimeName] = RECORDED
+    promises = Promises(RECORDED, "cuda")
+    options = RecordedOptions
+    apart: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.recording: Path | None = None
+        """A folder, or a zip of it."""
+
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - they ask for no device
+        """Without a recording."""
+        if self.recording is not None:
+            return None
+        return "no recording was given. Give what gate record pack made: --recorded NAME=FOLDER."
+
+    def open(
+        self,
+        file: RunnableFile,
+        *,
+        options: Any,
+        conditions: Conditions,  # noqa: ARG002 - nothing is computed here
+        example: Batch,
+    ) -> Session:
+        """Raises EvidenceError where it can't be read, DigestMismatch and OutputMismatch where it
+        is of another file."""
+        if self.recording is None:
+            raise EvidenceError(str(self.absent_reason(options)))
+        recording = Recording(self.recording)
+        _check(recording, file.subject, self.recording)
+        return RecordedSession(recording, example)
+
+
+class RecordedSession(Session):
+    """Finds each batch in the recording by the digests of its samples, in their order."""
+
+    live = False
+
+    def __init__(self, recording: Recording, example: Batch) -> None:
+        self._recording = recording
+        self._count = len(recording.rows)
+        self._probes = recording.probes
+        self._next = 0
+        """The samples before this one were all given, in this order."""
+        self._example: Rows | None = row_digests(example)
+
+    def run(self, batch: Batch) -> list[Array]:
+        """What was answered to these samples. Raises InputMismatch where they are not the next
+        ones of the recording, nor such as were given before."""
+        rows = row_digests(batch)
+        start = self._start(rows)
+        stop = start + len(rows)
+        if self._example is not None and np.array_equal(self._example, rows):
+            self._example = None  # it comes before the samples, of which it is some
+        else:
+            self._next = max(self._next, stop)
+        return self._answers("samples", slice(start, stop))
+
+    def has_probe(self, batch: Batch) -> bool:
+        """Whether this very batch was computed as a whole."""
+        return digest_of(row_digests(batch)) in self._probes
+
+    def run_probe(self, batch: Batch) -> list[Array]:
+        """What was answered to it. Raises EvidenceError where the runtime could not compute it."""
+        part = self._probes[digest_of(row_digests(batch))]
+        if part.failed is not None:
+            raise EvidenceError(f"it failed where it was recorded: {part.failed}")
+        return self._answers(part.name, slice(None))
+
+    def proof(self) -> Proof:
+        """Whose answers these are, by the word of whoever packed them. Raises InputMismatch where
+        fewer samples were given than were recorded."""
+        if self._next < self._count:
+            raise InputMismatch(
+                f"the recording has {self._count} samples, and only {self._next} of them were "
+                "given. Give the samples that it was made of, all of them."
+            )
+        whence = self._recording.manifest.whence
+        return Proof(
+            providers_active=(RECORDED,),
+            session_options={
+                "recording": str(self._recording.digest),
+                "runtime": f"{whence.runtime} {whence.version}",
+                "recorded_at": whence.recorded_at,
+            },
+            versions={whence.runtime: whence.version},
+            device=whence.device,
+            precision=whence.precision,
+        )
+
+    def _answers(self, part: str, rows: slice) -> list[Array]:
+        return [np.array(output[rows]) for output in self._recording.outputs[part]]
+
+    def _start(self, rows: Rows) -> int:
+        found = self._places(rows)
+        if self._next in found:
+            return self._next
+        before = [start for start in found if start <= self._next]
+        if not before:
+            raise InputMismatch(self._reason(rows))
+        if any(self._differ(before[0], start, len(rows)) for start in before[1:]):
+            raise EvidenceError(
+                f"samples {before[0]} and {before[-1]} are the same inputs, and the recording has "
+                "different outputs for them. Record with a runtime that repeats itself, or leave "
+                "one of them out."
+            )
+        return before[0]
+
+    def _places(self, rows: Rows) -> list[int]:
+        recorded, count = self._recording.rows, len(rows)
+        last = self._count - count
+        starts = np.flatnonzero((recorded[: max(last + 1, 0)] == rows[0]).all(axis=1))
+        return [int(s) for s in starts if np.array_equal(recorded[s : s + count], rows)]
+
+    def _differ(self, one: int, other: int, count: int) -> bool:
+        return any(
+            output[one : one + count].tobytes() != output[other : other + count].tobytes()
+            for output in self._recording.outputs["samples"]
+        )
+
+    def _reason(self, rows: Rows) -> str:
+        """Why these are not the next samples of the recording."""
+        remedy = "Give the samples that it was made of, in their order, or record these."
+        for place, row in enumerate(rows, start=self._next):
+            if place >= self._count:
+                return f"the recording has {self._count} samples, and more were given. {remedy}"
+            if np.array_equal(self._recording.rows[place], row):
+                continue
+            there = np.flatnonzero((self._recording.rows == row).all(axis=1))
+            if len(there):
+                return (
+                    f"the samples are in another order than in the recording: sample {place} is "
+                    f"its sample {int(there[0])}. {remedy}"
+                )
+            return f"sample {place} has other inputs than were recorded. {remedy}"
+        return f"these samples were given in another order than they were recorded in. {remedy}"
+
+
+def with_recordings(policy: Policy, names: Iterable[RuntimeName]) -> Policy:
+    """The same policy, which asks for these recordings, too: always, by the built-in bounds of
+    devices whose algorithms round more, where it has no entry of their name.
+
+    Raises PolicyError where a name is that of another runtime, or the policy can't take it.
+    """
+    plain, names = policy.to_plain(), tuple(names)
+    for name in names:
+        own = name in OWN and name != RECORDED
+        if own or (name in policy.runtimes and not is_recorded(policy, name)):
+            raise PolicyError(
+                f"'{name}' is a runtime that computes here, no recording. Give the recording "
+                "another name, or say kind: recorded in the policy."
+            )
+        if name not in policy.runtimes:
+            bounds = exact_bounds("cuda", classes=policy.task != "tensors").to_plain()
+            plain["runtimes"][name] = {
+                "required": "always",
+                "kind": RECORDED,
+                "options": {"probes": "when_recorded"},
+                "bounds": {key: bounds[key] for key in bounds if key not in UNREPEATED},
+            }
+    try:
+        return Policy.from_json(json.dumps(plain))
+    except EvidenceError as error:
+        raise PolicyError(
+            f"the policy with the recordings {', '.join(names)}: {error} Write entries of kind: "
+            "recorded with bounds of your own (docs/recorded.md)."
+        ) from error
+
+
+def _check(recording: Recording, subject: Subject, path: Path) -> None:
+    manifest = recording.manifest
+    remedy = "Record the outputs of this very file."
+    if manifest.model_sha256 != subject.sha256:
+        raise DigestMismatch(
+            f"the recording {path} is of the file {manifest.model_sha256}, this one is "
+            f"{subject.sha256}. {remedy}"
+        )
+    wanted = [spec.name for spec in subject.outputs]
+    for part in manifest.parts:
+        names = [output.name for output in part.outputs]
+        if part.outputs and names != wanted:
+            raise OutputMismatch(
+                f"the recording {path} has the outputs {names} of {part.name}, the file has "
+                f"{wanted}. {remedy}"
+            )

@@ -1,0 +1,164 @@
+"""What a runtime is: it opens a file, computes batches, and proves where it computed them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from gate.errors import PolicyError
+from gate.onnxfile.candidate import Candidate
+from gate.policy.runtimes import NoOptions
+from gate.policy.sections import CudaProviderPolicy
+from gate.records.evidence import Subject
+from gate.records.runtime import BoundsKind
+from gate.storage.record import Record
+
+Array = NDArray[Any]
+Batch = Mapping[str, Array]
+"""Arrays by name, shape (batch, ...)."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What a runtime claims to be."""
+
+    provider: str
+    """What computes: it must be first among `Proof.providers_active`."""
+    bounds: BoundsKind = "cpu"
+    """Which of the built-in bounds fit it."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Where a runtime ran and with which options; fields as in
+    `gate.records.evidence.RuntimeEvidence` and `gate.records.runtime.RuntimeIdentity`."""
+
+    providers_active: tuple[str, ...] = ()
+    nodes_per_provider: dict[str, int] = field(default_factory=dict)
+    fallback_nodes: tuple[str, ...] = ()
+    session_options: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    precision: str | None = None
+    """`float32`, where that is read back from what runs; a policy of precision `exact` asks for
+    it."""
+    memory_bytes: int | None = None
+    """None: whoever measures looks at its own process."""
+
+
+class Conditions(Record):
+    """What is in force while measuring, on both sides."""
+
+    threads: int = 1
+    deterministic: bool = False
+    tf32: bool = False
+    cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+
+    @property
+    def cuda_options(self) -> dict[str, str]:
+        """The options of ONNX Runtime's CUDA provider."""
+        return self.cuda_provider.provider_options(tf32=self.tf32)
+
+
+class Session(ABC):
+    """A file that was opened."""
+
+    seconds: float | None = None
+    """How long the last run took, where the session has a clock of its own."""
+    live: ClassVar[bool] = True
+    """False: it gives back what was computed before, so that running it again says nothing new.
+    Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""
+
+    @abstractmethod
+    def run(self, batch: Batch) -> Sequence[Array]:
+        """All outputs, in the file's order; `batch` is by the names of the file's inputs. May
+        raise anything."""
+
+    def has_probe(self, batch: Batch) -> bool:  # noqa: ARG002 - for recordings
+        """Whether it can be asked about inputs beside the samples."""
+        return True
+
+    def run_probe(self, batch: Batch) -> Sequence[Array]:
+        """As `run`, of inputs beside the samples."""
+        return self.run(batch)
+
+    @abstractmethod
+    def proof(self) -> Proof:
+        """What is known after the runs."""
+
+    def close(self) -> None:
+        """Give back what is held beside memory; nothing runs afterwards."""
+        return
+
+
+@dataclass(frozen=True)
+class RunnableFile:
+    """What is opened."""
+
+    candidate: Candidate
+    in_torch: Callable[[str], Session] | None = None
+    """A session of the model itself on a device of PyTorch, which takes the samples by their own
+    names; only where the runtime is in the process that measures."""
+
+    @property
+    def path(self) -> Path:
+        """The ONNX file; external data lies beside it."""
+        return self.candidate.path
+
+    @property
+    def subject(self) -> Subject:
+        """Digest, inputs and outputs."""
+        return self.candidate.subject
+
+    def read(self) -> bytes:
+        """The very bytes that have the digest, without external data. Raises DigestMismatch."""
+        read = self.candidate.verified()
+        return Path(read).read_bytes() if isinstance(read, str) else read
+
+
+class Runtime(ABC):
+    """One way to run a file. Nothing heavy is imported before `absent_reason` or `open`."""
+
+    promises: Promises
+    options: ClassVar[type[BaseModel]] = NoOptions
+    """What the policy may set under `options`."""
+    runs: ClassVar[Literal["file", "model"]] = "file"
+    """`model`: the PyTorch model itself, on another device."""
+    apart: ClassVar[bool] = True
+    """In a process of its own, which is ended if it takes too long. All of other packages are."""
+    limit_s: ClassVar[float] = 300.0
+    """How long opening the file, and each batch, may take."""
+
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - for who overrides it
+        """Why it can't run on this machine, and what to install; None: it can.
+
+        What is there and does not work is no absence: let `open` raise."""
+        return None
+
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that compute, by name."""
+        return {}
+
+    def install(self) -> bool:
+        """Bring here what it needs beside packages of Python; False: it was here. Raises
+        PolicyError where it needs nothing, StorageError where it can't be brought."""
+        raise PolicyError(
+            f"{type(self).__name__} has nothing to install but packages of Python. See why it is "
+            "absent: gate runtimes."
+        )
+
+    def promised(self, options: Any) -> Promises:  # noqa: ARG002 - for who overrides it
+        """What it claims to be with these options."""
+        return self.promises
+
+    @abstractmethod
+    def open(
+        self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
+    ) -> Session:
+        """A session; `example` is a small batch. Raises whatever shows that it can't run."""

@@ -1,0 +1,208 @@
+"""tract, the inference engine in Rust: once with symbolic sizes where it can read the file that
+way, else one model for each shape of the inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gate.errors import EvidenceError, OutputMismatch
+from gate.records.runtime import PROVIDERS, RuntimeName
+from gate.runtimes.private_copy import private_copy
+from gate.runtimes.runtime import (
+    Array,
+    Batch,
+    Conditions,
+    Promises,
+    Proof,
+    RunnableFile,
+    Runtime,
+    Session,
+)
+
+_ENGINE = "default"
+"""As tract calls the one that it takes unless another is asked for: the CPU."""
+_MOST_SHAPES = 4
+"""Models that are held at a time."""
+_BACKTRACE = "Stack backtrace:"
+_LOWER = {"F16": "float16", "BF16": "bfloat16"}
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class _Refusal(EvidenceError):
+    """What tract raises, in one line."""
+
+
+class TractSession(Session):
+    """A file in tract."""
+
+    def __init__(self, file: RunnableFile, example: Batch) -> None:
+        """Raises DigestMismatch, OutputMismatch, EvidenceError where tract can't run the file."""
+        self._file = file
+        self._by_shape: OrderedDict[Shapes, _Prepared] = OrderedDict()
+        self._symbolic: _Prepared | None = None
+        self._why_not = ""
+        try:
+            self._symbolic = self._prepare(None)
+            self._symbolic.run(example)
+        except _Refusal as error:
+            self._one_by_one(error)
+            self._run_shape(example)
+
+    def run(self, batch: Batch) -> list[Array]:
+        """Raises EvidenceError where tract can't."""
+        if self._symbolic is not None:
+            try:
+                return self._symbolic.run(batch)
+            except _Refusal as error:
+                self._one_by_one(error)
+        return self._run_shape(batch)
+
+    def proof(self) -> Proof:
+        """What tract says of the engine that prepared the model, and of the types in it."""
+        held = self._symbolic or next(reversed(self._by_shape.values()))
+        types = held.types()
+        sizes = "symbolic" if self._symbolic else f"one model a shape: {self._why_not}"
+        return Proof(
+            providers_active=(_provider(held.engine),),
+            session_options={"sizes": sizes, "types": ", ".join(types)},
+            device=held.engine,
+            precision=next((name for low, name in _LOWER.items() if low in types), "float32"),
+        )
+
+    def _one_by_one(self, error: _Refusal) -> None:
+        self._symbolic = None
+        self._why_not = str(error)[:200]
+
+    def _run_shape(self, batch: Batch) -> list[Array]:
+        shapes = tuple(np.shape(batch[spec.name]) for spec in self._file.subject.inputs)
+        held = self._by_shape.get(shapes)
+        if held is None:
+            try:
+                held = self._prepare(batch)
+            except _Refusal as error:
+                raise EvidenceError(
+                    f"{error}. With symbolic sizes: {self._why_not}. tract can't run this file."
+                ) from error
+            while len(self._by_shape) >= _MOST_SHAPES:
+                self._by_shape.popitem(last=False)
+        self._by_shape[shapes] = held
+        self._by_shape.move_to_end(shapes)
+        return held.run(batch)
+
+    def _prepare(self, batch: Batch | None) -> _Prepared:
+        """`batch`: for its shapes only; None: sizes as the file has them."""
+        with private_copy(self._file) as path:
+            return _Prepared(str(path), self._file, batch)
+
+
+class _Prepared:
+    """A model that is ready to run."""
+
+    def __init__(self, path: str, file: RunnableFile, batch: Batch | None) -> None:
+        import tract
+
+        with _in_one_line():
+            read = tract.onnx().load(path)
+            self._inputs = [read.input_name(place) for place in range(read.input_count())]
+            _check(self._inputs, read.output_count(), file)
+            for place, name in enumerate(self._inputs):
+                if batch is not None:
+                    read.set_input_fact(place, _fact(batch[name]))
+            runtime = tract.runtime_for_name(_ENGINE)
+            self._runnable = runtime.prepare(read.into_model())
+            self.engine = str(runtime.name())
+
+    def run(self, batch: Batch) -> list[Array]:
+        with _in_one_line():
+            outputs = self._runnable.run([batch[name] for name in self._inputs])
+            return [output.to_numpy() for output in outputs]
+
+    def types(self) -> list[str]:
+        """Of what is computed with, and of inputs and outputs."""
+        import tract
+
+        with _in_one_line():
+            model = self._runnable
+            facts = [model.input_fact(place) for place in range(model.input_count())]
+            facts += [model.output_fact(place) for place in range(model.output_count())]
+            costs = json.loads(model.profile_json(None))["nodes"]
+        names = {str(tract.DatumType(fact.datum_type())) for fact in facts}
+        return sorted(names | set(_cost_types(costs)))
+
+
+class Tract(Runtime):
+    """The package `tract`, on the CPU, on one thread."""
+
+    name: ClassVar[RuntimeName] = "tract"
+    promises = Promises(PROVIDERS["tract"])
+
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it takes none
+        """Without the package."""
+        if find_spec("tract") is not None:
+            return None
+        return "the package tract is not installed: pip install 'parity-gate[tract]'."
+
+    def versions(self) -> dict[str, str]:
+        """Of the library that is imported."""
+        import tract
+
+        return {"tract": str(tract.version())}
+
+    def open(
+        self,
+        file: RunnableFile,
+        *,
+        options: Any,  # noqa: ARG002 - it takes none
+        conditions: Conditions,  # noqa: ARG002 - it has one thread
+        example: Batch,
+    ) -> Session:
+        """Raises DigestMismatch, OutputMismatch, EvidenceError where tract can't run the file."""
+        return TractSession(file, example)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Turns what tract raises into an error of ours, without the backtrace of its insides."""
+    import tract
+
+    try:
+        yield
+    except tract.TractError as error:
+        text = str(error).partition(_BACKTRACE)[0].replace("Caused by:", "because")
+        raise _Refusal(f"tract: {' '.join(text.split())}") from None
+
+
+def _provider(engine: str) -> str:
+    return f"tract {engine}"
+
+
+def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
+    """tract calls outputs by their nodes, in the file's order; inputs have the file's names."""
+    wanted = {spec.name for spec in file.subject.inputs}
+    if set(inputs) != wanted or outputs != len(file.subject.outputs):
+        raise OutputMismatch(
+            f"tract reads the inputs {inputs} and {outputs} outputs from the file, expected "
+            f"{sorted(wanted)} and {len(file.subject.outputs)}. Give the export plain names."
+        )
+
+
+def _fact(array: Array) -> str:
+    """As tract's texts say it: `8,3,12,12,f32`."""
+    kind = array.dtype
+    name = "bool" if kind.kind == "b" else f"{kind.kind}{8 * kind.itemsize}"
+    return ",".join([*map(str, array.shape), name])
+
+
+def _cost_types(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """`FMA(F32)` is a cost in F32."""
+    for node in nodes:
+        for cost in node.get("cost", {}):
+            yield cost.partition("(")[2].rstrip(")")

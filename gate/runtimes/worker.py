@@ -1,0 +1,177 @@
+"""The process in which a runtime runs apart: it loads the runtime, opens the file, answers batches.
+
+What the runtime raises goes back as its name and message; what it does to this process stays here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from gate.bounded.inside import die_with
+from gate.errors import EvidenceError, OutputMismatch, PolicyError
+from gate.onnxfile.candidate import Candidate
+from gate.records.evidence import Subject
+from gate.runtimes import messages
+from gate.runtimes.registry import runtime_at
+from gate.runtimes.runtime import Array, Conditions, Proof, RunnableFile, Runtime, Session
+
+_OF_RECORDINGS = ("live", "has_probe", "run_probe")
+Header = dict[str, Any]
+Answer = tuple[Header, dict[str, Array]]
+
+
+def serve(descriptor: int) -> None:
+    """Answer the other side until it closes the connection."""
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    hello, _ = messages.receive(connection)
+    die_with(hello["parent"])
+    worker = _Worker(hello["place"])
+    while True:
+        try:
+            header, arrays = messages.receive(connection)
+        except (EOFError, OSError):
+            worker.close()
+            return
+        try:
+            value, numbers = worker.answer(header, dict(arrays))
+        except BaseException as error:  # a plug-in may call sys.exit
+            messages.send(connection, {"error": [type(error).__name__, str(error)]})
+            continue
+        messages.send(connection, {"value": value}, numbers)
+
+
+class _Worker:
+    """One runtime, and the file that it opened."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._runtime: Runtime | None = None
+        self._session: Session | None = None
+        self._subject: Subject | None = None
+        self._before = self._most = 0
+
+    def answer(self, header: Header, arrays: dict[str, Array]) -> Answer:
+        """Of one message, by its verb."""
+        verbs: dict[str, Callable[[Header, dict[str, Array]], Answer]] = {
+            "look": self._look,
+            "open": self._open,
+            "run": self._run,
+            "proof": self._proof,
+        }
+        return verbs[header["verb"]](header, arrays)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _loaded(self) -> Runtime:
+        if self._runtime is None:
+            self._runtime = runtime_at(self._place)
+        return self._runtime
+
+    def _look(self, header: Header, _: dict[str, Array]) -> Answer:
+        """What the runtime is, without opening anything."""
+        runtime = self._loaded()
+        options = _options(runtime, header["options"])
+        absent = runtime.absent_reason(options)
+        return {
+            "promises": asdict(runtime.promised(options)),
+            "limit_s": runtime.limit_s,
+            "absent": absent,
+            "versions": {} if absent else runtime.versions(),
+        }, {}
+
+    def _open(self, header: Header, arrays: dict[str, Array]) -> Answer:
+        runtime = self._loaded()
+        self._subject = Subject.model_validate_json(json.dumps(header["subject"]))
+        self._before = self._most = _resident_bytes()
+        self._session = runtime.open(
+            RunnableFile(Candidate(Path(header["path"]), self._subject)),
+            options=_options(runtime, header["options"]),
+            conditions=Conditions.model_validate_json(json.dumps(header["conditions"])),
+            example=arrays,
+        )
+        _check_live(self._session)
+        self._most = _resident_bytes()
+        return {}, {}
+
+    def _run(self, _: Header, arrays: dict[str, Array]) -> Answer:
+        session, subject = self._opened()
+        start = time.perf_counter()
+        outputs = session.run(arrays)
+        seconds = time.perf_counter() - start
+        self._most = max(self._most, _resident_bytes())
+        return {"seconds": session.seconds or seconds}, _numbers(outputs, subject)
+
+    def _proof(self, _: Header, __: dict[str, Array]) -> Answer:
+        session, _subject = self._opened()
+        proof = session.proof()
+        if not isinstance(proof, Proof):
+            raise EvidenceError(f"proof() gave {type(proof).__name__}, expected a Proof")
+        plain = asdict(proof)
+        plain["versions"] = {**self._loaded().versions(), **proof.versions}
+        if proof.memory_bytes is None:
+            plain["memory_bytes"] = max(0, self._most - self._before)
+        return plain, {}
+
+    def _opened(self) -> tuple[Session, Subject]:
+        if self._session is None or self._subject is None:
+            raise EvidenceError("no file is open")
+        return self._session, self._subject
+
+
+def _check_live(session: Session) -> None:
+    """Raise EvidenceError for a session that answers from a recording: what it overrides for that
+    is not asked for across processes."""
+    own = [
+        name
+        for name in _OF_RECORDINGS
+        if getattr(type(session), name, None) is not getattr(Session, name)
+    ]
+    if own or not session.live:
+        raise EvidenceError(
+            f"the session overrides {', '.join(own) or 'live'}, which only recordings do. "
+            "Compute each batch in run; give outputs that were computed elsewhere to kind: "
+            "recorded (docs/recorded.md)."
+        )
+
+
+def _options(runtime: Runtime, plain: Header) -> BaseModel:
+    """Raises PolicyError for options that the runtime does not take."""
+    try:
+        return runtime.options.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "options"
+        raise PolicyError(f"options: {place}: {first['msg']}") from error
+
+
+def _numbers(outputs: Sequence[Any], subject: Subject) -> dict[str, Array]:
+    """By their place, because a runtime may return too few, or too many."""
+    found = {}
+    for place, output in enumerate(outputs):
+        array = np.asarray(output)
+        if array.dtype.kind not in "biuf":
+            names = [spec.name for spec in subject.outputs]
+            raise OutputMismatch(
+                f"output {place} of {names} is {type(output).__name__} of {array.dtype}, expected "
+                "an array of numbers. Return numpy arrays, in the file's order."
+            )
+        found[str(place)] = array
+    return found
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

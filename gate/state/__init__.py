@@ -1,0 +1,1 @@
+"""The database of the service: where the ledger and the inbox are."""

@@ -1,0 +1,22 @@
+"""The ledger of the project, as `make repro` writes it: in `.gate/state.db`."""
+
+from __future__ import annotations
+
+from gate.ledger.ledger import Ledger
+from gate.ledger.opening import FILE_NAME, believe, require_writable
+from pipelines import paths, signing
+
+
+def project_ledger(*, is_written: bool) -> Ledger:
+    """With the key that signs what was measured, believed as `believe` says.
+
+    Raises KeyUnusable, PolicyError, StorageError; if it `is_written`, Untrusted where nobody
+    would believe the key, EvidenceError where a ledger of before the database was not imported.
+    """
+    keys = signing.local_keys()
+    key = keys.signing_key()
+    ledger = believe(Ledger(paths.database(), key=key if is_written else None), keys)
+    ledger.key = key
+    if is_written:
+        require_writable(ledger, places=[paths.state() / FILE_NAME])
+    return ledger

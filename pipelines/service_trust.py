@@ -1,0 +1,57 @@
+"""By which key the service of `make stack` signs, and whose signatures count for it: both made on
+first use, in `.gate`, and left alone afterwards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.attestation.keys import SigningKey
+from gate.attestation.local import TRUST_VARIABLE
+from gate.attestation.trust_file import EditedTrust, KeyTerms
+from gate.storage.atomic import write_text
+from gate.storage.temporary import temporary_folder
+from pipelines import paths, signing
+
+_HEAD = """\
+# Whose signatures count for the service of make stack, which reads this file anew at each look.
+# Made on first use, and yours since then: gate keys trust --trust THIS ….
+# The key of make repro is a measurer. Nobody is a reviewer until you say so: with review: required
+# a tag is enough, and for review: signed a measurer's own key would not count.
+# Both are writers: what make repro promotes directly goes into the same ledger.
+"""
+
+
+@dataclass(frozen=True)
+class ServiceTrust:
+    """The files that `gate serve` is started with."""
+
+    key: Path
+    """Of the service."""
+    trust: Path
+    """In the key of this project as a measurer."""
+
+    @classmethod
+    def of_project(cls) -> ServiceTrust:
+        """Those of this project; what is missing is made. A trust that the environment names
+        (GATE_TRUST) counts instead. Raises KeyUnusable, PolicyError, StorageError."""
+        key = paths.state() / "keys" / "service.pem"
+        own = SigningKey.of_file(key) if key.exists() else SigningKey.make(key)
+        named = os.environ.get(TRUST_VARIABLE)
+        trust = Path(named) if named else paths.state() / "service-trust.yaml"
+        if not named and not trust.exists():
+            local = signing.local_keys()
+            project = local.signing_key().public
+            with temporary_folder() as folder:
+                draft = folder / trust.name
+                made = EditedTrust(draft)
+                made.trust(project, ("measurers", "writers"), KeyTerms())
+                made.trust(own.public, ("writers",), KeyTerms())
+                made.save()
+                write_text(trust, _HEAD + draft.read_text("utf-8"))
+            if local.trust_path.exists():  # both write one ledger, which the project reads, too
+                of_project = EditedTrust(local.trust_path)
+                of_project.trust(own.public, ("writers",), KeyTerms())
+                of_project.save()
+        return cls(key, trust)

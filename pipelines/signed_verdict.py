@@ -1,0 +1,74 @@
+"""The verdict of the stage `promote`, signed on what `parity` and `twin` signed, or why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gate.attestation.resource import resource_of
+from gate.attestation.trust import Trust
+from gate.commands.handing_in import hand_over, is_handed_in, refused
+from gate.errors import Untrusted
+from gate.ledger.addresses import plain
+from gate.policy.policy import Policy
+from gate.registry.promotion import Promotion, Release
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.signatures import MeasuredFile, VerdictSigning
+from gate.storage import atomic
+from pipelines import paths, signing, twin_files
+
+
+@dataclass(frozen=True)
+class SignedVerdict:
+    """A release, with statements where the measurements that it stands on are vouched for."""
+
+    model: RegisteredModel
+    release: Release
+    policy: Policy
+    trust: Trust
+    refusal: str | None = None
+    """Why nothing was signed."""
+    signed_by: str | None = None
+    """Name and short id of the key."""
+    word: str | None = None
+    """The same in a sentence, with what the project's own key is worth."""
+
+    @classmethod
+    def of(cls, release: Release, policy: Policy, model: RegisteredModel) -> SignedVerdict:
+        """Sign the verdict, for this model in its registry, and write reports/decision.dsse.json;
+        nothing where trusted keys do not vouch for what was measured. Raises KeyUnusable,
+        StorageError."""
+        local, who = signing.local_keys(), signing.signatory()
+        trust = local.trust()
+        resource = resource_of(plain(model.registry.identity), model.name)
+        paths.DECISION_STATEMENT.unlink(missing_ok=True)
+        try:
+            signed = VerdictSigning(who, trust, resource).sign(
+                release,
+                policy,
+                measured=MeasuredFile(
+                    signing.measured_statement(paths.EVIDENCE_STATEMENT), paths.GOLDEN
+                ),
+                twin=None
+                if release.twin is None
+                else MeasuredFile(
+                    signing.measured_statement(twin_files.STATEMENT), twin_files.VECTORS
+                ),
+            )
+        except Untrusted as error:
+            return cls(model, release, policy, trust, refusal=str(error))
+        assert signed.statements is not None  # by sign
+        atomic.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
+        key = who.key.public
+        word = local.word_of(key) if local.is_own(key) else f"signed by {key.label}"
+        return cls(model, signed, policy, trust, signed_by=key.label, word=word)
+
+    def promote(self, *, run_id: str, description: str) -> Promotion:
+        """Put it into service, hand it in, or refuse it, as the policy says. Raises as
+        `gate.commands.handing_in.hand_over`."""
+        release = replace(self.release, run_id=run_id, description=description)
+        handing_in = is_handed_in(self.policy, None)
+        if self.refusal is not None:
+            return refused(self.model, release, self.refusal, handing_in=handing_in)
+        return hand_over(
+            self.model, release, policy=self.policy, trust=self.trust, handing_in=handing_in
+        )

@@ -1,0 +1,69 @@
+"""Keys, trust and signed statements for tests: the same bytes each time, good unless spoiled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib.signer import CryptoSigner
+
+from gate.attestation.envelope import SignedStatement
+from gate.attestation.keys import SigningKey, public_key_of
+from gate.attestation.measurement import CodeVersion
+from gate.attestation.resource import file_resource
+from gate.attestation.statements import Signatory, Statements
+from gate.attestation.trust import Trust, TrustedKey
+from gate.decision.decision import Decision, decide
+from gate.records.evidence import Evidence
+from gate.storage.digest import Digest
+from tests import builders
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+CODE = CodeVersion(parity_gate="0.1.0", commit="0" * 40, dirty=False)
+
+
+def key(number: int = 0, *, name: str | None = None) -> SigningKey:
+    """A key that everybody has: its seed is a number."""
+    signer = CryptoSigner(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32))
+    return SigningKey(signer, public_key_of(signer, name=name or f"key {number}"))
+
+
+def trusted(signing: SigningKey, **times: str) -> TrustedKey:
+    return TrustedKey(**{**signing.public.to_plain(), **times})
+
+
+def trust(*keys: SigningKey, **fields: Any) -> Trust:
+    return Trust(measurers=tuple(trusted(each) for each in keys or (key(),)), **fields)
+
+
+def judged(**overrides: Any) -> tuple[Evidence, Decision]:
+    evidence = builders.evidence(**{"measured_at": NOW.isoformat(), **overrides})
+    return evidence, decide(builders.policy(), evidence, decided_at=NOW.isoformat())
+
+
+def statements(
+    evidence: Evidence,
+    decision: Decision,
+    *,
+    by: SigningKey | None = None,
+    files: dict[str, Digest] | None = None,
+    resource: str | None = None,
+) -> Statements:
+    who = Signatory(by or key(), CODE)
+    files = files or {"model.onnx": decision.subject_sha256}
+    resource = resource or file_resource(decision.subject_sha256)
+    return Statements(
+        who.measured(evidence, files),
+        who.decided(decision, files, precision="exact", resource=resource),
+    )
+
+
+def signed_twice(statement: SignedStatement, second: SigningKey) -> SignedStatement:
+    """The same statement with a second signature in its envelope."""
+    import json
+
+    mine = json.loads(statement.data)
+    other = json.loads(SignedStatement.sign(statement.statement, second).data)
+    mine["signatures"] += other["signatures"]
+    return SignedStatement.of(json.dumps(mine).encode())

@@ -1,0 +1,62 @@
+"""The code that measures, as Git names it."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gate.attestation import code_version as module
+from gate.attestation.code_version import code_version
+
+VERSION = metadata.version("parity-gate")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    git(tmp_path, "init", "-q")
+    return tmp_path
+
+
+def test_the_commit_and_whether_files_differ_from_it(repository: Path) -> None:
+    assert code_version(repository).commit is None  # there is none yet
+    (repository / "model.py").write_text("1\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "first")
+    commit = git(repository, "rev-parse", "HEAD")
+    (repository / "inside").mkdir()
+    (repository / "notes.txt").write_text("of nobody's concern")
+    clean = code_version(repository / "inside")
+    assert (clean.parity_gate, clean.commit, clean.dirty) == (VERSION, commit, False)
+    (repository / "model.py").write_text("2\n")
+    assert code_version(repository).dirty is True
+
+
+def test_where_git_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    bare = code_version(tmp_path)
+    assert (bare.parity_gate, bare.commit, bare.dirty) == (VERSION, None, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert code_version(tmp_path).commit is None
+
+
+def test_a_git_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
+    assert code_version(tmp_path).commit is None

@@ -1,0 +1,142 @@
+"""The key of a folder: made once, for its owner alone, and trusted there until somebody says
+otherwise."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gate.attestation.keys import KEY_VARIABLE, SigningKey
+from gate.attestation.local import TRUST_VARIABLE, LocalKeys
+from gate.attestation.trust import Trust
+from gate.errors import KeyUnusable, PolicyError, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _no_key_of_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(TRUST_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def printed() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def local(tmp_path: Path, printed: list[str]) -> LocalKeys:
+    return LocalKeys(tmp_path / ".gate", printed.append)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_made_once_for_its_owner_alone_and_said_once(
+    local: LocalKeys, printed: list[str]
+) -> None:
+    key = local.signing_key()
+    assert (mode(local.key_path.parent), mode(local.key_path)) == (0o700, 0o600)
+    (sentence,) = printed
+    assert f"signed by the key of this folder, {key.public.short}: it proves" in sentence
+    assert local.key_path.read_text() not in sentence
+    assert local.signing_key().public == key.public
+    assert local.trust().measurers[0].key_id == key.public.key_id
+    assert len(printed) == 1
+    assert local.is_own(key.public)
+
+
+def test_it_is_trusted_in_each_role(local: LocalKeys) -> None:
+    trust = local.trust()
+    (measurer,), (reviewer,), (writer,) = trust.measurers, trust.reviewers, trust.writers
+    assert measurer == reviewer == writer
+    assert measurer.public == local.signing_key().public.public
+
+
+def test_a_trust_that_is_there_is_nobodys_to_change(local: LocalKeys, tmp_path: Path) -> None:
+    other = LocalKeys(tmp_path / "other", print)
+    other.trust()
+    local.folder.mkdir()
+    local.trust_path.write_bytes(other.trust_path.read_bytes())
+    key = local.signing_key()
+    assert key.public.key_id not in {each.key_id for each in local.trust().measurers}
+
+
+def test_what_a_crash_left_out_is_made_by_the_next(local: LocalKeys, printed: list[str]) -> None:
+    key = local.signing_key()
+    local.trust_path.unlink()
+    assert local.trust().measurers[0].key_id == key.public.key_id
+    assert len(printed) == 1
+
+
+def test_nothing_is_made_where_another_key_is_named(
+    local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SigningKey.make(tmp_path / "ci.pem")
+    assert local.signing_key_if_any() is None
+    assert local.trust_if_any() is None
+    assert local.signing_key(str(tmp_path / "ci.pem")).public == mine.public
+    monkeypatch.setenv(KEY_VARIABLE, f"file:{tmp_path / 'ci.pem'}")
+    found = local.signing_key_if_any()
+    assert found is not None
+    assert found.public == mine.public
+    assert not local.is_own(mine.public)
+    assert local.trust().by == " by --key alone, without --trust"
+    assert not local.folder.exists()
+
+
+def test_another_trust_is_taken_as_named(
+    local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LocalKeys(tmp_path / "other", print)
+    theirs = other.trust()
+    assert local.trust(other.trust_path) == theirs
+    monkeypatch.setenv(TRUST_VARIABLE, str(other.trust_path))
+    assert local.trust() == local.trust_if_any() == theirs == Trust.of_file(other.trust_path)
+    assert not local.folder.exists()
+    monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(PolicyError, match=r"nowhere\.yaml"):
+        local.trust()
+
+
+def test_two_processes_at_once_make_one_key(tmp_path: Path) -> None:
+    """Both wait at the door until both are there."""
+    program = (
+        "import sys; from pathlib import Path; from gate.attestation.local import LocalKeys\n"
+        "import gate.attestation.keys, securesystemslib.signer\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "made = []; local = LocalKeys(Path(sys.argv[1]), made.append)\n"
+        "print(local.signing_key().public.key_id, local.trust().measurers[0].key_id, len(made))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / ".gate")]
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in both]
+    assert {word for answer in answers for word in answer[:2]} == {answers[0][0]}
+    assert sorted(answer[2] for answer in answers) == ["0", "1"]
+
+
+def test_a_key_that_others_may_read_is_refused(local: LocalKeys) -> None:
+    local.signing_key()
+    local.key_path.chmod(0o644)
+    with pytest.raises(StorageError, match="mode 0644, others may use it"):
+        local.signing_key()
+
+
+def test_what_is_no_key_is_refused_and_not_shown(local: LocalKeys) -> None:
+    local.signing_key()
+    local.key_path.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
+    with pytest.raises(KeyUnusable, match="is no signing key") as error:
+        local.signing_key()
+    assert "c2VjcmV0" not in str(error.value)

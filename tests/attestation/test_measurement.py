@@ -1,0 +1,67 @@
+"""What was measured, where, and with which code: bound to the evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gate.attestation.measurement import CodeVersion, MeasurementPredicate
+from gate.attestation.statements import verify_measurement
+from gate.errors import Untrusted
+from gate.records.evidence import Evidence
+from gate.storage.digest import Digest
+from tests import builders
+from tests.attestation import signing
+
+EVIDENCE, DECISION = signing.judged()
+SIGNED = signing.statements(EVIDENCE, DECISION).evidence
+
+
+def test_it_says_what_showed_each_runtime() -> None:
+    predicate = MeasurementPredicate.of(EVIDENCE, code=signing.CODE)
+    assert predicate.evidence.sha256 == EVIDENCE.digest().hex
+    assert predicate.dataset.sha256 == EVIDENCE.dataset.sha256.hex
+    by_name = {each.name: each for each in predicate.runtimes}
+    assert by_name["ort-cpu"].nodes_per_provider == {"CPUExecutionProvider": 49}
+    assert by_name["ort-cuda"].absent_reason == "no CUDA device"
+    assert predicate.environment["versions"]["torch"] == "2.15.0"
+    assert MeasurementPredicate.from_json(predicate.to_json()) == predicate
+
+
+def test_code_of_nowhere_is_said_to_be_of_nowhere() -> None:
+    assert CodeVersion(parity_gate="1").to_plain() == {
+        "parityGate": "1", "commit": None, "dirty": None,
+    }  # fmt: skip
+
+
+def edited(**fields: Any) -> Evidence:
+    return EVIDENCE.model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        edited(measured_at="2026-11-22T12:00:01+00:00"),
+        edited(runtimes=EVIDENCE.runtimes[:-1]),
+        edited(subject=EVIDENCE.subject.model_copy(update={"sha256": builders.digest("x")})),
+        edited(environment=EVIDENCE.environment.model_copy(update={"cpu": "other"})),
+    ],
+)
+def test_edited_evidence_is_vouched_for_by_nobody(other: Evidence) -> None:
+    who = signing.trust()
+    assert verify_measurement(SIGNED, EVIDENCE, trust=who, now=signing.NOW)
+    with pytest.raises(Untrusted, match="The evidence was edited, or is another's"):
+        verify_measurement(SIGNED, other, trust=who, now=signing.NOW)
+
+
+def test_a_verdict_is_no_measurement() -> None:
+    verdict = signing.statements(EVIDENCE, DECISION).decision
+    with pytest.raises(Untrusted, match="is of type .*verification_summary"):
+        verify_measurement(verdict, EVIDENCE, trust=signing.trust(), now=signing.NOW)
+
+
+def test_the_files_are_its_subjects() -> None:
+    files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
+    statement = MeasurementPredicate.of(EVIDENCE, code=signing.CODE).about(files)
+    assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())

@@ -1,0 +1,25 @@
+"""A real browser, for what people look at."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, sync_playwright
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Headless Chromium of this machine, closed afterwards."""
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    assert found, "this test needs Chromium: make packages installs it as root"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=_FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,50 @@
+"""`gate promote` hands in or promotes: as the option says, else as the policy does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.attestation.keys import SigningKey
+from gate.commands.handing_in import hand_over, is_handed_in, refused
+from gate.ledger.ledger import Ledger
+from gate.registry.port import CANDIDATE, CHAMPION
+from gate.registry.registered_model import RegisteredModel
+from tests import builders
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.signed import Signing, trust_in
+from tests.registry.simulator import Simulator
+
+DIRECT, BY_SERVICE = builders.policy(), builders.policy(promotion="by_service")
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "handed_in"),
+    [
+        (DIRECT, None, False),
+        (DIRECT, True, True),
+        (BY_SERVICE, None, True),
+        (BY_SERVICE, False, False),
+    ],
+)
+def test_either_way_with_the_same_release(tmp_path: Path, policy, given, handed_in: bool) -> None:
+    registry, ledger = Simulator(), Ledger(tmp_path / "state.db")
+    key = SigningKey.make(tmp_path / "ci.pem")
+    of = Signing(key).signed(release(onnx_file(tmp_path / "model.onnx"), policy=policy), policy)
+    assert is_handed_in(policy, given) is handed_in
+    model, trust = RegisteredModel(registry, ledger, NAME), trust_in(key)
+    done = hand_over(model, of, policy=policy, trust=trust, handing_in=handed_in)
+    assert done.outcome == ("handed_in" if handed_in else "promoted")
+    assert registry.aliases == {CANDIDATE: "1"} | ({} if handed_in else {CHAMPION: "1"})
+    assert [line.action for line in ledger.entries()] == ([] if handed_in else ["promoted"])
+
+
+@pytest.mark.parametrize("handing_in", [True, False])
+def test_what_nobody_vouches_for_is_written_down_where_the_ledger_is(
+    tmp_path: Path, handing_in: bool
+) -> None:
+    model = RegisteredModel(Simulator(), Ledger(tmp_path / "state.db"), NAME)
+    done = refused(model, release(onnx_file(tmp_path / "m.onnx")), "why", handing_in=handing_in)
+    assert (done.outcome, done.reason) == ("refused", "why")
+    assert len(model.ledger.entries()) == (0 if handing_in else 1)

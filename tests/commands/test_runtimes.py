@@ -1,0 +1,53 @@
+"""`gate runtimes` and `gate doctor` say the same of what can run a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gate import cli
+from gate.doctor import examine
+from tests.runtimes import acme
+
+
+@pytest.fixture
+def _installed(tmp_path, monkeypatch):
+    acme.install(
+        tmp_path, {"acme": "tests.runtimes.acme:Acme", "chip": "tests.runtimes.acme:Absent"}
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("_installed")
+def test_all_are_listed_with_reasons(capsys, tmp_path):
+    assert cli.main(["runtimes", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runtimes"]}
+    assert rows["acme"]["state"] == "ok"
+    assert rows["chip"]["reason"] == "no ACME chip on this machine"
+    assert cli.main(["runtimes"]) == 0
+    shown = capsys.readouterr().out
+    assert "acme-parity 1.2" in shown
+    assert "chip: no ACME chip on this machine" in shown
+    found = examine(tmp_path, registry="here", preflight=lambda: None).findings
+    states = {finding.name: finding.state for finding in found}
+    assert (states["acme"], states["chip"]) == ("ok", "absent")
+    assert "ort" not in states
+
+
+def test_a_broken_one_is_no_success(tmp_path, monkeypatch, capsys):
+    acme.install(tmp_path, {"acme": "tests.runtimes.acme:Nothing"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["runtimes"]) == 2
+    assert "is no runtime" in capsys.readouterr().out
+
+
+def test_those_of_a_policy(tmp_path, capsys):
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "task: tensors\nruntimes:\n  mine:\n    required: always\n    kind: ort\n"
+        "    options: {providers: [CPUExecutionProvider]}\n    bounds: {max_abs_diff: 1.0e-4}\n"
+    )
+    assert cli.main(["runtimes", "--policy", str(path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runtimes"]
+    assert (row["name"], row["kind"], row["state"]) == ("mine", "ort", "ok")

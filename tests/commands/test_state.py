@@ -1,0 +1,315 @@
+"""One `--state` in every command: what was said before it, and a ledger of before the database."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate import cli
+from gate.attestation.keys import SigningKey
+from gate.attestation.local import LocalKeys
+from gate.commands.state import read_ledger, written_ledger
+from gate.errors import Untrusted
+from gate.ledger.head import Head, HeadFile
+from gate.ledger.jsonl import exported
+from gate.ledger.ledger import Ledger
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import promote
+from gate.service.keyring import write
+from gate.state.address import DEFAULT
+from gate.storage.digest import Digest
+from tests.ledger.keys import Writers
+from tests.ledger.rows import rows
+from tests.ledger.test_jsonl import GOLDEN
+from tests.ledger.test_signature import entry
+from tests.registry.conftest import _files_are_read_here, _no_dvc_experiment  # noqa: F401
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.servers import make_run
+from tests.service.conftest import database as url  # noqa: F401
+from tests.service.conftest import postgres_server  # noqa: F401
+from tests.service.deliveries import SECRET
+from tests.service.places import AUTOMATIC
+
+# SQLAlchemy, about MLflow's own tables.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+OLD = ".gate/ledger.jsonl"
+READING = {
+    "history": ["history"],
+    "verify": ["history", "--verify"],
+    "export": ["history", "export"],
+    "checkpoint": ["history", "checkpoint", "--key", "key.pem"],
+}
+WRITING = {
+    "rollback": ["rollback", NAME, "--yes"],
+    "absolve": ["absolve", NAME, "1", "--reason", "a bad disk"],
+    "accept-ledger": ["accept-ledger", "--reason", "it is meant"],
+    "reconcile": ["reconcile", NAME, "--policy", "policy.yaml"],
+    "serve": ["serve", "--model", NAME, "--secret-file", "secrets", "--port", "0"],
+}
+COMMANDS = READING | WRITING
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a registry, a policy, the service's secret and a key."""
+    for name in ("GATE_STATE", "GATE_LEDGER", "GATE_INBOX", "GATE_SIGNING_KEY", "GATE_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    Writers(tmp_path).key("key")
+    write(tmp_path / "secrets", [SECRET])
+    (tmp_path / "policy.yaml").write_text(json.dumps({"gate": AUTOMATIC.to_plain()}))
+    (tmp_path / "mlflow.db").touch()
+    return tmp_path
+
+
+class Before:
+    """Two versions were promoted by an earlier version of the gate, into `.gate/ledger.jsonl`."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "mlflow.db").unlink()
+        self.uri, self.folder = f"sqlite:///{folder}/mlflow.db", folder
+        self.registry = MlflowRegistry(self.uri)
+        self.run_id = make_run(self.uri, artifacts=folder / "artifacts")
+        ledger = Ledger(folder / "before.db")
+        for seed in (1, 2):
+            self.promote(seed, ledger)
+        (folder / ".gate").mkdir()
+        (folder / OLD).write_bytes(b"".join(exported(ledger)))
+
+    def promote(self, seed: int, ledger: Ledger) -> str | None:
+        file = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
+        made = replace(release(file, policy=AUTOMATIC), run_id=self.run_id)
+        return promote(self.registry, made, policy=AUTOMATIC, ledger=ledger).version
+
+    @property
+    def champion(self) -> str | None:
+        return self.registry.alias(NAME, CHAMPION)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main([*arguments, "--json"])
+    plain: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, plain
+
+
+def test_an_older_ledger_is_imported_and_everything_goes_on(
+    here: Path,
+    url: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = Before(here)
+    kept = (here / OLD).read_bytes()
+    for arguments in COMMANDS.values():
+        more = ["-o", "out"] if "export" in arguments else []
+        code, plain = call(capsys, *arguments, *more, "--state", url)
+        assert (code, plain["error"]["type"]) == (2, "EvidenceError"), arguments
+        assert f"gate history import {OLD}" in plain["error"]["message"]
+        assert rows(url) == []
+    assert (before.champion, (here / OLD).read_bytes()) == ("2", kept)
+
+    state = ("--state", url)
+    imported = ("history", "import", OLD, *state, "--key", "key.pem")
+    code, plain = call(capsys, *imported)
+    assert (code, plain["lines"], plain["was_there"]) == (0, 2, False)
+    assert b"".join(row.line + b"\n" for row in rows(url)[:2]) == kept
+    code, plain = call(capsys, *imported)
+    assert (code, plain["was_there"], len(rows(url))) == (0, True, 3)
+
+    code, plain = call(capsys, "rollback", NAME, "--yes", *state, "--key", "key.pem")
+    assert (code, plain["outcome"], before.champion) == (0, "rolled_back", "1")
+    place = {"state": url, "key": "key.pem", "trust": None}
+    assert before.promote(3, written_ledger(place)) == "3"  # type: ignore[arg-type]
+    look = (*COMMANDS["reconcile"], *state, "--key", "key.pem")
+    code, plain = call(capsys, *look)
+    assert [one["outcome"] for one in plain["models"][NAME]] == ["deployed"]
+    assert (here / ".gate/store/ledger-head.json").exists()
+    actions = [entry.action for entry in Ledger(url).entries()]
+    assert actions == [
+        "promoted", "promoted", "ledger_imported", "rolled_back", "promoted", "deployed",
+    ]  # fmt: skip
+    assert all(row.signature for row in rows(url)[2:])
+    assert call(capsys, *look)[1]["models"][NAME] == []
+    assert before.champion == "3"
+
+
+def test_an_older_copy_than_the_store_saw_is_not_imported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Before(here)
+    assert call(capsys, "history", "import", OLD)[0] == 0
+    look = COMMANDS["reconcile"]
+    assert call(capsys, *look)[0] == 0
+    (here / ".gate/state.db").unlink()
+    lines = (here / OLD).read_bytes().splitlines(keepends=True)
+    (here / OLD).write_bytes(lines[0])
+    code, plain = call(capsys, "history", "import", OLD)
+    assert (code, plain["error"]["type"]) == (2, "PastChanged")
+    assert rows(here / ".gate/state.db") == []
+
+
+@pytest.mark.parametrize("moved", ["--ledger", "--inbox", "GATE_LEDGER", "GATE_INBOX"])
+def test_what_was_said_before_is_answered(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moved: str
+) -> None:
+    value = "postgresql://gate:hunter2xyz@db/gate"
+    if not moved.startswith("--"):
+        monkeypatch.setenv(moved, value)
+    for arguments in COMMANDS.values():
+        assert cli.main([*arguments, *([moved, value] if moved.startswith("--") else [])]) == 2
+        printed = capsys.readouterr().err
+        assert moved in printed, arguments
+        assert "--state" in printed
+        assert "gate history import" in printed
+        assert "hunter2" not in printed
+    assert not (here / ".gate").exists()
+
+
+def test_the_variable_of_before_may_stand_there_while_its_ledger_is_imported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GATE_LEDGER", str(GOLDEN / "ledger-v1.jsonl"))
+    code, plain = call(capsys, "history", "import", str(GOLDEN / "ledger-v1.jsonl"))
+    assert (code, plain["lines"], plain["moves"]) == (0, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("", "the state is sqlite:///FILE"),
+        ("mysql://gate:hunter2@db/gate", "the state is sqlite:///FILE"),
+        ("sqlite://", "in memory"),
+        ("postgresql://gate:hunter2@[::1/x", "Invalid IPv6 URL"),
+        ("postgresql://gate:hunter2@db:port/x", "the database's URL can't be read"),
+        ("postgresql://gate:hunter2@127.0.0.1:1/x", "can't be used now"),
+        ("@missing", "missing"),
+        ("env:NOT_SET_IN_THE_TEST", "holds no address"),
+    ],
+)
+def test_a_state_that_is_none(
+    here: Path, capsys: pytest.CaptureFixture[str], state: str, message: str
+) -> None:
+    for name in ("history", "accept-ledger", "reconcile"):
+        assert cli.main([*COMMANDS[name], "--state", state, "--debug"]) == 2
+        printed = capsys.readouterr().err
+        assert message in printed, name
+        assert "unexpected" not in printed
+        assert "hunter2" not in printed
+    assert not (here / ".gate").exists()
+
+
+def test_a_signed_ledger_is_not_gone_on_with_without_a_key(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger(DEFAULT, key=SigningKey.of_file(here / "key.pem")).append(entry("signed"))
+    before = rows(DEFAULT)
+    for arguments in WRITING.values():
+        code, plain = call(capsys, *arguments)
+        assert (code, plain["error"]["type"]) == (2, "KeyUnusable"), arguments
+    assert rows(DEFAULT) == before
+
+
+def test_the_key_of_the_folder_signs_where_there_is_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = ("accept-ledger", "--reason", "the disk died")
+    head = Head(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
+    keeper = HeadFile(Path(".gate/store/ledger-head.json"), place="the store")
+    keeper.replace(head)
+    assert call(capsys, *lost)[0] == 0
+    own = Writers(here / ".gate/keys").key("local")
+    keeper.replace(head)
+    assert call(capsys, *lost)[0] == 0
+    signers = [one["signed_by"] for one in call(capsys, "history")[1]["entries"]]
+    assert signers == [None, own.public.key_id]
+
+
+@pytest.fixture
+def trusting(here: Path) -> Path:
+    """The folder has a key of its own, and a trust that believes it alone."""
+    LocalKeys(here / ".gate", print).signing_key()
+    return here
+
+
+def test_no_command_writes_what_the_folder_s_own_trust_would_not_believe(
+    trusting: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key that nobody trusts here; without --trust, as with it."""
+    for begin in (lambda: None, lambda: Ledger(DEFAULT, key=_own(trusting)).append(entry("own"))):
+        begin()
+        before = rows(DEFAULT)
+        for name, arguments in WRITING.items():
+            code, plain = call(capsys, *arguments, "--key", "key.pem")
+            assert (code, plain["error"]["type"]) == (2, "Untrusted"), name
+            assert "the key key (" in plain["error"]["message"]
+            assert "trusted as a writer by .gate/trust.yaml" in plain["error"]["message"]
+        assert rows(DEFAULT) == before
+    assert call(capsys, "history", "--verify")[1]["holds"]
+
+
+def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
+    trusting: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger(DEFAULT, key=SigningKey.of_file(trusting / "key.pem")).append(entry("a stranger's"))
+    looking = {**WRITING, "checkpoint": READING["checkpoint"]}
+    del looking["accept-ledger"]  # it is the way out
+    del looking["serve"]  # as reconcile, again and again
+    for name, arguments in looking.items():
+        code, plain = call(capsys, *arguments)
+        assert code == 2, name
+        assert "Untrusted" in json.dumps(plain), name
+        assert "is not trusted as a writer by .gate/trust.yaml" in json.dumps(plain)
+        assert "gate keys trust --as writer" in json.dumps(plain)
+    assert call(capsys, "history")[1]["total"] == 1  # to be looked at
+    trust = Path(".gate/trust.yaml")
+    added = ("keys", "trust", "key.pub", "--trust", str(trust), "--as", "writer")
+    assert call(capsys, *added)[0] == 0
+    assert call(capsys, *READING["checkpoint"])[0] == 0
+
+
+def test_a_ledger_of_before_the_folder_had_a_key_goes_on_until_its_first_signed_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger(DEFAULT).append(entry("unsigned"))
+    own = LocalKeys(here / ".gate", print).signing_key()
+    place = {"state": DEFAULT, "key": None, "trust": None}
+    written_ledger(place).append(entry("the first signed one"))  # type: ignore[arg-type]
+    assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
+    assert read_ledger(DEFAULT).trust is not None
+    # From then on a line without a signature is somebody else's.
+    Ledger(DEFAULT).append(entry("unsigned again"))
+    with pytest.raises(Untrusted, match="has no signature of those who are trusted as writers by"):
+        read_ledger(DEFAULT).entries()
+    assert own.public.key_id in str(rows(DEFAULT)[1].signature)
+
+
+def test_a_trust_that_is_named_believes_no_ledger_without_signatures(
+    trusting: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(DEFAULT).append(entry("unsigned"))
+    assert call(capsys, *READING["checkpoint"])[0] == 0
+    monkeypatch.setenv("GATE_TRUST", ".gate/trust.yaml")
+    assert call(capsys, *READING["checkpoint"])[1]["error"]["type"] == "Untrusted"
+
+
+def _own(folder: Path) -> SigningKey:
+    return SigningKey.of_file(folder / ".gate/keys/local.pem")
+
+
+def test_each_command_says_in_its_help_what_the_state_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, (command, *more) in COMMANDS.items():
+        sub = more[:1] if name in ("export", "checkpoint") else []
+        assert cli.main([command, *sub, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "--state URL" in shown
+        assert "GATE_STATE" in shown
+        assert "--ledger" not in shown.replace("accept-ledger", "")
+        assert "--inbox " not in shown
+        assert (".gate/trust.yaml" in shown) == (name != "export"), name

@@ -1,0 +1,173 @@
+"""Evidence of runtimes that the decision does not know: read, and judged fail closed; no evidence
+changes what the gate's own names promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.records.evidence import Evidence
+from gate.records.runtime import CPU_PROVIDER, PROVIDERS, RuntimeIdentity
+from tests import builders
+
+ACME = RuntimeIdentity(
+    kind="acme", package="acme-parity 1.2", provider="ACME", precision="float32",
+    options={"hint": "f32"},
+)  # fmt: skip
+NODES = {"providers_active": (CPU_PROVIDER,), "nodes_per_provider": {CPU_PROVIDER: 4}}
+
+
+def policy(name: str = "acme", **wanted) -> Policy:
+    plain = builders.policy()
+    bounds = plain.runtimes["ort-cpu"].bounds
+    runtime = RuntimePolicy(**{"required": "always", "bounds": bounds, **wanted})
+    return plain.model_copy(update={"runtimes": {**plain.runtimes, name: runtime}})
+
+
+def evidence(name: str = "acme", **fields) -> Evidence:
+    good = builders.evidence()
+    own = good.runtime("ort-cpu").model_copy(update={"runtime": name, **fields})
+    others = [runtime for runtime in good.runtimes if runtime.runtime != name]
+    return good.model_copy(update={"runtimes": (*others, own)})
+
+
+def acme(**fields) -> Evidence:
+    identity = fields.pop("identity", ACME)
+    active = {"providers_active": ("ACME",), "nodes_per_provider": {}, "session_options": {}}
+    return evidence(identity=identity, **{**active, **fields})
+
+
+def judged(wanted: Policy, seen: Evidence) -> Decision:
+    return decide(wanted, Evidence.from_json(seen.to_json()), decided_at="now")
+
+
+def failed(decision: Decision, name: str = "acme") -> set[str]:
+    return {check.name for check in decision.problems if check.runtime == name}
+
+
+WANTED = {"options": {"hint": "f32"}}
+
+
+def test_one_that_proves_what_it_promises_passes():
+    decision = judged(policy(**WANTED), acme())
+    assert decision.verdict is Verdict.PASS
+    assert decision.runtimes[-1] == "acme"
+    assert decision.checks[-1].runtime == "acme"  # after the gate's own, in whatever order
+
+
+SPOILED = {
+    "no identity": ({"identity": None}, {"session", "provider", "precision"}),
+    "another kind": ({"identity": ACME.model_copy(update={"kind": "other"})}, {"session"}),
+    "other options": ({"identity": ACME.model_copy(update={"options": {}})}, {"session"}),
+    "no promise": ({"identity": ACME.model_copy(update={"provider": ""})}, {"provider"}),
+    "elsewhere": ({"providers_active": ("CPU", "ACME")}, {"provider"}),
+    "nowhere": ({"providers_active": ()}, {"provider"}),
+    "fallback": ({"fallback_nodes": ("Conv:a",)}, {"provider"}),
+    "no precision": ({"identity": ACME.model_copy(update={"precision": None})}, {"precision"}),
+    "bfloat16": ({"identity": ACME.model_copy(update={"precision": "bfloat16"})}, {"precision"}),
+    "no numbers": ({"outputs": ()}, {"runtime"}),
+    "failed": ({"outputs": (), "failure": "it hung"}, {"runtime"}),
+}
+
+
+@pytest.mark.parametrize(("spoiled", "checks"), SPOILED.values(), ids=SPOILED)
+def test_whatever_is_not_proven_fails(spoiled, checks):
+    decision = judged(policy(**WANTED), acme(**spoiled))
+    assert failed(decision) == checks
+    assert decision.verdict is not Verdict.PASS
+
+
+def test_what_is_not_there_is_no_pass():
+    assert failed(judged(policy(), builders.evidence())) == {"runtime"}
+
+
+def test_reduced_precision_may_be_any():
+    wanted = policy(**WANTED).model_copy(update={"precision": "reduced"})
+    seen = acme(identity=ACME.model_copy(update={"precision": "bfloat16"}))
+    assert "precision" not in failed(judged(wanted, seen))
+
+
+FORGED = {
+    "a promise of its own": {"provider": "ACME"},
+    "another kind": {"kind": "acme"},
+    "looser bounds": {"bounds": "cuda", "provider": "ACME"},
+}
+
+
+@pytest.mark.parametrize("promise", FORGED.values(), ids=FORGED)
+def test_no_identity_changes_what_a_name_of_the_gate_s_promises(promise):
+    identity = RuntimeIdentity(**{"kind": "ort-cpu", "provider": CPU_PROVIDER, **promise})
+    plain = evidence("ort-cpu", identity=identity, providers_active=("ACME",))
+    assert "provider" in failed(judged(builders.policy(), plain), "ort-cpu")
+    level = builders.evidence().runtime("ort-cpu").session_options | {
+        "graph_optimization_level": "ORT_ENABLE_ALL"
+    }
+    plain = evidence("ort-cpu", identity=identity, session_options=level)
+    assert "session" in failed(judged(builders.policy(), plain), "ort-cpu")
+
+
+def test_nor_what_torch_on_cuda_is():
+    identity = RuntimeIdentity(kind="torch-cuda", provider=CPU_PROVIDER)
+    seen = evidence("torch-cuda", identity=identity, providers_active=(CPU_PROVIDER,))
+    assert "provider" in failed(judged(builders.policy(), seen), "torch-cuda")
+
+
+def test_an_option_of_a_name_of_the_gate_s_is_another_measurement():
+    bounds = builders.policy().runtimes["ort-cpu"].bounds
+    wanted = policy("ort-cpu", bounds=bounds, options={"disabled_optimizers": ["GeluFusion"]})
+    decision = judged(wanted, builders.evidence())
+    assert "session" in failed(decision, "ort-cpu")
+    identity = RuntimeIdentity(kind="ort-cpu", options={"disabled_optimizers": ["GeluFusion"]})
+    unset = judged(builders.policy(), evidence("ort-cpu", identity=identity))
+    assert failed(unset, "ort-cpu") == {"session"}
+
+
+def test_nor_what_another_kind_of_the_gate_s_runs_on(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "acme", "CHIP")
+    assert failed(judged(policy(**WANTED), acme())) == {"provider"}
+    chip = acme(providers_active=("CHIP",))
+    assert judged(policy(**WANTED), chip).verdict is Verdict.PASS
+    mine = {"kind": "acme", **WANTED}
+    seen = evidence("mine", identity=ACME, providers_active=("ACME",), nodes_per_provider={})
+    assert failed(judged(policy("mine", **mine), seen), "mine") == {"provider"}
+
+
+@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@pytest.mark.parametrize("kind", ["ort", "acme"])
+def test_a_name_of_the_gate_s_is_no_other_kind_whatever_the_policy_says(name, kind):
+    """No policy that was validated says so; one that is made in code may."""
+    options = {"providers": [CPU_PROVIDER], "graph_optimization_level": "ORT_DISABLE_ALL"}
+    identity = RuntimeIdentity(
+        kind=kind, options=options, provider=CPU_PROVIDER, precision="float32"
+    )
+    wanted = policy(name, kind=kind, options=options)
+    assert "session" in failed(judged(wanted, evidence(name, identity=identity, **NODES)), name)
+
+
+XNN = {"providers": ["XnnpackExecutionProvider"]}
+MIXED = {"providers": ["XnnpackExecutionProvider", CPU_PROVIDER]}
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "checks"),
+    [
+        (XNN, {"nodes_per_provider": {"XnnpackExecutionProvider": 4}}, set()),
+        (XNN, {"nodes_per_provider": {"XnnpackExecutionProvider": 4, CPU_PROVIDER: 1}}, set()),
+        (XNN, {"nodes_per_provider": {"XnnpackExecutionProvider": 4, CPU_PROVIDER: 1}, "fallback_nodes": ("Conv:a",)}, {"provider"}),
+        (XNN, {"nodes_per_provider": {"XnnpackExecutionProvider": 4, "CUDAExecutionProvider": 1}}, {"provider"}),
+        (XNN, {"nodes_per_provider": {CPU_PROVIDER: 4}}, {"provider"}),
+        (XNN, {"nodes_per_provider": {}}, {"provider"}),
+        (MIXED, {"nodes_per_provider": {"XnnpackExecutionProvider": 1, CPU_PROVIDER: 3}}, set()),
+        (MIXED, {"nodes_per_provider": {CPU_PROVIDER: 4}}, {"provider"}),
+        (MIXED, {"nodes_per_provider": {"XnnpackExecutionProvider": 4}, "providers_active": (CPU_PROVIDER,)}, {"provider"}),
+    ],
+)  # fmt: skip
+def test_nodes_of_onnx_runtime_run_where_they_are_listed(options, fields, checks):
+    options = {**options, "graph_optimization_level": "ORT_DISABLE_ALL"}
+    identity = RuntimeIdentity(kind="ort", options=options, provider=options["providers"][0])
+    active = {"providers_active": tuple(options["providers"]), "identity": identity}
+    seen = evidence("xnn", **{**active, **fields})
+    decision = judged(policy("xnn", kind="ort", options=options), seen)
+    assert failed(decision, "xnn") == checks

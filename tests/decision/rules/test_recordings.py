@@ -1,0 +1,93 @@
+"""The decision on a recording: shown for what it is, and nothing that only a run could show."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence, Latency
+from gate.records.runtime import RuntimeIdentity
+from tests import builders
+from tests.policy.test_recorded import policy
+
+SAID = {
+    "recording": f"sha256:{'0' * 64}",
+    "runtime": "TensorRT 10.3",
+    "recorded_at": "2026-11-20T12:00:00+00:00",
+}
+
+
+def evidence(wanted: Policy, **fields) -> Evidence:
+    good = builders.evidence()
+    ours = good.runtime("ort-cpu")
+    outputs = tuple(output.model_copy(update={"stability": None}) for output in ours.outputs)
+    identity = RuntimeIdentity(
+        kind="recorded", provider="recorded", bounds="cuda", precision="float32",
+        options=wanted.runtimes["phone"].options, device="Jetson Orin Nano",
+    )  # fmt: skip
+    phone = ours.model_copy(
+        update={
+            "runtime": "phone", "identity": identity, "providers_active": ("recorded",),
+            "nodes_per_provider": {}, "session_options": SAID, "latency": None,
+            "memory_bytes": None, "outputs": outputs, **fields,
+        }
+    )  # fmt: skip
+    return good.model_copy(update={"runtimes": (*good.runtimes, phone)})
+
+
+def judged(wanted: Policy, **fields):
+    made = Evidence.from_json(evidence(wanted, **fields).to_json())
+    decision = decide(wanted, made, decided_at="now")
+    return decision, {check.name: check for check in decision.checks if check.runtime == "phone"}
+
+
+REQUIRED, LENIENT = policy(), policy(options={"probes": "when_recorded"})
+
+
+def test_it_is_said_where_it_comes_from():
+    decision, checks = judged(REQUIRED)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert "TensorRT 10.3 on Jetson Orin Nano" in checks["recording"].explanation
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_one_that_does_not_say_it_fails(key):
+    _, checks = judged(REQUIRED, session_options={k: v for k, v in SAID.items() if k != key})
+    assert checks["recording"].verdict is Verdict.FAIL
+
+
+def test_numbers_of_a_run_are_not_those_of_a_recording():
+    latency = Latency(batch_size=1, batches=1, median_ms=1.0, p95_ms=1.0)
+    outputs = builders.evidence().runtime("ort-cpu").outputs
+    for fields in ({"latency": latency}, {"outputs": outputs}):
+        _, checks = judged(REQUIRED, **fields)
+        assert checks["recording"].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("fields", [{"probes": ()}, {"unprobed": ("zeros",)}])
+def test_missing_probes_are_waived_where_the_policy_says_so(fields):
+    decision, checks = judged(REQUIRED, **fields)
+    assert (decision.verdict, checks["probes"].verdict) == (Verdict.ERROR, Verdict.ERROR)
+    assert "gate samples export" in checks["probes"].remedy
+    decision, checks = judged(LENIENT, **fields)
+    assert (decision.verdict, checks["probes"].verdict) == (Verdict.PASS, Verdict.WAIVED)
+    assert "The policy says" in checks["probes"].explanation
+
+
+def test_a_probe_that_differs_is_never_waived():
+    wrong = builders.probe_parity("bright", noise_ratio=1e6, relative_diff=1.0)
+    good = builders.evidence().runtime("ort-cpu").probes
+    decision, checks = judged(LENIENT, probes=(*good, wrong))
+    assert decision.verdict is Verdict.FAIL
+    assert checks["probe_bright"].verdict is Verdict.FAIL
+
+
+def test_a_runtime_that_computes_can_lack_no_probe():
+    good = builders.evidence()
+    ours = good.runtime("ort-cpu").model_copy(update={"unprobed": ("zeros",)})
+    others = [runtime for runtime in good.runtimes if runtime.runtime != "ort-cpu"]
+    made = good.model_copy(update={"runtimes": (ours, *others)})
+    decision = decide(builders.policy(), made, decided_at="now")
+    assert decision.verdict is Verdict.ERROR

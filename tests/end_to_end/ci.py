@@ -1,0 +1,53 @@
+"""CI on its host: measures (as far as the tests' builders do), signs, and hands in.
+
+    python -m tests.end_to_end.ci REGISTRY KEY
+
+An order: `seed` and `model`; the answer: the `version`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gate.attestation.keys import SigningKey
+from gate.ledger.addresses import plain
+from gate.policy.policy import Policy
+from gate.registry.hand_in import hand_in
+from gate.registry.mlflow.registry import MlflowRegistry
+from tests.registry.releases import evidence, onnx_file, release
+from tests.registry.servers import make_run
+from tests.registry.signed import Signing
+
+POLICY = Policy.model_validate(
+    {
+        "instruments": {"probes": False, "search_inputs": 0, "graph_forbid": []},
+        "runtimes": {
+            "ort-cpu": {"required": "always", "bounds": {"scaled_diff": 1.0, "top1_agreement": 0.5}}
+        },
+    },
+    strict=False,
+)
+"""Of CI and of the service."""
+
+
+def main() -> None:
+    uri, key = sys.argv[1:]
+    registry = MlflowRegistry(uri)
+    run_id = make_run(uri)
+    for line in sys.stdin:
+        order = json.loads(line)
+        path = onnx_file(Path(f"release-{order['seed']}", "model.onnx"), seed=order["seed"])
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        made = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
+        made = replace(made, model_name=order["model"], run_id=run_id)
+        signing = Signing(SigningKey.load(key), plain(registry.identity), order["model"])
+        done = hand_in(registry, signing.signed(made, POLICY), policy=POLICY)
+        print(json.dumps({"version": done.version, "reason": done.reason}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,394 @@
+"""Hosts that share nothing but MLflow and PostgreSQL: CI on one hands in, replicas of the service on
+two others promote and deploy; whatever is killed, stopped or restarted, each line is there once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from gate.attestation.keys import SigningKey
+from gate.attestation.trust import Trust, TrustedKey
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.errors import StateUnavailable
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.port import CHAMPION
+from tests import small_project
+from tests.end_to_end.ci import POLICY
+from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
+from tests.end_to_end.stack import until, webhooks_allowed
+from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
+from tests.registry.signed import save, trust_in
+from tests.service.postgres import MISSING, Postgres, postgres, program
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.proof,
+    pytest.mark.skipif(program("initdb") is None, reason=MISSING),
+]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
+FILES = {"good.onnx": "model.onnx", "images.npy": "samples.npy", "small_models.py": "mymodel.py"}
+WAIT_S = 60.0
+LOOKED_AT = "looked-at"
+SEEDS = itertools.count(1)
+
+
+@dataclass
+class World:
+    server: Server
+    database: Postgres
+    ci: Host
+    replicas: list[Host]
+
+    def settings(self, host: Host, model: str) -> dict[str, Any]:
+        """Of a replica."""
+        return {
+            "models": [model], "tracking_uri": self.server.uri, "state": self.database.url,
+            "store": str(host.folder / "store"), "policy": str(host.folder / "policy.yaml"),
+            "trust": str(host.folder / "trust.yaml"), "key": str(host.folder / "service.pem"),
+            "secret_file": str(host.folder / "secrets"),
+        }  # fmt: skip
+
+    def as_service(self) -> dict[str, str]:
+        return {"MLFLOW_TRACKING_USERNAME": "gate", "MLFLOW_TRACKING_PASSWORD": "password-of-gate"}
+
+    def as_ci(self) -> dict[str, str]:
+        return {"MLFLOW_TRACKING_USERNAME": "ci", "MLFLOW_TRACKING_PASSWORD": "password-of-ci-"}
+
+    def model(self, name: str) -> str:
+        """A registered model that CI and the service may edit."""
+        MlflowRegistry(self.server.uri).ensure_model(name)
+        for user in ("ci", "gate"):
+            let_edit(self.server.uri, user, model=name)
+        return name
+
+    def entries(self, model: str) -> list[LedgerEntry]:
+        """What the ledger says of a model, of which a trusted writer signed the end; nothing while
+        nobody can know."""
+        trust = Trust.of_file(self.replicas[0].folder / "trust.yaml")
+        with contextlib.suppress(StateUnavailable):
+            entries = Ledger(self.database.url, trust=trust).entries()
+            return [entry for entry in entries if entry.model == model]
+        return []
+
+    def lines(self, model: str) -> list[tuple[str, str | None, str]]:
+        return [(e.action, e.version, e.actor) for e in self.entries(model)]
+
+    def champion(self, model: str) -> str | None:
+        return MlflowRegistry(self.server.uri).alias(model, CHAMPION)
+
+    def live(self, host: Host, model: str) -> str | None:
+        """The number of the version whose bytes a replica has deployed."""
+        manifest = Store(host.folder / "store").live(model)
+        if manifest is None:
+            return None
+        wanted = manifest.slots[EXACT].sha256
+        return next(e.version for e in self.entries(model) if e.sha256 == wanted)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("mlflow")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        postgres() as database,
+        serving(folder, guarded=True, environment=webhooks_allowed(folder)) as server,
+        hosts("ci", "one", "two") as (ci, *replicas),
+    ):
+        for name, value in zip(("USERNAME", "PASSWORD"), ADMIN, strict=True):
+            patch.setenv(f"MLFLOW_TRACKING_{name}", value)
+        made = World(server, database, ci, replicas)
+        for user in (made.as_ci(), made.as_service()):
+            add_user(server.uri, *user.values())
+        _equip(made, folder)
+        yield made
+
+
+def _equip(world: World, folder: Path) -> None:
+    """Keys, trust, policy and secrets, for the user of each host alone."""
+    measurer = SigningKey.make(folder / "ci.pem")
+    world.ci.write("ci.pem", (folder / "ci.pem").read_text())
+    world.ci.write("ci.pub", (folder / "ci.pub").read_text())
+    writers = [SigningKey.make(folder / f"{host.name}.pem") for host in world.replicas]
+    known = tuple(TrustedKey(**key.public.to_plain()) for key in writers)
+    trust = save(trust_in(measurer, writers=known), folder / "trust.yaml").read_text()
+    YAML(typ="safe").dump({"gate": POLICY.to_plain()}, folder / "policy.yaml")
+    for host in world.replicas:
+        host.write("service.pem", (folder / f"{host.name}.pem").read_text())
+        host.write("trust.yaml", trust)
+        host.write("policy.yaml", (folder / "policy.yaml").read_text())
+        host.write("secrets", "s" * 40 + "\n")
+
+
+@pytest.fixture(scope="module")
+def ci(world: World) -> Iterator[Program]:
+    made = Program(
+        world.ci, "-m", "tests.end_to_end.ci", world.server.uri, "ci.pem",
+        environment=world.as_ci(),
+    )  # fmt: skip
+    yield made
+    made.end()
+
+
+def documented(who: str) -> list[list[str]]:
+    """The commands of CI, or of each replica, as the documentation has them."""
+    section = PAGE.partition("### Several hosts\n")[2].partition("\n### ")[0]
+    (block,) = [b for b in section.split("```bash\n")[1:] if b.startswith(f"# {who}")]
+    lines = block.partition("```")[0].replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if not line.startswith("#")]
+
+
+@dataclass
+class Service:
+    """`gate serve` on a host."""
+
+    world: World
+    host: Host
+    model: str
+    address: str = ""
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        log = self.host.folder.parent / f"{self.host.name}-serve.log"
+        url = self.world.database.url
+        command = [url if "://" in word else word for word in documented("Each replica")[-1]]
+        with log.open("a") as stream:
+            begun = stream.tell()
+            self.process = self.host.start(
+                "-m", *command, "--port", "0", "--interval", "1", "--log-format", "json",
+                environment=self.world.as_service() | {"MLFLOW_TRACKING_URI": self.world.server.uri},
+                stdout=stream, stderr=stream,
+            )  # fmt: skip
+
+        def found() -> str | None:
+            assert self.process is not None
+            assert self.process.poll() is None, log.read_text()[-3000:]
+            lines = log.read_bytes()[begun:].decode().splitlines()
+            return next((json.loads(e)["address"] for e in lines if '"listening"' in e), None)
+
+        self.address = str(until(found, WAIT_S))
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            signalled(self.process, number)
+        self.process.wait(60)
+
+    @property
+    def serves(self) -> str | None:
+        """The digest of what it has deployed, as a client sees it."""
+        with contextlib.suppress(httpx.HTTPError, KeyError):
+            answer = httpx.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
+            return str(answer.raise_for_status().json()["slots"][EXACT]["sha256"])
+        return None
+
+
+@pytest.fixture(scope="module")
+def services(world: World) -> Iterator[list[Service]]:
+    model = world.model("digits")
+    made = [Service(world, host, model) for host in world.replicas]
+    for each in made:
+        each.start()
+    for each in made:
+        done = subprocess.run(
+            [sys.executable, "-m", "gate", "webhooks", "register", "--tracking-uri",
+             world.server.uri, "--url", f"{each.address}/webhooks/mlflow", "--name",
+             each.host.name, "--secret-file", str(each.host.folder / "secrets")],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    yield made
+    for each in made:
+        each.end(signal.SIGKILL)
+
+
+def wait_until_all_serve(world: World, number: str, *services: Service) -> None:
+    """Until that version is champion, and each of them has deployed it."""
+
+    def is_so() -> bool:
+        lines = [
+            e for e in world.entries("digits") if (e.action, e.version) == ("promoted", number)
+        ]
+        serving = {service.serves for service in services}
+        return world.champion("digits") == number and serving == {str(e.sha256) for e in lines}
+
+    assert until(is_so, WAIT_S), world.lines("digits")
+
+
+def test_ci_on_its_host_hands_in_and_replicas_on_two_others_deploy(
+    world: World, services: list[Service]
+) -> None:
+    for name, documented_name in FILES.items():
+        shutil.copy(small_project.made() / name, world.ci.folder / documented_name)
+        (world.ci.folder / documented_name).chmod(0o644)
+    policy = (world.replicas[0].folder / "policy.yaml").read_text()
+    world.ci.write("policy.yaml", policy)
+    environment = world.as_ci() | {
+        "MLFLOW_TRACKING_URI": world.server.uri, "GATE_SIGNING_KEY": "ci.pem",
+        "GATE_TRUST": "ci-trust.yaml",
+    }  # fmt: skip
+    for command in documented("CI")[1:]:  # the service has to trust the key already
+        done = world.ci.run("-m", *command, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "handed in" in done.stdout
+    assert not (world.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
+    wait_until_all_serve(world, "1", *services)
+
+
+def test_who_is_on_one_host_can_t_look_into_another(world: World) -> None:
+    why = why_one_user()
+    if why is not None:
+        pytest.skip(why)
+    one = world.replicas[0]
+    for host, other in ((world.ci, one), (one, world.ci), (one, world.replicas[1])):
+        look = f"import os; os.listdir({str(other.folder)!r})"
+        assert "PermissionError" in host.run("-c", look).stderr
+
+
+def test_what_a_replica_missed_it_brings_itself_from_the_registry(
+    world: World, ci: Program, services: list[Service]
+) -> None:
+    one, two = services
+    two.end()
+    for _ in range(2):
+        number = ci.ask(seed=next(SEEDS), model="digits")["version"]
+        wait_until_all_serve(world, number, one)
+    two.start()
+    wait_until_all_serve(world, number, one, two)
+
+
+def test_postgresql_is_restarted_while_something_is_handed_in(
+    world: World, ci: Program, services: list[Service]
+) -> None:
+    ci.order(seed=next(SEEDS), model="digits")
+    world.database.restart()
+    number = ci.answer()["version"]
+    world.database.restart()
+    wait_until_all_serve(world, number, *services)
+
+
+def test_killed_while_the_other_goes_on_and_each_line_is_there_once(
+    world: World, ci: Program, services: list[Service]
+) -> None:
+    one, two = services
+    number = ci.ask(seed=next(SEEDS), model="digits")["version"]
+    one.end(signal.SIGKILL)
+    wait_until_all_serve(world, number, two)
+    one.start()
+    wait_until_all_serve(world, number, one, two)
+    for each in services:
+        each.end()
+    check_each_line_once(world, "digits")
+
+
+@pytest.fixture(scope="module")
+def programs(world: World) -> Iterator[list[Program]]:
+    """The replicas, look by look."""
+    model = world.model(LOOKED_AT)
+    made = [
+        Program(
+            host, "-m", "tests.end_to_end.replica", json.dumps(world.settings(host, model)),
+            environment=world.as_service(),
+        )
+        for host in world.replicas
+    ]  # fmt: skip
+    yield made
+    for each in made:
+        each.end()
+
+
+def check_each_line_once(world: World, model: str, *also: str) -> None:
+    """Each version was promoted once, and deployed by each replica at most once; of `also`: other
+    lines that are there."""
+    entries = [e for e in world.entries(model) if e.action not in also]
+    assert {e.action for e in entries} == {"promoted", "deployed"}
+    written = Counter((e.action, e.version, e.actor) for e in entries)
+    assert set(written.values()) == {1}, written
+    moved = Counter(e.version for e in entries if e.action == "promoted")
+    assert set(moved.values()) == {1}, moved
+
+
+def test_a_replica_killed_at_any_step_while_another_goes_on(
+    world: World, ci: Program, programs: list[Program]
+) -> None:
+    one, two = programs
+    steps = _begun(ci, one, two)
+    assert set(steps) >= {
+        "writing", "begin", "set_alias champion", "append", "set_description", "symlink", "replace",
+    }  # fmt: skip
+    for at in itertools.count():
+        victim, other = (one, two) if at % 2 else (two, one)
+        number = ci.ask(seed=next(SEEDS), model=LOOKED_AT)["version"]
+        if victim.ask(at=at, signal=signal.SIGKILL) != {"killed": True}:
+            break  # there is no such step any more
+        other.ask()
+        _check_serves(world, number, other)
+        # The victim catches up in the next turn, in which it is the one that goes on.
+    assert (
+        at >= len(steps) - 2
+    )  # those that write down what they saw of others are not always there
+    for each in (victim, other):
+        each.ask()
+        _check_serves(world, number, each)
+    assert [each.ask()["done"] for each in (one, two)] == [0, 0]
+    check_each_line_once(world, LOOKED_AT, "conflict")  # of moves that did not happen
+
+
+@pytest.mark.parametrize("step", ["begin", "set_alias champion", "append"])
+def test_a_replica_stopped_while_it_holds_the_lock_writes_nothing_more(
+    world: World, ci: Program, programs: list[Program], step: str
+) -> None:
+    """Nothing that lasts: the alias has no lock; what was moved too late is taken back."""
+    one, two = programs
+    _begun(ci, one, two)
+    late = ci.ask(seed=next(SEEDS), model=LOOKED_AT)["version"]
+    assert one.ask(at=step, signal=signal.SIGSTOP) == {"stopped": True}
+    two.ask()
+    _check_serves(world, late, two)
+    number = ci.ask(seed=next(SEEDS), model=LOOKED_AT)["version"]
+    two.ask()
+    before = world.lines(LOOKED_AT)
+    failed = one.ask(**{"continue": True})["failed"]
+    assert failed
+    assert all("the promotion lock" in each and "was lost" in each for each in failed)
+    later = world.lines(LOOKED_AT)[len(before) :]
+    expected = [("conflict", late)] if step == "set_alias champion" else []
+    assert [line[:2] for line in later] == expected
+    for each in (one, two):
+        each.ask()
+        _check_serves(world, number, each)
+    check_each_line_once(world, LOOKED_AT, "conflict")
+
+
+def _begun(ci: Program, one: Program, two: Program) -> list[str]:
+    """Both replicas are up to date; gives the steps of a look that promotes and deploys."""
+    steps: list[str] = []
+    for _ in range(2):  # after a first one there is a champion that is replaced
+        ci.ask(seed=next(SEEDS), model=LOOKED_AT)
+        steps = one.ask()["steps"]
+        two.ask()
+    return steps
+
+
+def _check_serves(world: World, number: str, replica: Program) -> None:
+    assert world.champion(LOOKED_AT) == number
+    assert world.live(replica.host, LOOKED_AT) == number

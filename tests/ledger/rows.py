@@ -1,0 +1,83 @@
+"""What somebody does who may write the ledger's database, and does not ask the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gate.ledger.chain import Row
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger, insert
+from gate.ledger.tables import LINES, LOCKS, METADATA, NOTES
+from gate.state.state import State
+
+Place = Path | str | State
+
+
+def rows(place: Place) -> list[Row]:
+    """As they are now."""
+    return list(Ledger(place).rows())
+
+
+def lines(place: Place) -> list[bytes]:
+    return [row.line for row in rows(place)]
+
+
+def put(place: Place, kept: Sequence[Row]) -> None:
+    """These rows, and no others."""
+    state = place if isinstance(place, State) else State(place)
+    with state.writing() as connection:
+        LINES.drop(connection, checkfirst=True)  # and what would refuse it
+        METADATA.create_all(connection)
+        if kept:
+            insert(connection, kept)
+
+
+def put_lines(place: Place, kept: Sequence[bytes]) -> None:
+    """These lines, without signatures."""
+    put(place, [Row(number, line) for number, line in enumerate(kept, start=1)])
+
+
+def replace(place: Place, old: bytes, new: bytes) -> None:
+    """In all lines; their signatures stay."""
+    put(place, [row._replace(line=row.line.replace(old, new)) for row in rows(place)])
+
+
+def spoil_note(place: Place, name: str, text: str) -> None:
+    """Its signature, if it has one, stays."""
+    state = place if isinstance(place, State) else State(place)
+    with state.writing() as connection:
+        METADATA.create_all(connection)
+        changed = sa.update(NOTES).where(NOTES.c.name == name).values(text=text)
+        if connection.execute(changed).rowcount == 0:
+            connection.execute(sa.insert(NOTES).values(name=name, text=text, at="2026-01-01"))
+
+
+def notes(place: Place) -> dict[str, str]:
+    """By name."""
+    state = place if isinstance(place, State) else State(place)
+    with state.reading() as connection:
+        return {row.name: row.text for row in connection.execute(sa.select(NOTES))}
+
+
+def holders(place: Place) -> dict[str, str]:
+    """Who holds which lock."""
+    state = place if isinstance(place, State) else State(place)
+    with state.reading() as connection:
+        return {row.name: row.holder for row in connection.execute(sa.select(LOCKS))}
+
+
+def parsed_lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the lines that are parsed from now on."""
+    parsed: list[int] = []
+    parse = LedgerEntry.of_line
+
+    def counted(line: bytes, *, where: str) -> LedgerEntry:
+        parsed.append(int(where.rpartition(":")[2]))
+        return parse(line, where=where)
+
+    monkeypatch.setattr(LedgerEntry, "of_line", counted)
+    return parsed

@@ -1,0 +1,84 @@
+"""Each line is vouched for: by its own signature, or by a person who said so later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import EvidenceError, PastChanged, Untrusted
+from gate.ledger.acceptance import accept
+from gate.ledger.audit import audit
+from gate.ledger.head import HeadFile
+from gate.ledger.ledger import Ledger
+from tests.ledger.keys import Writers
+from tests.ledger.rows import put, replace, rows
+from tests.ledger.test_signature import entry, signed, writers  # noqa: F401
+
+
+def test_all_lines_of_a_trusted_writer(signed: Ledger, writers: Writers) -> None:  # noqa: F811
+    found = audit(signed)
+    assert (found.lines, found.head) == (3, signed.digest(3))
+    assert found.by_key == {writers.key("ci").public.key_id: 3}
+    assert found.accepted == ()
+
+
+def test_where_nobody_is_trusted_only_the_chain_is_proven(both: Ledger) -> None:
+    assert audit(both).lines == 0
+    both.append(entry("one"))
+    both.append(entry("two"))
+    assert (audit(both).lines, audit(both).by_key) == (2, {})
+    replace(both.state, b'"one"', b'"eno"')
+    both.entries()  # its last line is as it was
+    with pytest.raises(EvidenceError, match=":2: the chain is broken"):
+        audit(both)
+
+
+@pytest.mark.parametrize("spoiled", [None, "[]", "{}"])
+def test_a_signature_that_was_lost_inside_is_seen_and_can_be_accepted(
+    signed: Ledger,  # noqa: F811
+    spoiled: str | None,
+) -> None:
+    first, second, third = rows(signed.state)
+    put(signed.state, [first, second._replace(signature=spoiled), third])
+    assert len(signed.entries()) == 3  # the last signature vouches for what it says
+    with pytest.raises(Untrusted, match=r":2: this line has .*signature"):
+        audit(signed)
+    signed.append(entry("looked at", action="ledger_accepted"))
+    assert audit(signed).accepted == (2,)
+
+
+def test_what_a_revoked_key_signed_is_refused_until_a_trusted_writer_vouches(
+    signed: Ledger,  # noqa: F811
+    writers: Writers,  # noqa: F811
+) -> None:
+    trust = writers.trusting(("ci", "new"), revoked=("ci",))
+    now = Ledger(signed.state, key=writers.key("new"), trust=trust)
+    for use in (now.entries, lambda: audit(now), lambda: now.append(entry("four"))):
+        with pytest.raises(Untrusted, match="is revoked"):
+            use()
+    (why,) = accept(now, [], reason="all lines were compared with last week's copy")
+    assert "is revoked" in why
+    assert [e.action for e in now.entries()][3:] == ["ledger_accepted"]
+    found = audit(now)
+    assert found.accepted == (1, 2, 3)
+    assert found.by_key == {writers.key("new").public.key_id: 1}
+    assert accept(now, [], reason="again") == ()
+
+
+def test_who_is_not_trusted_accepts_nothing(signed: Ledger, writers: Writers) -> None:  # noqa: F811
+    trust = writers.trusting(("ci", "new"), revoked=("ci",))
+    for key in (None, writers.key("ci"), writers.key("stranger")):
+        with pytest.raises(Untrusted, match="nothing is written"):
+            accept(Ledger(signed.state, key=key, trust=trust), [], reason="never mind")
+    assert len(rows(signed.state)) == 3
+
+
+def test_another_past_is_seen_too(both: Ledger, tmp_path: Path) -> None:
+    keeper = HeadFile(tmp_path / "store" / "head.json", place="the store")
+    ledger = Ledger(both.state, keepers=[keeper])
+    for reason in ("one", "two"):
+        ledger.append(entry(reason))
+    put(both.state, rows(both.state)[:1])
+    with pytest.raises(PastChanged):
+        audit(ledger)

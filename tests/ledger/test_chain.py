@@ -1,0 +1,172 @@
+"""A chain is read as it grows, and says whatever one that reads all of it anew says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gate.errors import EvidenceError
+from gate.ledger import chain as chain_module
+from gate.ledger.chain import Chain
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.storage.digest import Digest
+from tests.ledger.rows import Place, lines, put, put_lines, replace, rows
+
+
+def entry(reason: str) -> LedgerEntry:
+    return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
+
+
+class Reader:
+    """A chain, the rows that were fetched for it, and the lines that were parsed."""
+
+    def __init__(self, place: Place) -> None:
+        self.fetched: list[int] = []
+        self.parsed: list[int] = []
+        self.reasons: list[str] = []
+        self._ledger = Ledger(place)
+        self.chain = Chain(self._ledger.place, self._parse)
+
+    def _parse(self, line: bytes, number: int) -> LedgerEntry:
+        self.parsed.append(number)
+        try:
+            return LedgerEntry.model_validate_json(line)
+        except ValueError as error:
+            raise EvidenceError(str(error)) from error
+
+    def _rows(self, first: int):
+        found = self._ledger.rows(first)
+        self.fetched += [row.number for row in found]
+        return found
+
+    def read(self) -> list[int]:
+        """The numbers of the lines that were parsed for it."""
+        self.parsed.clear()
+        self.fetched.clear()
+        anew, links = self.chain.read(self._rows)
+        self.reasons = ([] if anew else self.reasons) + [link.reason for link in links]
+        return list(self.parsed)
+
+
+@pytest.fixture
+def reader(both: Ledger) -> Reader:
+    """Three lines that were read."""
+    for reason in ("one", "two", "three"):
+        both.append(entry(reason))
+    made = Reader(both.state)
+    assert made.read() == [1, 2, 3]
+    return made
+
+
+def test_of_nothing_new_only_the_last_line_is_fetched(reader: Reader) -> None:
+    assert reader.read() == []
+    assert reader.fetched == [3]
+
+
+def test_only_what_came_since_is_fetched(reader: Reader, both: Ledger) -> None:
+    for number in (4, 5):
+        both.append(entry(str(number)))
+        assert reader.read() == [number]
+        assert reader.fetched == [number - 1, number]
+    assert reader.reasons == ["one", "two", "three", "4", "5"]
+    assert [reader.chain.digest(n) for n in range(7)] == [
+        None, *(Digest.of_bytes(line) for line in lines(both.state)), None,
+    ]  # fmt: skip
+
+
+def test_the_signature_of_the_last_line_is_as_it_is_now(reader: Reader, both: Ledger) -> None:
+    put(both.state, [row._replace(signature="new") for row in rows(both.state)])
+    assert reader.read() == []
+    assert reader.chain.last is not None
+    assert reader.chain.last.signature == "new"
+
+
+@pytest.mark.parametrize("old", ["one", "two", "three"])
+def test_an_edit_is_found_at_once_at_the_end_and_after_a_while_elsewhere(
+    reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    replace(both.state, f'"{old}"'.encode(), b'"edited"')
+    if old == "three":  # which no line follows
+        assert reader.read() == [1, 2, 3]
+        assert reader.reasons == ["one", "two", "edited"]
+        return
+    assert reader.read() == []
+    monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
+    for _ in range(2):
+        with pytest.raises(EvidenceError, match=r"[23]: the chain is broken"):
+            reader.read()
+
+
+def test_what_is_hashed_again_is_not_parsed_again(
+    reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
+    assert reader.read() == []
+    assert reader.fetched == [1, 2, 3]
+    both.append(entry("four"))
+    assert reader.read() == [4]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "read", "read", "cut", "flip", "back", "out", "away"]),
+        st.integers(0, 1 << 20),
+    ),
+    max_size=12,
+)
+
+
+def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) -> None:
+    """Do something to the rows."""
+    kept = lines(ledger.state)
+    if kind == "append":
+        try:
+            Ledger(ledger.state).append(entry(str(number)))
+        except EvidenceError:
+            return
+        copies.append(lines(ledger.state))
+    elif kind == "cut" and kept:
+        put_lines(ledger.state, kept[: number % len(kept)])
+    elif kind == "flip" and kept:
+        line = kept[number % len(kept)].decode()
+        place = number % len(line)
+        flipped = line[:place] + chr(ord(line[place]) ^ 1) + line[place + 1 :]
+        kept[number % len(kept)] = flipped.encode()
+        put_lines(ledger.state, kept)
+    elif kind == "back" and copies:
+        put_lines(ledger.state, copies[number % len(copies)])
+    elif kind == "out" and kept:
+        gone = 1 + number % len(kept)
+        put(ledger.state, [row for row in rows(ledger.state) if row.number != gone])
+    elif kind == "away":
+        put(ledger.state, [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+@example([("read", 0), ("append", 0), ("flip", 30)])
+def test_it_says_what_one_says_that_reads_all_of_it(tmp_path_factory, steps) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("chain") / "ledger.db")
+    reader, copies = Reader(ledger.state), [[]]
+    for kind, number in [("append", 0), *steps, ("read", 0)]:
+        change(ledger, kind, number, copies)
+        if kind != "read":
+            continue
+        fresh = Reader(ledger.state)
+        try:
+            fresh.read()
+        except EvidenceError:
+            with pytest.raises(EvidenceError):
+                reader.read()
+                # An old line that was edited is seen when all is hashed again.
+                reader.chain._hashed_at = -math.inf
+                reader.read()
+            continue
+        reader.read()
+        assert reader.reasons == fresh.reasons
+        assert reader.chain.digest(reader.chain.lines) == fresh.chain.digest(fresh.chain.lines)
+        assert reader.chain.last == fresh.chain.last

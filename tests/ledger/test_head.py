@@ -1,0 +1,312 @@
+"""Where a ledger ended is kept elsewhere: a shorter or another past is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gate.errors import EvidenceError, PastChanged, StateUnavailable, StorageError
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.head import Head, HeadFile, Keepers
+from gate.ledger.ledger import Ledger
+from gate.state.state import State
+from gate.storage.digest import Digest
+from tests.ledger.rows import Place, lines, put, replace, rows
+from tests.registry.simulator import Crash
+
+
+def entry(reason: str) -> LedgerEntry:
+    return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
+
+
+def head(lines: int, text: str = "") -> Head:
+    return Head(lines=lines, sha256=Digest.of_bytes(text.encode()), at="2026-01-01T00:00:00+00:00")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> HeadFile:
+    return HeadFile(tmp_path / "store" / "head.json", place="the store")
+
+
+@pytest.fixture
+def kept_ledger(ledger: Ledger, file: HeadFile) -> Ledger:
+    """Three lines that the store saw."""
+    made = Ledger(ledger.state, keepers=[file])
+    for reason in ("one", "two", "three"):
+        made.append(entry(reason))
+    kept = file.head()
+    assert kept is not None
+    assert (kept.lines, kept.sha256) == (3, ledger_digest(ledger.state, 3))
+    return made
+
+
+def ledger_digest(place: Place, number: int) -> Digest:
+    return Digest.of_bytes(lines(place)[number - 1])
+
+
+def older_copy(place: Place) -> None:
+    put(place, rows(place)[:2])
+
+
+def older_copy_that_went_on(place: Place) -> None:
+    older_copy(place)
+    for reason in ("other", "others"):
+        Ledger(place).append(entry(reason))
+
+
+def edited_last_line(place: Place) -> None:
+    replace(place, b'"three"', b'"eerht"')
+
+
+def removed(place: Place) -> None:
+    state = place if isinstance(place, State) else State(place)
+    Path(state.place).unlink()
+
+
+def emptied(place: Place) -> None:
+    put(place, [])
+
+
+def another_ledger(place: Place) -> None:
+    put(place, [])
+    for number in range(9):
+        Ledger(place).append(entry(str(number)))
+
+
+CHANGED = {
+    older_copy: "ends at line 2; on 2",
+    older_copy_that_went_on: ":3: this line has digest",
+    edited_last_line: ":3: this line has digest",
+    removed: "there is no line in the ledger",
+    emptied: "there is no line in the ledger",
+    another_ledger: ":3: this line has digest",
+}
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["at start", "while it runs"])
+@pytest.mark.parametrize("spoil", CHANGED)
+def test_another_past_is_refused(kept_ledger: Ledger, file: HeadFile, spoil, anew: bool) -> None:
+    good = rows(kept_ledger.state)
+    spoil(kept_ledger.state)
+    spoiled = rows(kept_ledger.state)
+    place = Path(kept_ledger.place)
+    ledger = Ledger(place, keepers=[file]) if anew else kept_ledger
+    uses: list[Callable[[], object]] = [
+        ledger.entries, ledger.verify, ledger.entries, lambda: ledger.append(entry("more")),
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(PastChanged, match=re.escape(CHANGED[spoil])) as caught:
+            use()
+        assert "the store saw it with 3 lines" in str(caught.value)
+        assert "gate accept-ledger" in str(caught.value)
+    assert rows(kept_ledger.state) == spoiled
+    put(place, good)
+    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+
+
+def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile
+) -> None:
+    ledger.append(entry("four"))
+    assert len(kept_ledger.entries()) == 4
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+    place = Path(kept_ledger.place)
+    place.rename(moved := place.with_name("moved"))
+    assert len(Ledger(moved, keepers=[file]).entries()) == 4
+
+
+def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> None:
+    ledger.append(entry("one"))
+    made = Ledger(ledger.state, keepers=[file])
+    made.verify()
+    assert file.head() is None  # only looked at
+    made.entries()
+    assert file.head() is not None
+
+
+def test_who_read_a_line_less_a_moment_ago_reads_again(
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica adds a line, and shows it, between our reading and our asking."""
+    other = Ledger(ledger.state, keepers=[file])
+    answer = file.head
+
+    def overtaken() -> Head | None:
+        monkeypatch.setattr(file, "head", answer)
+        other.append(entry("four"))
+        return answer()
+
+    monkeypatch.setattr(file, "head", overtaken)
+    ours = Ledger(ledger.state, keepers=[file])
+    assert len(ours.entries()) == 4
+
+
+def test_lines_that_come_after_every_question_are_no_other_past(
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replica never rests: each answer tells of a line more than was read before."""
+    other, asks = Ledger(ledger.state, keepers=[file]), file.head
+
+    def overtaken() -> Head | None:
+        with monkeypatch.context() as quiet:
+            quiet.setattr(file, "head", asks)
+            other.append(entry("more"))
+        return asks()
+
+    ours = Ledger(ledger.state, keepers=[file])
+    with monkeypatch.context() as busy:
+        busy.setattr(file, "head", overtaken)
+        for _ in range(3):
+            ours.verify()
+    assert len(ours.entries()) == 6
+    older_copy(ledger.state)
+    with pytest.raises(PastChanged):
+        ours.verify()
+
+
+def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda lines: file.keep(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
+    assert file.head() == head(31)
+    file.replace(head(4))
+    assert file.head() == head(4)
+    file.replace(None)
+    assert file.head() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"lines": 3}', "[]"])
+def test_a_damaged_head_is_refused_until_somebody_says_so(
+    kept_ledger: Ledger, file: HeadFile, text: str
+) -> None:
+    file.path.write_text(text)
+    for ledger in (kept_ledger, Ledger(kept_ledger.state, keepers=[file])):
+        with pytest.raises(EvidenceError, match=r"is damaged.*gate accept-ledger"):
+            ledger.verify()
+    file.replace(head(3))
+    assert file.head() == head(3)
+
+
+def test_a_link_is_no_head(kept_ledger: Ledger, file: HeadFile, tmp_path: Path) -> None:
+    file.path.rename(tmp_path / "elsewhere")
+    file.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EvidenceError, match="is damaged"):
+        kept_ledger.verify()
+
+
+class Away(HeadFile):
+    """A keeper that can't be asked."""
+
+    def head(self) -> Head | None:
+        raise StateUnavailable("the database is away")
+
+    def keep(self, head: Head) -> None:
+        raise StateUnavailable("the database is away")
+
+
+def test_one_keeper_is_enough_while_another_is_away(
+    kept_ledger: Ledger, file: HeadFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox"), file])
+    both.append(entry("four"))
+    assert len(both.entries()) == 4
+    assert "the database is away" in caplog.text
+    older_copy(kept_ledger.state)
+    with pytest.raises(PastChanged):
+        both.entries()
+
+
+def test_without_any_keeper_nothing_is_read(kept_ledger: Ledger, file: HeadFile) -> None:
+    with pytest.raises(StateUnavailable):
+        Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox")]).entries()
+
+
+def test_a_head_that_can_not_be_kept_stops_what_would_be_done_by_it(
+    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.append(entry("four"))
+    with monkeypatch.context() as full:
+        full.setattr("gate.ledger.head.write_text", _no_room)
+        with pytest.raises(StorageError):
+            kept_ledger.entries()
+    assert len(kept_ledger.entries()) == 4
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+
+
+def _no_room(*_: object) -> None:
+    raise StorageError("no room")
+
+
+def test_a_line_that_no_keeper_saw_is_written_once(
+    kept_ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is on disk: that must not look as if it were not."""
+    with monkeypatch.context() as full:
+        full.setattr("gate.ledger.head.write_text", _no_room)
+        kept_ledger.append(entry("four"))
+    assert [e.reason for e in kept_ledger.entries()][3:] == ["four"]
+    kept = file.head()
+    assert kept is not None
+    assert kept.lines == 4
+
+
+def test_no_keeper_keeps_a_past_that_another_contradicts(
+    ledger: Ledger, file: HeadFile, tmp_path: Path
+) -> None:
+    """It would have to be told again when the right ledger is back."""
+    late = HeadFile(tmp_path / "inbox" / "head.json", place="the inbox")
+    made = Ledger(ledger.state, keepers=[late, file])
+    for reason in ("one", "two", "three"):
+        made.append(entry(reason))
+    good = rows(ledger.state)
+    late.replace(None)
+    older_copy(ledger.state)
+    with pytest.raises(PastChanged, match="the store saw"):
+        made.entries()
+    assert late.head() is None
+    put(ledger.state, good)
+    assert len(made.entries()) == 3
+
+
+def test_without_keepers_nothing_is_kept(ledger: Ledger) -> None:
+    ledger.append(entry("one"))
+    chain = ledger._chain
+    Keepers([]).compare(chain, again=ledger.entries)
+    Keepers([]).keep(chain, at="now")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
+    ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """And one that was crashed before it was kept is kept by whoever reads next."""
+    made = Ledger(ledger.state, keepers=[file])
+    made.append(entry("one"))
+    real, crashed = getattr(os, step), 0
+    for at in range(20):
+        calls = iter(range(99))
+
+        def crash(*arguments: object, at: int = at, calls: Iterator[int] = calls, **of: object):
+            if next(calls) == at:
+                raise Crash
+            return real(*arguments, **of)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, step, crash)
+            with contextlib.suppress(Crash):
+                Ledger(ledger.state, keepers=[file]).append(entry(str(at)))
+        crashed += next(calls) > at
+        lines = Ledger(ledger.state, keepers=[file]).entries()
+        kept = file.head()
+        assert kept is not None
+        assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.state, len(lines)))
+    assert crashed >= (2 if step == "fsync" else 1)

@@ -1,0 +1,342 @@
+"""What the ledger's lines say: one vocabulary, asked by everybody."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.ledger.entry import Action, LedgerEntry
+from gate.ledger.history import Histories, History
+from gate.storage.digest import Digest
+
+ACTIONS = get_args(Action)
+DIGEST = Digest.of_bytes(b"model")
+SERVING = {"promoted", "unchanged", "rolled_back", "reverted"}
+
+
+def entry(action: str, version: str | None = "1", **fields) -> LedgerEntry:
+    given_ = {"sha256": DIGEST, "reason": "because", "registry": "here", "model": "digits"}
+    return LedgerEntry(action=action, version=version, actor="me", **given_ | fields)
+
+
+def history(*lines: str) -> History:
+    """Each line: an action and a version, or an action that is about none."""
+    parts = (line.split() for line in lines)
+    return History(tuple(entry(action, *(rest or [None])) for action, *rest in parts))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_each_action_says_of_its_version(action):
+    one = history(f"{action} 1")
+    vouches = action in SERVING | {"passed"}
+    assert (one.vouching_for("1") is not None) is vouches
+    assert one.passed_any is vouches
+    assert one.was_served("1") is (action in SERVING)
+    assert one.serving == ("1" if action in SERVING else None)
+    assert one.served == (("1",) if action in SERVING else ())
+    silent = (
+        "reverted", "deployed", "not_deployed", "absolved", "conflict", "ledger_accepted",
+        "ledger_imported", "same_registry",
+    )  # fmt: skip
+    assert (one.standing("1") is not None) is (action not in silent)
+    assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
+    assert one.since_passed("1") == (action,)
+
+
+@pytest.mark.parametrize(
+    ("lines", "serving", "served"),
+    [
+        ([], None, ()),
+        (["passed 1", "refused 2"], None, ()),
+        (["promoted 1", "promoted 2"], "2", ("2", "1")),
+        (["promoted 1", "promoted 2", "rolled_back 1"], "1", ("1", "2")),
+        (["promoted 1", "promoted 2", "reverted 1", "violation 2"], "1", ("1", "2")),
+        (["promoted 1", "reverted"], None, ("1",)),
+        (["promoted 1", "unchanged 1", "deployed 1", "conflict 7"], "1", ("1",)),
+        (["promoted 1", "promoted 2", "reverted", "promoted 1"], "1", ("1", "2")),
+    ],
+)
+def test_what_serves_and_what_served(lines, serving, served):
+    assert (history(*lines).serving, history(*lines).served) == (serving, served)
+
+
+@pytest.mark.parametrize(
+    ("lines", "waiting"),
+    [
+        ([], []),
+        (["passed 1", "passed 2"], ["1", "2"]),
+        (["passed 1", "rejected 1"], []),
+        (["passed 1", "promoted 1"], []),
+        (["passed 1", "refused 1", "passed 2", "passed 1"], ["1", "2"]),
+        (["passed 1", "promoted 1", "unchanged 1"], []),
+        (["promoted 1", "promoted 2", "passed 1"], ["1"]),
+        (["passed 1", "violation 1"], []),
+        (["passed 1", "violation 1", "absolved 1"], ["1"]),
+        (["passed 1", "violation 1", "absolved 2"], []),
+        (["passed 1", "violation 1", "absolved 1", "violation 1"], []),
+        (["passed 1", "violation 1", "refused 1", "absolved 1"], []),
+        (["passed 1", "reverted 1", "conflict 1", "not_deployed 1"], ["1"]),
+    ],
+)
+def test_what_waits_for_review(lines, waiting):
+    assert [line.version for line in history(*lines).waiting] == waiting
+
+
+@pytest.mark.parametrize(
+    ("lines", "actions"),
+    [
+        ([], ()),
+        (["violation 1"], ("violation",)),
+        (["violation 1", "passed 1"], ("passed",)),
+        (["promoted 1", "violation 1", "absolved 1"], ("promoted", "absolved")),
+        (["promoted 1", "violation 1", "absolved 2"], ("promoted", "violation")),
+        (["promoted 1", "absolved 1", "violation 1"], ("promoted", "absolved", "violation")),
+        (["promoted 1", "rejected 1", "absolved 1"], ("promoted", "rejected", "absolved")),
+        (["promoted 1", "violation 1", "rejected 2"], ("promoted", "violation")),
+        (["violation 1", "promoted 1", "deployed 1"], ("promoted", "deployed")),
+        (["promoted 1", "violation 1", "unchanged 1"], ("promoted", "violation", "unchanged")),
+    ],
+)
+def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, actions):
+    assert history(*lines).since_passed("1") == actions
+
+
+def test_the_last_line_with_digests_vouches():
+    old, new = entry("passed"), entry("promoted", sha256=Digest.of_bytes(b"other"))
+    assert History((old, new)).vouching_for("1") == new
+    assert History((old, entry("promoted", sha256=None))).vouching_for("1") == old
+    assert History((entry("promoted", sha256=None),)).vouching_for("1") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (["promoted 1"], None),
+        (["promoted 1", "deployed 1"], "deployed"),
+        (["deployed 1", "deployed 2"], None),
+        (["deployed 1", "deployed 2", "deployed 1"], "deployed"),
+        (["deployed 1", "not_deployed 1"], "not_deployed"),
+        (["deployed 1", "not_deployed 2"], "deployed"),
+        (["not_deployed 1", "not_deployed 2"], None),
+        (["not_deployed 1", "deployed 1"], "deployed"),
+    ],
+)
+def test_the_last_word_on_deploying_a_version(lines, word):
+    last = history(*lines).deployment_of(entry("promoted", "1"))
+    assert (None if last is None else last.action) == word
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (["deployed 1", "promoted 1"], None),
+        (["promoted 1", "deployed 1", "passed 1"], "deployed"),
+        (["promoted 1", "deployed 1", "promoted 2", "rolled_back 1"], "deployed"),
+        (["promoted 1", "deployed 2"], None),
+    ],
+)
+def test_a_promotion_is_deployed_by_what_follows_it(lines, word):
+    last = history(*lines).deployment_of(entry("promoted", "1"))
+    assert (None if last is None else last.action) == word
+    assert history(*lines).was_deployed("1") is (word == "deployed")
+
+
+def test_another_version_under_the_number_was_not_deployed():
+    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    assert not History((entry("promoted"), other)).was_deployed("1")
+    assert not History((other,)).was_deployed("1")
+
+
+BACK = "rolled_back 1 2"
+"""From version 2 to version 1."""
+
+
+def with_previous(*lines: str) -> History:
+    parts = (line.split() for line in lines)
+    return History(
+        tuple(
+            entry(action, version, previous_version=previous[0] if previous else None)
+            for action, version, *previous in parts
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [
+        ([], set()),
+        (["promoted 1", "promoted 2 1"], set()),
+        ([BACK], {"2"}),
+        ([BACK, "deployed 1", "refused 2", "unchanged 2", "conflict 2", "violation 2"], {"2"}),
+        ([BACK, "passed 2"], set()),
+        ([BACK, "promoted 2 1"], set()),
+        ([BACK, "promoted 3 1"], {"2"}),
+        ([BACK, "rolled_back 2 1"], {"1"}),
+        ([BACK, "promoted 3 1", "rolled_back 1 3"], {"2", "3"}),
+        (["reverted 1 2"], set()),
+    ],
+)
+def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(lines, bad):
+    one = with_previous(*lines)
+    assert {version for version in "123" if one.rollback_of(version)} == bad
+    for version in bad:
+        line = one.rollback_of(version)
+        assert one.without(line).rollback_of(version) is None
+
+
+def test_which_versions_hold_these_bytes():
+    other = entry("promoted", "3", sha256=Digest.of_bytes(b"other"))
+    again = entry("promoted", "4", sha256=Digest.of_bytes(b"other"))
+    one = History(
+        (entry("passed", "2"), entry("promoted", "4"), other, again, entry("refused", "5"))
+    )
+    assert one.holding(DIGEST) == ("2",)
+
+
+def test_the_last_promotion():
+    first, last = entry("promoted"), entry("promoted", reason="again")
+    assert History((first, last, entry("passed"))).promotion_of("1") is last
+    assert History((entry("passed"),)).promotion_of("1") is None
+
+
+def test_a_deployment_of_other_bytes_under_the_number_is_none():
+    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    assert History((other,)).deployment_of(entry("promoted")) is None
+
+
+def test_a_move_is_told_by_its_operation():
+    moved = History((entry("promoted", operation="ab"), entry("deployed")))
+    assert moved.tells_of("ab")
+    assert not moved.tells_of("cd")
+    dropped = History((entry("conflict", operation="ab"),))
+    assert (dropped.tells_of("ab"), dropped.dropped("ab")) == (False, True)
+    assert (moved.dropped("ab"), dropped.dropped("cd")) == (False, False)
+
+
+VERSIONS = st.sampled_from(["1", "2", "3", None])
+LINES = st.lists(st.builds(entry, st.sampled_from(ACTIONS), VERSIONS), max_size=12)
+
+
+def of(one: History, version: str) -> tuple[object, ...]:
+    return (one.vouching_for(version), one.was_served(version), one.standing(version),
+            one.since_passed(version))  # fmt: skip
+
+
+@given(LINES)
+def test_lines_about_one_version_say_nothing_of_another(lines):
+    for version in ("1", "2", "3"):
+        alone = tuple(line for line in lines if line.version == version)
+        assert of(History(tuple(lines)), version) == of(History(alone), version)
+
+
+@given(LINES)
+def test_what_serves_is_what_served_last(lines):
+    one = History(tuple(lines))
+    assert one.serving in (None, *one.served[:1])
+    assert set(one.served) == {v for v in ("1", "2", "3") if one.was_served(v)}
+    assert len(set(one.served)) == len(one.served)
+
+
+@given(LINES)
+def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
+    one = History(tuple(lines))
+    standing = {v: one.standing(v) for v in ("1", "2", "3")}
+    waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
+    assert {line.version: line for line in one.waiting} == waiting
+    assert len(one.waiting) == len(waiting)
+
+
+@given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
+def test_some_lines_change_neither_what_serves_nor_what_waits(lines, action):
+    one, other = History(tuple(lines)), History((*lines, entry(action)))
+    assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
+
+
+LINES = st.lists(
+    st.tuples(
+        st.sampled_from(ACTIONS), st.sampled_from([None, "1", "2"]), st.sampled_from([None, "1"]),
+        st.sampled_from(["digits", "letters"]), st.sampled_from(["here", "there", "elsewhere"]),
+    ),
+    max_size=12,
+)  # fmt: skip
+A_DIGEST = Digest.of_bytes(b"x")
+
+
+def answers(one: History) -> list[object]:
+    """All that can be asked."""
+    said: list[object] = [
+        one.passed_any, one.change, one.last_move, one.serving, one.served, one.waiting,
+        one.holding(A_DIGEST), one.served_before("1", "2"),
+    ]  # fmt: skip
+    for version in ("1", "2", "3"):
+        vouched = one.vouching_for(version)
+        said += [
+            vouched, one.was_served(version), one.standing(version), one.since_passed(version),
+            one.promotion_of(version), one.rollback_of(version), one.was_deployed(version),
+            vouched and one.deployment_of(vouched),
+        ]  # fmt: skip
+    return said
+
+
+@given(LINES, st.lists(st.integers(0, 12), max_size=4))
+def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
+    entries = tuple(
+        LedgerEntry(action=action, version=version, previous_version=previous, model=model,
+                    registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(place))
+        for place, (action, version, previous, model, registry) in enumerate(lines)
+    )  # fmt: skip
+    histories, names = Histories(), frozenset({"here", "there"})
+    for stop in [*sorted(stops), len(entries)]:
+        read = entries[:stop]
+        plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
+        grown = histories.of(read, "digits", registries=names)
+        assert grown.entries == plain
+        assert answers(grown) == answers(History(plain))
+
+
+def test_a_ledger_that_was_read_anew_has_another_history() -> None:
+    def read(*versions: str) -> tuple[LedgerEntry, ...]:
+        lines = (f"promoted {version}" for version in versions)
+        return history(*lines).entries
+
+    histories = Histories()
+    first, name = read("1", "2"), frozenset({"here"})
+    assert histories.of(first, "digits", registries=name).serving == "2"
+    for other in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
+        serving = other[-1].version if other else None
+        assert histories.of(other, "digits", registries=name).serving == serving
+
+
+MADE = "2026-03-01T12:00:00.123+00:00"
+
+
+@pytest.mark.parametrize(
+    ("action", "fields", "judged"),
+    [
+        ("refused", {"made_at": MADE}, True),
+        ("refused", {"made_at": "2026-02-01T12:00:00.123+00:00"}, False),
+        ("promoted", {"at": "2026-03-01T12:00:00+00:00"}, True),
+        ("promoted", {"at": "2026-03-01T11:56:00+00:00"}, True),  # the clocks differ
+        ("promoted", {"at": "2026-03-01T11:54:00+00:00"}, False),
+        ("promoted", {"at": "once upon a time"}, True),
+        ("reverted", {"made_at": MADE}, True),
+        ("conflict", {"made_at": MADE}, False),
+        ("deployed", {"made_at": MADE}, False),
+    ],
+)
+def test_a_version_is_judged_by_a_line_since_the_registry_made_it(action, fields, judged):
+    one = History((entry(action, **fields),))
+    assert one.judged("1", made_at=MADE) is judged
+    assert one.judged("2", made_at=MADE) is False
+    assert one.judged("1", made_at=None) is (action not in ("conflict", "deployed"))
+
+
+def test_what_the_gate_passed_before_anything_was_signed():
+    lines = [entry("promoted", "1"), entry("promoted", "2", signers=("k",)), entry("promoted", "3")]
+    one = History(tuple(lines))
+    found = {number: one.predates_signing(number) for number in "1234"}
+    assert found == {"1": True, "2": False, "3": False, "4": False}
+    assert History((*lines, entry("promoted", "1"))).predates_signing("1") is False

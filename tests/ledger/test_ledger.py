@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, event
+
+from gate.errors import EvidenceError, StateUnavailable, StorageError
+from gate.ledger import entry as entry_module
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.state import database
+from gate.storage.digest import Digest
+from tests.ledger.rows import Place, parsed_lines, put, put_lines, replace, rows
+from tests.ledger.rows import lines as kept_lines
+
+
+def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
+    return LedgerEntry.model_validate(
+        {"action": "promoted", "registry": "sqlite:///x", "model": "digits", "reason": reason}
+        | fields
+    )
+
+
+def fill(place: Place, *reasons: str) -> Ledger:
+    ledger = Ledger(place)
+    for reason in reasons:
+        ledger.append(entry(reason))
+    return ledger
+
+
+def test_what_is_appended_is_read_back(ledger: Ledger) -> None:
+    sha256 = Digest.of_bytes(b"model")
+    written = [
+        ledger.append(entry("one", version="1", sha256=sha256)),
+        ledger.append(entry("zwei\nü", action="refused", previous_version="1")),
+    ]
+    assert list(ledger.entries()) == written
+    assert written[0].parent is None
+    lines = kept_lines(ledger.state)
+    assert written[1].parent == Digest.of_bytes(lines[0])
+    assert json.loads(lines[0])["sha256"] == str(sha256)
+
+
+def test_an_entry_says_who_and_when() -> None:
+    made = entry()
+    assert "@" in made.actor
+    assert made.at.endswith("+00:00")
+
+
+def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(entry_module.getpass, "getuser", nameless)
+    assert entry_module.actor().startswith("uid")
+
+
+def test_no_ledger_is_an_empty_one(ledger: Ledger) -> None:
+    assert ledger.entries() == ()
+    assert not ledger.state.is_there
+
+
+@pytest.mark.parametrize(
+    ("spoil", "number"),
+    [
+        (lambda lines: [lines[0].replace(b"one", b"ONE"), *lines[1:]], 2),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [lines[0], lines[2]], 2),
+        (lambda lines: [lines[1], lines[0], lines[2]], 1),
+        (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
+        (lambda lines: [lines[0], b"", *lines[1:]], 2),
+        (lambda lines: [lines[0], b"{}", *lines[1:]], 2),
+        (lambda lines: [lines[0], lines[1][:20], lines[2]], 2),
+        (lambda lines: [lines[0].replace(b",", b",\n"), *lines[1:]], 1),
+    ],
+    ids=[
+        "edited",
+        "first gone",
+        "middle gone",
+        "swapped",
+        "twice",
+        "blank",
+        "foreign",
+        "cut",
+        "two lines",
+    ],
+)
+def test_a_changed_ledger_is_seen_at_its_line(ledger: Ledger, spoil, number: int) -> None:
+    fill(ledger.state, "one", "two", "three")
+    before = spoil(kept_lines(ledger.state))
+    put_lines(ledger.state, before)
+    for use in (ledger.entries, lambda: ledger.append(entry())):
+        with pytest.raises(EvidenceError, match=rf"ledger\.db:{number}: .*Restore"):
+            use()
+    assert kept_lines(ledger.state) == before
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_row_that_was_taken_out_is_seen(ledger: Ledger, gone: int) -> None:
+    fill(ledger.state, "one", "two", "three")
+    put(ledger.state, [row for row in rows(ledger.state) if row.number != gone])
+    with pytest.raises(EvidenceError, match=rf"ledger\.db:{gone}: the chain is broken"):
+        ledger.entries()
+
+
+def test_a_number_that_does_not_fit_is_seen_although_the_lines_do(ledger: Ledger) -> None:
+    fill(ledger.state, "one", "two", "three")
+    *before, last = rows(ledger.state)
+    put(ledger.state, [*before, last._replace(number=7)])
+    with pytest.raises(EvidenceError, match=r"ledger\.db:3: the chain is broken.*number 7"):
+        ledger.entries()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE gate_ledger SET line = 'x'", "UPDATE gate_ledger SET signature = 'x'",
+     "DELETE FROM gate_ledger", "TRUNCATE gate_ledger"],
+)  # fmt: skip
+def test_the_database_refuses_to_change_a_row(both: Ledger, statement: str) -> None:
+    fill(both.state, "one")
+    if "TRUNCATE" in statement and "postgresql" not in both.place:
+        return
+    with (
+        pytest.raises(StateUnavailable, match="append-only"),
+        both.state.writing() as connection,
+    ):
+        connection.exec_driver_sql(statement)
+    assert [e.reason for e in both.entries()] == ["one"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "text"])
+def test_what_is_no_database_is_a_clear_error(ledger: Ledger, kind: str) -> None:
+    path = Path(ledger.place)
+    path.parent.mkdir()
+    path.mkdir() if kind == "folder" else path.write_text("no database, but quite some text\n" * 99)
+    for use in (ledger.entries, lambda: ledger.append(entry())):
+        with pytest.raises(StateUnavailable, match=re.escape(f"the database {path} can't be used")):
+            use()
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_was(ledger: Ledger) -> None:
+    fill(ledger.state, "one")
+    with ledger.state.reading() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+
+    def small(connection: Any, _record: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    engine = ledger.state._opened()
+    event.listen(engine, "connect", small)
+    with pytest.raises(StorageError, match="full"):
+        ledger.append(entry("two" * 10_000))
+    event.remove(engine, "connect", small)
+    assert [e.reason for e in ledger.entries()] == ["one"]
+    assert [e.reason for e in fill(ledger.state, "two").entries()] == ["one", "two"]
+
+
+def test_a_ledger_locked_for_long_is_a_clear_error(ledger: Ledger, monkeypatch) -> None:
+    fill(ledger.state, "one")
+    monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
+    with (
+        closing(sqlite3.connect(ledger.place, isolation_level=None)) as other,
+        pytest.raises(StateUnavailable, match="locked.*nothing is damaged"),
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        Ledger(Path(ledger.place)).append(entry("two"))
+    assert len(ledger.entries()) == 1
+
+
+def test_a_file_that_was_removed_is_not_made_again(ledger: Ledger) -> None:
+    fill(ledger.state, "one")
+    Path(ledger.place).unlink()
+    assert ledger.entries() == ()
+    with pytest.raises(StateUnavailable, match="unable to open"):
+        ledger.append(entry("two"))
+    assert not Path(ledger.place).exists()
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after the commit", "before it"])
+def test_a_database_that_breaks_off_leaves_each_line_once(ledger: Ledger, after: bool) -> None:
+    """What was committed and not answered is not written again."""
+    fill(ledger.state, "one")
+    real = ledger.state.writing
+
+    @contextmanager
+    def broken() -> Iterator[Connection]:
+        with real() as connection:
+            yield connection
+            if not after:
+                raise StateUnavailable("the server went away")
+        raise StateUnavailable("the server went away")
+
+    ledger.state.writing = broken  # type: ignore[method-assign]
+    if after:
+        assert ledger.append(entry("two")) == ledger.entries()[-1]
+    else:
+        with pytest.raises(StateUnavailable):
+            ledger.append(entry("two"))
+    assert [e.reason for e in ledger.entries()] == ["one", "two"][: 1 + after]
+
+
+def test_many_processes_append_at_once(both_urls: str) -> None:
+    """To a database that none of them has made yet."""
+    ledger = Ledger(both_urls)
+    context = multiprocessing.get_context("spawn")
+    writers = [
+        context.Process(target=fill, args=(both_urls, *(f"{w}-{i}" for i in range(10))))
+        for w in range(3)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert sorted(e.reason for e in ledger.entries()) == sorted(
+        f"{w}-{i}" for w in range(3) for i in range(10)
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(reasons=st.lists(st.text(max_size=30), min_size=2, max_size=4), place=st.integers(0))
+def test_no_character_before_the_last_line_can_change_unseen(
+    tmp_path_factory, reasons, place
+) -> None:
+    ledger = fill(tmp_path_factory.mktemp("chain") / "ledger.db", *reasons)
+    kept = kept_lines(ledger.state)
+    number = place % (len(kept) - 1)
+    text = kept[number].decode()
+    at = place % len(text)
+    kept[number] = (text[:at] + chr(ord(text[at]) ^ 0x01) + text[at + 1 :]).encode()
+    put_lines(ledger.state, kept)
+    with pytest.raises(EvidenceError):
+        Ledger(ledger.state).entries()
+
+
+def test_what_was_read_is_not_parsed_again_and_an_edit_is_seen(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = parsed_lines(monkeypatch)
+    fill(ledger.state, "one", "two")
+    reading = Ledger(ledger.state)
+    assert len(reading.entries()) == 2
+    other = Ledger(ledger.state)
+    other.append(entry("three"))
+    parsed.clear()
+    assert [e.reason for e in reading.entries()] == ["one", "two", "three"]
+    assert parsed == [3]
+    parsed.clear()
+    reading.append(entry("four"))
+    assert len(reading.entries()) == 4
+    assert parsed == [4]
+    replace(ledger.state, b'"one"', b'"eno"')
+    reading._chain._hashed_at = -math.inf
+    with pytest.raises(EvidenceError, match="the chain is broken"):
+        reading.entries()
+    put_lines(ledger.state, kept_lines(ledger.state)[:1])
+    assert [e.reason for e in reading.entries()] == ["eno"]
+
+
+def test_who_only_verifies_keeps_no_entries(ledger: Ledger) -> None:
+    fill(ledger.state, "one", "two")
+    ledger = Ledger(ledger.state)
+    ledger.verify()
+    assert ledger._entries is None
+    assert [e.reason for e in ledger.entries()] == ["one", "two"]
+    Ledger(ledger.state).append(entry("three"))
+    ledger.verify()
+    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]

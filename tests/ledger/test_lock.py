@@ -1,0 +1,286 @@
+"""The lock is a lease in the database: a dead holder is replaced, and one that lost it is stopped."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import pytest
+import sqlalchemy as sa
+
+from gate.errors import PromotionConflict, StateUnavailable
+from gate.ledger import lease, lock
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.holder import Holder
+from gate.ledger.journal import Journal
+from gate.ledger.ledger import Ledger
+from gate.ledger.lock import promotion_lock
+from gate.ledger.tables import LOCKS
+from tests.ledger.rows import holders
+from tests.service.postgres import MISSING, Postgres, postgres, program
+
+
+def entry(reason: str) -> LedgerEntry:
+    return LedgerEntry(
+        action="promoted", registry="here", model="digits", reason=reason, version="1"
+    )
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    _be_short(monkeypatch.setattr)
+
+
+def _be_short(put: Callable[[object, str, float], None]) -> None:
+    for module in (lease, lock):
+        put(module, "LEASE_S", 0.5)
+
+
+def change(ledger: Ledger, **values: object) -> None:
+    """Of the row, as another process would."""
+    with ledger.state.writing() as connection:
+        assert connection.execute(sa.update(LOCKS).values(**values)).rowcount == 1
+
+
+def reasons(ledger: Ledger) -> list[str]:
+    return [line.reason for line in Ledger(ledger.state).entries()]
+
+
+def _hold(url: str, pipe: Connection, *, briefly: bool) -> None:
+    """Take the lock; then write a line, and end the journal, whenever the parent says so."""
+    if briefly:
+        _be_short(setattr)
+    ledger = Ledger(url)
+    journal = Journal(ledger, model="digits", registry="here")
+    with promotion_lock(ledger):
+        journal.begin(entry("of the child"))
+        pipe.send("held")
+        pipe.recv()
+        for write in (
+            lambda: ledger.append(entry("late")),
+            journal.end,
+            lambda: journal.begin(entry("x")),
+        ):
+            try:
+                write()
+                pipe.send("written")
+            except PromotionConflict as error:
+                pipe.send(str(error))
+
+
+@contextmanager
+def holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connection]]:
+    """Another process that has the lock."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(url, theirs), kwargs={"briefly": briefly})
+    process.start()
+    try:
+        assert ours.poll(30)
+        assert ours.recv() == "held"
+        assert process.pid is not None
+        yield process.pid, ours
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+        theirs.close()
+
+
+def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
+    ledger = Ledger(both_urls)
+    with holding(both_urls) as (pid, _):
+        with pytest.raises(PromotionConflict, match=f"process {pid} on "):
+            promotion_lock(ledger).__enter__()
+        os.kill(pid, signal.SIGKILL)  # it is not waited for yet: a zombie is dead, too
+        with promotion_lock(ledger, patience_s=5.0):
+            journal = Journal(ledger, model="digits", registry="here")
+            assert journal.pending() is not None  # what it had begun
+
+
+@pytest.mark.usefixtures("short")
+def test_who_was_stopped_and_comes_back_writes_nothing(both_urls: str) -> None:
+    ledger = Ledger(both_urls)
+    with holding(both_urls, briefly=True) as (pid, pipe):
+        os.kill(pid, signal.SIGSTOP)
+        with promotion_lock(ledger, patience_s=10.0):
+            ledger.append(entry("ours"))
+            journal = Journal(ledger, model="digits", registry="here")
+            ours = journal.begin(entry("ours, too"))
+            os.kill(pid, signal.SIGCONT)
+            pipe.send("go on")
+            answers = [pipe.recv() for _ in range(3)]
+            assert ["was lost" in answer for answer in answers] == [True] * 3
+            assert journal.pending() == ours
+        assert reasons(ledger) == ["ours"]
+
+
+@pytest.mark.usefixtures("short")
+def test_who_works_for_longer_than_the_lease_keeps_it(both: Ledger) -> None:
+    with promotion_lock(both):
+        with pytest.raises(PromotionConflict):
+            promotion_lock(Ledger(both.state), patience_s=1.2).__enter__()
+        both.append(entry("ours"))
+    assert reasons(both) == ["ours"]
+    assert holders(both.state) == {}
+
+
+class TestAnotherHost:
+    """Whose processes nobody here knows of."""
+
+    def held(self, ledger: Ledger, **values: object) -> None:
+        stranger = Holder(pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1")
+        change(ledger, token="theirs", holder=stranger.to_json(), **values)
+
+    def test_its_lease_is_waited_for(self, both: Ledger) -> None:
+        with promotion_lock(both):
+            self.held(both)
+            with pytest.raises(PromotionConflict, match="process 1 on elsewhere since 2026"):
+                promotion_lock(Ledger(both.state)).__enter__()
+        assert list(holders(both.state)) == ["promotion"]  # ours was lost: nothing to free
+
+    def test_it_is_replaced_when_that_is_over(self, both: Ledger) -> None:
+        with promotion_lock(both):
+            self.held(both, leased_until=time.time() - 1.0)
+            with promotion_lock(Ledger(both.state)):
+                with pytest.raises(PromotionConflict, match="was lost"):
+                    both.append(entry("late"))
+                assert "elsewhere" not in holders(both.state)["promotion"]
+
+    @pytest.mark.parametrize("text", ["{", '{"pid": 1}', ""])
+    def test_one_that_does_not_say_its_name(self, both: Ledger, text: str) -> None:
+        with promotion_lock(both):
+            change(both, token="theirs", holder=text)
+            with pytest.raises(PromotionConflict, match="does not say its name"):
+                promotion_lock(Ledger(both.state)).__enter__()
+
+
+def test_whoever_lost_it_writes_nothing(both: Ledger) -> None:
+    journal = Journal(both, model="digits", registry="here")
+    with promotion_lock(both):
+        move = journal.begin(entry("one"))
+        change(both, token="theirs")
+        for write in (
+            lambda: both.append(entry("two")), journal.end, journal.set_aside,
+            lambda: journal.begin(entry("three")),
+        ):  # fmt: skip
+            with pytest.raises(PromotionConflict, match=r"was lost.*Nothing was written"):
+                write()
+        assert journal.pending() == move
+    assert reasons(both) == []
+    both.append(entry("without any lock"))
+    assert reasons(both) == ["without any lock"]
+
+
+def test_a_lease_that_was_over_and_that_nobody_took_is_still_ours(both: Ledger) -> None:
+    with promotion_lock(both):
+        change(both, leased_until=0.0)
+        both.append(entry("one"))
+        with pytest.raises(PromotionConflict):
+            promotion_lock(Ledger(both.state)).__enter__()
+    assert reasons(both) == ["one"]
+
+
+def test_a_ledger_that_nobody_uses_any_more_lets_go_of_the_database(both_urls: str) -> None:
+    """At once: connections to a server are few."""
+    ledger = Ledger(both_urls)
+    ledger.append(entry("one"))
+    with promotion_lock(ledger):
+        Journal(ledger, model="digits", registry="here").pending()
+    state = weakref.ref(ledger.state)
+    gc.disable()
+    try:
+        del ledger
+        assert state() is None
+    finally:
+        gc.enable()
+
+
+class TestHolder:
+    def test_this_process_lives(self) -> None:
+        assert not Holder.this_process(since="now").is_dead()
+
+    def test_a_process_that_has_its_number_now_is_another(self) -> None:
+        me = Holder.this_process(since="now")
+        assert me.start is not None
+        assert me.model_copy(update={"start": "1"}).is_dead()
+
+    def test_no_process_has_its_number(self) -> None:
+        me = Holder.this_process(since="now")
+        assert me.model_copy(update={"pid": 2**22 + 1}).is_dead()
+
+    @pytest.mark.parametrize("machine", [None, "another"])
+    def test_of_another_machine_nobody_knows(self, machine: str | None) -> None:
+        me = Holder.this_process(since="now")
+        assert not me.model_copy(update={"pid": 2**22 + 1, "machine": machine}).is_dead()
+
+    def test_without_proc_nobody_knows(self, monkeypatch, tmp_path) -> None:
+        monkeypatch.setattr("gate.ledger.holder._PROC", tmp_path)
+        assert not Holder.this_process(since="now").is_dead()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """Of its own: after a power cut it goes through all that others did before."""
+    if program("initdb") is None:
+        pytest.skip(MISSING)
+    with postgres() as started:
+        yield started
+
+
+class TestRestart:
+    """PostgreSQL goes away in the middle, as in a power cut."""
+
+    @pytest.fixture
+    def ledger(self, server: Postgres) -> Ledger:
+        return Ledger(server.url)
+
+    def test_in_a_line(
+        self, ledger: Ledger, server: Postgres, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        signed = ledger.signed
+
+        def cut_off(line: LedgerEntry, *, number: int):
+            server.restart()
+            return signed(line, number=number)
+
+        before = reasons(ledger)
+        with promotion_lock(ledger):
+            ledger.append(entry("one"))
+            with monkeypatch.context() as once:
+                once.setattr(ledger, "signed", cut_off)
+                with pytest.raises(StateUnavailable, match="can't be used now"):
+                    ledger.append(entry("two"))
+            assert reasons(ledger) == [*before, "one"]
+            ledger.append(entry("two"))  # the lock is in the database, and still ours
+            with pytest.raises(PromotionConflict):
+                promotion_lock(Ledger(ledger.state)).__enter__()
+        assert reasons(ledger) == [*before, "one", "two"]
+        assert holders(ledger.state) == {}
+
+    def test_for_longer_than_the_lease(
+        self, ledger: Ledger, server: Postgres, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ledger.append(entry("one"))
+        before = reasons(ledger)
+        with promotion_lock(ledger):
+            server.stop()
+            with pytest.raises(StateUnavailable):
+                ledger.append(entry("two"))
+            server.start()
+            change(ledger, token="theirs")
+            with pytest.raises(PromotionConflict, match="was lost"):
+                ledger.append(entry("two"))
+            server.stop()
+        assert "is free only in 15 s" in caplog.text
+        with pytest.raises(StateUnavailable):
+            promotion_lock(ledger).__enter__()
+        server.start()
+        assert reasons(ledger) == before

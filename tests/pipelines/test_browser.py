@@ -1,0 +1,31 @@
+"""On a machine with Chromium the pipeline measures the browser too, and its run shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from gate.records.evidence import Evidence
+from pipelines import export, parity, paths
+from pipelines.override import override
+from pipelines.run import known_run, tracking_uri
+from tests.runtimes.browser.pages import BROWSER
+
+
+@BROWSER
+@pytest.mark.proof
+def test_the_run_has_the_browser_beside_the_others(trained: Path) -> None:
+    override(["gate.runtimes.browser-wasm.required=when_present"])
+    assert export.main() == 0
+    assert parity.main() == 0
+    browser = Evidence.load(paths.EVIDENCE).runtime("browser-wasm")
+    assert browser is not None
+    assert browser.measured, browser.failure
+    run = known_run("parity")
+    assert run is not None
+    metrics = MlflowClient(tracking_uri()).get_run(run.run_id).data.metrics
+    assert metrics["browser-wasm/max_abs_diff"] < 1e-4
+    assert metrics["ort-cpu/max_abs_diff"] < 1e-4
+    assert len(metrics) <= 50

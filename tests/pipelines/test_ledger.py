@@ -1,0 +1,55 @@
+"""The project's ledger: the key of what was measured signs it, and one of before is not forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.attestation.keys import SigningKey
+from gate.errors import EvidenceError, Untrusted
+from gate.ledger.jsonl import import_jsonl
+from pipelines import paths
+from pipelines.ledger import project_ledger
+from tests.ledger.keys import Writers
+from tests.ledger.rows import rows
+from tests.ledger.test_jsonl import GOLDEN
+from tests.ledger.test_signature import entry
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DVC_ROOT", "GATE_SIGNING_KEY", "GATE_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_its_lines_are_signed_by_the_projects_key() -> None:
+    ledger = project_ledger(is_written=True)
+    ledger.append(entry("one"))
+    own = SigningKey.of_file(paths.state() / "keys" / "local.pem")
+    (row,) = rows(paths.database())
+    assert own.public.key_id in (row.signature or "")
+
+
+def test_a_ledger_of_before_the_database_is_not_forgotten() -> None:
+    paths.state().mkdir()
+    old = paths.state() / "ledger.jsonl"
+    old.write_bytes((GOLDEN / "ledger-v1.jsonl").read_bytes())
+    with pytest.raises(EvidenceError, match="gate history import"):
+        project_ledger(is_written=True)
+    assert rows(paths.database()) == []
+    project_ledger(is_written=False)  # what is handed in goes without it
+    import_jsonl(project_ledger(is_written=False), old)
+    assert len(project_ledger(is_written=True).entries()) == 4
+
+
+def test_a_key_that_nobody_would_believe_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Writers(tmp_path).trusting("service").save(tmp_path / "trust.json")
+    monkeypatch.setenv("GATE_TRUST", str(tmp_path / "trust.json"))
+    with pytest.raises(Untrusted, match="trusted as a writer"):
+        project_ledger(is_written=True)
+    monkeypatch.setenv("GATE_SIGNING_KEY", str(tmp_path / "service.pem"))
+    assert project_ledger(is_written=True).entries() == ()

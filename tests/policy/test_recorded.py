@@ -1,0 +1,48 @@
+"""What a policy may say of a recording, and what it can't ask of one."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from gate.policy.policy import Policy
+from gate.policy.recorded import UNREPEATED, is_recorded, may_lack_probes
+from gate.policy.sections import Bounds, RuntimePolicy
+from tests import builders
+
+
+def policy(name="phone", **fields) -> Policy:
+    wanted = {"required": "always", "kind": "recorded"} | fields
+    wanted.setdefault("bounds", Bounds(noise_ratio=32.0, top1_agreement=1.0))
+    plain = builders.policy()
+    runtimes = {**plain.runtimes, name: RuntimePolicy(**wanted)}
+    return Policy(**{**dict(plain), "runtimes": runtimes})
+
+
+@pytest.mark.parametrize("bound", UNREPEATED)
+def test_what_takes_two_answers_is_not_asked_of_one(bound):
+    bounds = Bounds(**{"noise_ratio": 32.0, "top1_agreement": 1.0, bound: 1.0})
+    with pytest.raises(ValidationError, match=f"phone.*{bound} can't be measured on a recording"):
+        policy(bounds=bounds)
+    policy(bounds=bounds, required="never")
+
+
+@pytest.mark.parametrize("options", [{"probes": "never"}, {"folder": "recordings/phone"}])
+def test_other_options_are_refused(options):
+    with pytest.raises(ValidationError, match="phone"):
+        policy(options=options)
+
+
+def test_probes_may_be_missing_only_where_the_policy_says_so():
+    assert is_recorded(policy(), "phone")
+    assert not may_lack_probes(policy(), "phone")
+    lenient = policy(options={"probes": "when_recorded"})
+    assert may_lack_probes(lenient, "phone")
+    assert not is_recorded(lenient, "ort-cpu")
+    assert not may_lack_probes(lenient, "ort-cpu")
+    assert is_recorded(policy("recorded", kind=None), "recorded")
+
+
+def test_an_option_of_that_name_waives_nothing_of_a_runtime_that_computes():
+    other = policy("acme", kind=None, options={"probes": "when_recorded"})
+    assert not may_lack_probes(other, "acme")

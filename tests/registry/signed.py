@@ -1,0 +1,85 @@
+"""Releases with statements, signed by keys of the tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gate.attestation.keys import SigningKey
+from gate.attestation.measurement import CodeVersion
+from gate.attestation.resource import resource_of
+from gate.attestation.statements import Signatory, Statements
+from gate.attestation.trust import Trust, TrustedKey
+from gate.decision.decision import decide
+from gate.policy.policy import Policy
+from gate.registry.judged import Judged
+from gate.registry.release import Release
+from gate.registry.vouching import named_beside
+from gate.storage.digest import Digest
+from tests.registry.releases import NAME
+
+CODE = CodeVersion(parity_gate="1", commit="c" * 40, dirty=False)
+
+
+@dataclass(frozen=True)
+class Signing:
+    """Who signs, for which model of which registry, and when it was decided."""
+
+    key: SigningKey
+    registry: str = "simulator"
+    model: str = NAME
+    at: str | None = None
+    """None: now."""
+
+    def signed(self, release: Release, policy: Policy) -> Release:
+        """The release with a decision of this moment, and statements; its twin likewise."""
+        at = self.at or datetime.now(UTC).isoformat(timespec="seconds")
+        extra = dict(named_beside(release))
+        release = replace(release, decision=_decided(release, policy, at))
+        if release.twin is not None:
+            assert policy.twin is not None
+            twin = replace(release.twin, decision=_decided(release.twin, policy.twin, at))
+            vectors = twin.golden_sha256
+            named = {} if vectors is None else {"golden/golden.json": vectors}
+            twin = replace(twin, statements=self._statements(twin, policy.twin, named))
+            release = replace(release, twin=twin)
+            named |= files_of(twin)
+            extra |= {f"quantized/{name}": digest for name, digest in named.items()}
+        return replace(release, statements=self._statements(release, policy, extra))
+
+    def _statements(
+        self, judged: Judged, policy: Policy, extra: Mapping[str, Digest]
+    ) -> Statements:
+        who = Signatory(self.key, CODE)
+        subjects = {**files_of(judged), **extra}
+        resource = resource_of(self.registry, self.model)
+        return Statements(
+            who.measured(judged.evidence, subjects),
+            who.decided(judged.decision, subjects, precision=policy.precision, resource=resource),
+        )
+
+
+def files_of(judged: Judged) -> dict[str, Digest]:
+    """The file, with its external data."""
+    path = judged.onnx_path
+    names = (path.name, *judged.evidence.subject.external_data)
+    return {name: Digest.of_file(path.parent / name) for name in names}
+
+
+def trust_in(*measurers: SigningKey, **overrides: Any) -> Trust:
+    keys = tuple(TrustedKey(**key.public.to_plain()) for key in measurers)
+    return Trust(**{"measurers": keys, **overrides})
+
+
+def save(trust: Trust, path: Path) -> Path:
+    """As a file with a section `trust:`; JSON is YAML."""
+    path.write_text(json.dumps({"trust": trust.to_plain()}))
+    return path
+
+
+def _decided(judged: Judged, policy: Policy, at: str) -> Any:
+    return decide(policy, judged.evidence, decided_at=at)

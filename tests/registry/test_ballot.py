@@ -1,0 +1,331 @@
+"""Which reviewers' statements count: exactly this version, trusted, fresh, each key once."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.attestation.approval import APPROVAL_TYPE, Reviewable
+from gate.attestation.envelope import SignedStatement
+from gate.attestation.keys import SigningKey
+from gate.attestation.statement import Statement, resources
+from gate.attestation.summary import SUMMARY_TYPE
+from gate.attestation.trust import Trust, TrustedKey
+from gate.registry.ballot import Ballot, Poll
+from gate.registry.page.reviewer import COMMENT_LIMIT, STATEMENT_TAG
+from gate.registry.signed_review import STATEMENT_LIMIT
+from tests import builders
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+BEFORE = NOW - timedelta(hours=1)
+OF = Reviewable(
+    registry="https://registry", model="digits", version="2",
+    sha256=builders.digest("model"), decision=builders.digest("decision"),
+)  # fmt: skip
+NAMES = ("alice", "bob", "carol", "ci", "mallory")
+Tags = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SigningKey]:
+    folder = tmp_path_factory.mktemp("keys")
+    return {
+        name: SigningKey.make(
+            folder / f"{name}.pem", scheme="ecdsa" if name == "bob" else "ed25519"
+        )
+        for name in NAMES
+    }
+
+
+def trusted(key: SigningKey, **more: Any) -> TrustedKey:
+    return TrustedKey(**key.public.to_plain(), **more)
+
+
+def trust_in(keys: dict[str, SigningKey], **more: Any) -> Trust:
+    """ci measures; alice, bob, carol and ci review."""
+    reviewers = tuple(trusted(keys[name]) for name in ("alice", "bob", "carol", "ci"))
+    return Trust(**{"measurers": (trusted(keys["ci"]),), "reviewers": reviewers, **more})
+
+
+def poll(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any) -> Poll:
+    fields: dict[str, Any] = {
+        "trust": trust or trust_in(keys),
+        "registries": frozenset({"https://registry", "http://same-registry:5000"}),
+        "measurers": frozenset({keys["ci"].public.key_id}),
+        "closed_at": None,
+        "now": NOW,
+    }
+    return Poll(**fields | more)
+
+
+def said(
+    key: SigningKey, word: Any = "approved", *, at: datetime = BEFORE, under: SigningKey | None = None,
+    comment: str | None = None, **of: Any,
+) -> Tags:  # fmt: skip
+    """The tag of a statement by a key, or under the name of another."""
+    signed = dataclasses.replace(OF, **of).signed(word, key, at=at, comment=comment)
+    return {f"{STATEMENT_TAG}{(under or key).public.short}": signed.compact}
+
+
+def stating(key: SigningKey, predicate_type: str) -> Tags:
+    """Another statement by the key."""
+    statement = Statement(
+        subject=resources({"model": OF.sha256}), predicate_type=predicate_type, predicate={}
+    )
+    return {f"{STATEMENT_TAG}{key.public.short}": SignedStatement.sign(statement, key).compact}
+
+
+def spoiled(tags: Tags, change: Callable[[dict[str, Any]], Any]) -> Tags:
+    ((name, text),) = tags.items()
+    envelope = json.loads(text)
+    change(envelope)
+    return {name: json.dumps(envelope)}
+
+
+def edited(envelope: dict[str, Any]) -> None:
+    payload = base64.b64decode(envelope["payload"]).replace(b'"2"', b'"3"')
+    envelope["payload"] = base64.b64encode(payload).decode()
+
+
+def turned(envelope: dict[str, Any]) -> None:
+    payload = base64.b64decode(envelope["payload"]).replace(b"rejected", b"approved")
+    envelope["payload"] = base64.b64encode(payload).decode()
+
+
+def stripped(envelope: dict[str, Any]) -> None:
+    envelope["signatures"] = []
+
+
+def of_another_type(envelope: dict[str, Any]) -> None:
+    envelope["payloadType"] = "text/plain"
+
+
+def renamed(envelope: dict[str, Any], *, key_id: str) -> None:
+    envelope["signatures"][0]["keyid"] = key_id
+
+
+Case = tuple[Callable[[dict[str, SigningKey]], Tags], int, str]
+CASES: dict[str, Case] = {
+    "nothing": (lambda k: {}, 0, "0 of 2 signed approvals"),
+    "one of two": (lambda k: said(k["alice"]), 1, "1 of 2 signed approvals (alice ("),
+    "two": (lambda k: said(k["alice"]) | said(k["bob"]), 2, "2 of 2"),
+    "at another address of the registry": (
+        lambda k: said(k["alice"], registry="http://same-registry:5000"), 1, "1 of 2"),
+    "one key under two names": (
+        lambda k: said(k["alice"]) | said(k["alice"], under=k["bob"]), 1, "1 of 2"),
+    "the key that measured": (
+        lambda k: said(k["ci"]), 0, "this key vouches for the verdict itself"),
+    "an unknown key": (
+        lambda k: said(k["mallory"]), 0, "not among the trusted reviewers (trust.reviewers): the key"),
+    "an unknown key under a reviewer's name": (
+        lambda k: said(k["mallory"], under=k["alice"]), 0, "signed by 0 of the keys"),
+    "an unknown key that says that it is a reviewer's": (
+        lambda k: spoiled(said(k["mallory"], under=k["alice"]),
+                          lambda e: renamed(e, key_id=k["alice"].public.key_id)),
+        0, "signed by 0 of the keys"),
+    "another version": (lambda k: said(k["alice"], version="1"), 0, "about version 1, expected 2"),
+    "another model": (
+        lambda k: said(k["alice"], model="letters"), 0, "about model letters, expected digits"),
+    "another registry": (
+        lambda k: said(k["alice"], registry="https://other"), 0, "about registry https://other"),
+    "another file": (
+        lambda k: said(k["alice"], sha256=builders.digest("other")), 0, "about file"),
+    "another decision": (
+        lambda k: said(k["alice"], decision=builders.digest("other")), 0, "about decision"),
+    "too old": (
+        lambda k: said(k["alice"], at=NOW - timedelta(days=91)), 0, "more than 90 days ago"),
+    "of the future": (
+        lambda k: said(k["alice"], at=NOW + timedelta(hours=1)), 0, "of the future"),
+    "an edited payload": (
+        lambda k: spoiled(said(k["alice"]), edited), 0, "expected 2"),
+    "a no that was made a yes": (
+        lambda k: spoiled(said(k["alice"], "rejected"), turned), 0, "signed by 0 of the keys"),
+    "no signature": (lambda k: spoiled(said(k["alice"]), stripped), 0, "no in-toto statement"),
+    "another type of payload": (
+        lambda k: spoiled(said(k["alice"]), of_another_type), 0, "no in-toto statement"),
+    "no word": (lambda k: stating(k["alice"], APPROVAL_TYPE), 0, "no whole predicate"),
+    "a statement of another type": (
+        lambda k: stating(k["alice"], SUMMARY_TYPE), 0, f"of type {SUMMARY_TYPE}"),
+    "no envelope": (lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "yes"}, 0, "no in-toto"),
+    "too long": (
+        lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "x" * 5001}, 0, "5000 are read"),
+    "a good one beside a bad one": (
+        lambda k: said(k["alice"]) | said(k["bob"], version="1"), 1, "about version 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tags", "number", "text"), CASES.values(), ids=list(CASES))
+def test_what_counts(
+    keys: dict[str, SigningKey], tags: Callable[..., Tags], number: int, text: str
+) -> None:
+    ballot = poll(keys, trust_in(keys, reviewers_threshold=2)).count(tags(keys), OF)
+    assert len(ballot.approvals) == number
+    assert ballot.is_approved == (number == 2)
+    assert not ballot.rejections
+    assert text in str(ballot)
+
+
+TRUSTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "as it is": ({}, True),
+    "the measurer may": ({"measurer_may_approve": True, "by": "ci"}, True),
+    "revoked": ({"revoke": "alice"}, False),
+    "another one revoked": ({"revoke": "bob"}, True),
+    "not valid yet when signed": ({"valid_from": (NOW - timedelta(minutes=1)).isoformat()}, False),
+    "not valid any more": ({"valid_until": (NOW - timedelta(minutes=1)).isoformat()}, False),
+    "valid at both times": (
+        {"valid_from": "2026-01-01", "valid_until": "2026-12-01T00:00:00Z"}, True),
+    "two needed": ({"reviewers_threshold": 2}, False),
+    "young ones alone": ({"max_age_days": 0.01}, False),
+    "no reviewer at all": ({"reviewers": ()}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "approved"), TRUSTS.values(), ids=list(TRUSTS))
+def test_one_approval_by_trust(
+    keys: dict[str, SigningKey], fields: dict[str, Any], approved: bool
+) -> None:
+    fields = dict(fields)
+    by = fields.pop("by", "alice")
+    if "revoke" in fields:
+        fields["revoked"] = (keys[fields.pop("revoke")].public.key_id,)
+    times = {name: fields.pop(name) for name in ("valid_from", "valid_until") if name in fields}
+    if times:
+        fields["reviewers"] = (trusted(keys["alice"], **times),)
+    ballot = poll(keys, trust_in(keys, **fields)).count(said(keys[by]), OF)
+    assert ballot.is_approved == approved
+
+
+@pytest.mark.parametrize(
+    ("closed_at", "counts"),
+    [
+        (None, True),
+        (BEFORE - timedelta(seconds=1), True),
+        (BEFORE, False),  # the ledger's lines have seconds
+        (BEFORE + timedelta(minutes=1), False),
+    ],
+)
+def test_an_approval_is_used_once(
+    keys: dict[str, SigningKey], closed_at: datetime | None, counts: bool
+) -> None:
+    closed = None if closed_at is None else closed_at.isoformat(timespec="seconds")
+    ballot = poll(keys, closed_at=closed).count(said(keys["alice"]), OF)
+    assert ballot.is_approved == counts
+    assert ("sign it anew" in str(ballot)) != counts
+
+
+def test_a_rejection_stands_above_approvals(keys: dict[str, SigningKey]) -> None:
+    tags = said(keys["alice"]) | said(keys["bob"]) | said(keys["carol"], "rejected", comment="no")
+    ballot = poll(keys).count(tags, OF)
+    assert len(ballot.approvals) == 2
+    assert list(ballot.rejections) == [keys["carol"].public.key_id]
+    assert not ballot.is_approved
+    assert ballot.comment == "no"
+
+
+@pytest.mark.parametrize("by", ["ci", "alice"])
+def test_who_measured_may_reject_at_any_time(keys: dict[str, SigningKey], by: str) -> None:
+    closed = NOW.isoformat(timespec="seconds")
+    ballot = poll(keys, closed_at=closed).count(said(keys[by], "rejected"), OF)
+    assert list(ballot.rejections) == [keys[by].public.key_id]
+
+
+def test_a_rejection_by_nobody_trusted_is_told_and_is_none(keys: dict[str, SigningKey]) -> None:
+    ballot = poll(keys).count(said(keys["mallory"], "rejected", under=keys["bob"]), OF)
+    assert not ballot.rejections
+    assert "does not count" in str(ballot)
+
+
+def test_comments_are_of_those_who_signed_and_short(keys: dict[str, SigningKey]) -> None:
+    tags = said(keys["alice"], comment="looked\nat \x1b[31mit")
+    assert poll(keys).count(tags, OF).comment == "looked at �[31mit"
+    both = poll(keys).count(tags | said(keys["bob"], comment="fine"), OF).comment
+    assert both is not None
+    assert set(both.split("; ")) == {"alice: looked at �[31mit", "bob: fine"}
+    long = poll(keys).count(said(keys["bob"], comment="y" * 2000), OF).comment
+    assert long is not None
+    assert len(long) == COMMENT_LIMIT
+
+
+def test_a_thousand_strangers_hide_nobody_and_make_no_long_answer(
+    keys: dict[str, SigningKey],
+) -> None:
+    tags = {f"{STATEMENT_TAG}{number:012x}": "x" for number in range(1000)} | said(keys["alice"])
+    ballot = poll(keys).count(tags, OF)
+    assert ballot.is_approved
+    assert "and 997 more" in str(ballot)
+    assert len(str(ballot)) < 300
+
+
+def test_the_same_tags_have_the_same_answer_at_any_time(keys: dict[str, SigningKey]) -> None:
+    tags = said(keys["alice"], at=NOW - timedelta(days=100)) | said(keys["bob"], version="7")
+    texts = {
+        str(poll(keys, now=NOW + timedelta(hours=hours)).count(tags, OF)) for hours in (0, 1, 30)
+    }
+    assert len(texts) == 1
+
+
+@given(st.dictionaries(st.integers(0, 9), st.text() | st.text(alphabet='{}[]":,ab0\\ud800')))
+def test_counting_is_total(keys: dict[str, SigningKey], texts: dict[int, str]) -> None:
+    shorts = [key.public.short for key in keys.values()] + ["", "é", "x" * 300, "0", "1"]
+    tags = {f"{STATEMENT_TAG}{shorts[number]}": text for number, text in texts.items()}
+    assert isinstance(poll(keys).count(tags, OF), Ballot)
+
+
+SIZES = {"none": None, "plain": "x" * COMMENT_LIMIT, "wide": "値" * COMMENT_LIMIT}
+
+
+@pytest.mark.parametrize("name", ["alice", "bob"])
+@pytest.mark.parametrize("comment", SIZES.values(), ids=list(SIZES))
+def test_a_statement_fits_into_a_tag(
+    keys: dict[str, SigningKey], comment: str | None, name: str
+) -> None:
+    (text,) = said(keys[name], comment=comment, model="m" * 200, registry="r" * 200).values()
+    assert len(text) <= STATEMENT_LIMIT
+    assert text.isascii()
+    assert "\n" not in text
+
+
+GOOD = st.sampled_from(["alice", "bob", "carol", "ci"])
+WORSE = ("remove a statement", "revoke", "raise", "age", "close", "measure", "reject")
+
+
+@given(voices=st.sets(GOOD), needed=st.integers(1, 4), worse=st.sampled_from(WORSE), who=GOOD)
+def test_what_makes_it_worse_never_approves(
+    keys: dict[str, SigningKey], voices: set[str], needed: int, worse: str, who: str
+) -> None:
+    tags: Tags = {}
+    for name in voices:
+        tags |= said(keys[name])
+    fields: dict[str, Any] = {"reviewers_threshold": needed}
+    more: dict[str, Any] = {}
+    before = poll(keys, trust_in(keys, **fields)).count(tags, OF)
+    match worse:
+        case "remove a statement":
+            tags.pop(f"{STATEMENT_TAG}{keys[who].public.short}", None)
+        case "revoke":
+            fields["revoked"] = (keys[who].public.key_id,)
+        case "raise":
+            fields["reviewers_threshold"] = needed + 1
+        case "age":
+            fields["max_age_days"] = 0.01
+        case "close":
+            more["closed_at"] = NOW.isoformat()
+        case "measure":
+            more["measurers"] = frozenset({keys["ci"].public.key_id, keys[who].public.key_id})
+        case "reject":
+            tags |= said(keys[who], "rejected")
+    try:
+        trust = trust_in(keys, **fields)
+    except ValueError:  # a threshold that nobody can meet
+        return
+    after = poll(keys, trust, **more).count(tags, OF)
+    assert before.is_approved or not after.is_approved
+    assert len(voices - {"ci"}) >= needed or not before.is_approved

@@ -1,0 +1,306 @@
+"""Handing in: a version with all that proves it, and `candidate`; no ledger, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.attestation.keys import SigningKey
+from gate.deploy.store import Store
+from gate.errors import DigestMismatch, EvidenceError, MismatchUnconfirmed, PromotionConflict
+from gate.ledger.ledger import Ledger
+from gate.registry.hand_in import hand_in
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.release import Release
+from gate.registry.trusted import TrustFile
+from gate.service.reconciler import Reconciler
+from tests import builders
+from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
+from tests.registry.servers import ADMIN, add_user, let_edit
+from tests.registry.signed import Signing, save, trust_in
+from tests.registry.simulator import Crash, Simulator, Watched
+from tests.registry.test_preprocessing_beside import made as with_spec
+from tests.service.places import Place
+
+POLICY = builders.policy()
+TWINNED = builders.policy(twin=twin_policy())
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def ci(tmp_path: Path) -> SigningKey:
+    return SigningKey.make(tmp_path / "ci.pem")
+
+
+@pytest.fixture
+def registry() -> Simulator:
+    return Simulator()
+
+
+@pytest.fixture
+def signed(ci: SigningKey, tmp_path: Path) -> Release:
+    return Signing(ci).signed(release(onnx_file(tmp_path / "model.onnx")), POLICY)
+
+
+def test_a_version_with_all_of_it_becomes_the_candidate_and_nothing_else_moves(
+    registry: Simulator, signed: Release
+) -> None:
+    done = hand_in(registry, signed, policy=POLICY)
+    assert (done.outcome, done.version, done.previous_version) == ("handed_in", "1", None)
+    assert "the service decides" in done.reason
+    assert registry.aliases == {CANDIDATE: "1"}
+    (stored,) = registry.versions
+    assert sorted(stored.beside) == [
+        "gate/decision.dsse.json", "gate/decision.json", "gate/evidence.dsse.json",
+        "gate/evidence.json", "gate/policy.json", "gate/trend.json",
+    ]  # fmt: skip
+    policy = json.loads(stored.beside["gate/policy.json"])
+    assert policy == POLICY.to_plain()
+    assert stored.description.startswith("Status: handed in, waits for the service")
+    assert stored.description.endswith(signed.description)
+
+
+def test_twin_and_spec_travel_with_their_own_records(ci: SigningKey, tmp_path: Path) -> None:
+    registry = Simulator()
+    twinned = Signing(ci).signed(Place(tmp_path, TWINNED).release(1), TWINNED)
+    assert hand_in(registry, twinned, policy=TWINNED).outcome == "handed_in"
+    assert {
+        "quantized/model.onnx", "quantized/gate/decision.dsse.json", "quantized/gate/policy.json",
+    } <= set(registry.versions[0].beside)  # fmt: skip
+    spec = Signing(ci).signed(with_spec(tmp_path, 2), POLICY)
+    assert hand_in(registry, spec, policy=POLICY).outcome == "handed_in"
+    assert any(name.startswith("preprocessing/") for name in registry.versions[1].beside)
+
+
+def test_the_same_again_finds_its_version(registry: Simulator, signed: Release) -> None:
+    assert [hand_in(registry, signed, policy=POLICY).version for _ in range(3)] == ["1"] * 3
+    assert len(registry.versions) == 1
+
+
+def test_after_another_one_it_becomes_the_candidate_again(
+    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+) -> None:
+    other = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
+    for of, number in ((signed, "1"), (other, "2"), (signed, "1")):
+        assert hand_in(registry, of, policy=POLICY).version == number
+        assert registry.aliases[CANDIDATE] == number
+
+
+def test_another_word_on_the_same_bytes_is_another_version(
+    registry: Simulator, signed: Release, tmp_path: Path
+) -> None:
+    hand_in(registry, signed, policy=POLICY)
+    stranger = SigningKey.make(tmp_path / "stranger.pem")
+    assert hand_in(registry, Signing(stranger).signed(signed, POLICY), policy=POLICY).version == "2"
+
+
+def test_ecdsa_signs_otherwise_each_time_and_is_the_same_word(
+    registry: Simulator, signed: Release, tmp_path: Path
+) -> None:
+    key = SigningKey.make(tmp_path / "ecdsa.pem", scheme="ecdsa")
+    at = signed.decision.decided_at
+    one, other = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
+    assert one.statements != other.statements
+    trust = trust_in(key)
+    assert [hand_in(registry, of, policy=POLICY, trust=trust).version for of in (one, other)] == [
+        "1", "1",
+    ]  # fmt: skip
+
+
+def test_what_the_service_refused_becomes_another_version(
+    registry: Simulator, signed: Release
+) -> None:
+    hand_in(registry, signed, policy=POLICY)
+    registry.set_tag(NAME, "1", key=Tag.REFUSED, value="then: unknown key")
+    assert hand_in(registry, signed, policy=POLICY).version == "2"
+
+
+def test_a_champion_is_not_handed_in_again(registry: Simulator, signed: Release) -> None:
+    hand_in(registry, signed, policy=POLICY)
+    registry.set_alias(NAME, CHAMPION, "1")
+    assert hand_in(registry, signed, policy=POLICY).outcome == "unchanged"
+
+
+def test_what_does_not_pass_makes_no_version(
+    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+) -> None:
+    stranger = SigningKey.make(tmp_path / "stranger.pem")
+    old = release(onnx_file(tmp_path / "old.onnx"))
+    old = replace(old, evidence=old.evidence.model_copy(update={"measured_at": "2026-01-01"}))
+    refusals = (
+        (replace(signed, statements=None), None, "nobody vouches for it"),
+        (Signing(ci).signed(failing_release(tmp_path / "model.onnx"), POLICY), None, "FAIL"),
+        (Signing(ci).signed(old, POLICY), None, "days old"),
+        (signed, trust_in(stranger), "is signed by 0 of the keys"),
+        (Signing(ci, model="letters").signed(signed, POLICY), trust_in(ci), "letters"),
+    )
+    for of, trust, reason in refusals:
+        done = hand_in(registry, of, policy=POLICY, trust=trust)
+        assert (done.outcome, done.version) == ("refused", None)
+        assert reason in done.reason
+    assert registry.versions == []
+
+
+def test_a_quantized_file_is_handed_in_as_a_twin_only(
+    registry: Simulator, ci: SigningKey, tmp_path: Path
+) -> None:
+    policy = twin_policy()
+    of = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
+    assert "as its twin" in hand_in(registry, of, policy=policy).reason
+
+
+def test_an_experiment_hands_nothing_in(
+    registry: Simulator, signed: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "try")
+    assert hand_in(registry, signed, policy=POLICY).outcome == "dry_run"
+    assert registry.versions == []
+
+
+def test_an_edited_release_is_no_release(registry: Simulator, signed: Release) -> None:
+    edited = signed.decision.model_copy(update={"checks": signed.decision.checks[:-1]})
+    with pytest.raises(EvidenceError, match="It was edited"):
+        hand_in(registry, replace(signed, decision=edited), policy=POLICY)
+    signed.onnx_path.write_bytes(b"other")
+    with pytest.raises(DigestMismatch):
+        hand_in(registry, signed, policy=POLICY)
+    assert registry.versions == []
+
+
+def _lose_a_statement(stored: Any) -> None:
+    del stored.beside["gate/decision.dsse.json"]
+
+
+def _exchange_a_statement(stored: Any) -> None:
+    stored.beside["gate/decision.dsse.json"] = stored.beside["gate/evidence.dsse.json"]
+
+
+def _exchange_the_file(stored: Any) -> None:
+    stored.data = stored.data.replace(b"tiny", b"tidy")
+
+
+@pytest.mark.parametrize("spoil", [_lose_a_statement, _exchange_a_statement, _exchange_the_file])
+def test_what_reads_back_otherwise_is_no_candidate(
+    registry: Simulator, signed: Release, spoil: Callable[[Any], None]
+) -> None:
+    watched = Watched(registry)
+
+    def after(call: str, _index: int) -> None:
+        if call == "create_version":
+            spoil(registry.versions[-1])
+
+    watched.after = after
+    with pytest.raises(MismatchUnconfirmed, match="gives back something else"):
+        hand_in(watched, signed, policy=POLICY)
+    assert registry.aliases == {}
+    watched.after = lambda _call, _index: None
+    assert hand_in(watched, signed, policy=POLICY).version == "2"
+
+
+def test_one_wrong_answer_is_asked_for_again(registry: Simulator, signed: Release) -> None:
+    watched, kept = Watched(registry), b""
+
+    def before(call: str, _index: int) -> None:
+        nonlocal kept
+        if call == "download":
+            stored = registry.versions[-1]
+            first = watched.calls.count("download") == 1
+            kept, stored.data = (stored.data, b"<html>") if first else (kept, kept)
+
+    watched.before = before
+    assert hand_in(watched, signed, policy=POLICY).version == "1"
+
+
+def test_a_candidate_of_somebody_else_in_the_same_moment(
+    registry: Simulator, signed: Release
+) -> None:
+    watched = Watched(registry)
+
+    def after(call: str, _index: int) -> None:
+        if call == f"set_alias {CANDIDATE}":
+            registry.aliases[CANDIDATE] = "7"
+
+    watched.after = after
+    with pytest.raises(PromotionConflict, match="version 7"):
+        hand_in(watched, signed, policy=POLICY)
+
+
+def test_a_crash_at_every_call_is_finished_by_the_next(signed: Release) -> None:
+    counted = Watched(Simulator())
+    hand_in(counted, signed, policy=POLICY)
+    for at in range(len(counted.calls)):
+        registry = Simulator()
+        watched = Watched(registry)
+
+        def crash(_call: str, index: int, at: int = at) -> None:
+            if index == at:
+                raise Crash
+
+        watched.before = crash
+        with pytest.raises(Crash):
+            hand_in(watched, signed, policy=POLICY)
+        assert CHAMPION not in registry.aliases
+        assert hand_in(registry, signed, policy=POLICY).outcome == "handed_in"
+        assert registry.aliases == {CANDIDATE: "1"}
+        assert len(registry.versions) == 1
+
+
+@pytest.mark.slow
+def test_with_nothing_but_the_right_to_edit_a_real_registry(
+    guarded_server: Any, ci: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI has EDIT on the model, and neither ledger nor store; the service has its own user."""
+    uri, name = guarded_server.uri, f"handed-{next(_names)}"
+    _become(monkeypatch, *ADMIN)
+    service = MlflowRegistry(uri)
+    service.ensure_model(name)
+    user, password = f"ci-{next(_names)}", "password-of-the-test-ci"
+    add_user(uri, user, password)
+    let_edit(uri, user, model=name)
+    _become(monkeypatch, user, password)
+    here = replace(
+        release(onnx_file(tmp_path / "reports" / "small.onnx")),
+        model_name=name,
+        run_id=make_run_of(uri),
+    )
+    signing = Signing(ci, registry=uri, model=name)
+    done = hand_in(MlflowRegistry(uri), signing.signed(here, POLICY), policy=POLICY)
+    assert (done.outcome, done.version) == ("handed_in", "1")
+
+    _become(monkeypatch, *ADMIN)
+    trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
+    ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
+    store = Store(tmp_path / "store")
+    reconcile = Reconciler(service, ledger, POLICY, store=store, trust=trust)
+    outcomes = [getattr(one, "outcome", one) for one in reconcile(name, cause="timer")]
+    assert outcomes == ["promoted", "deployed"]
+    aliases = {alias: service.alias(name, alias) for alias in (CANDIDATE, CHAMPION, PREVIOUS)}
+    assert aliases == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    (line, _) = ledger.entries()
+    assert line.made_at == service.version(name, "1").made_at
+    assert line.made_at is not None
+    assert list(reconcile(name, cause="timer")) == []
+
+
+def make_run_of(uri: str) -> str:
+    """In an experiment of the user's own: by default he may read others' only."""
+    from mlflow import MlflowClient
+
+    from gate.registry.mlflow.process import lent
+
+    with lent(uri):
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.create_experiment(f"ci-{next(_names)}")
+        return str(client.create_run(experiment).info.run_id)
+
+
+def _become(monkeypatch: pytest.MonkeyPatch, user: str, password: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)

@@ -1,0 +1,202 @@
+"""A package of somebody else's, written as docs/runtimes.md shows it, and its evil brothers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from gate.runtimes import Promises, Proof, Runtime, Session
+
+
+class Running(Session):
+    def __init__(self, path):
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(self, batch):
+        return self.session.run(None, dict(batch))
+
+    def proof(self):
+        return Proof(providers_active=("ACME",), precision="float32")
+
+
+class Settings(BaseModel, extra="forbid"):
+    fast: bool = False
+
+
+class Acme(Runtime):
+    promises = Promises(provider="ACME")
+    options = Settings
+
+    def versions(self):
+        return {"acme": "1.2"}
+
+    def open(self, file, *, options, conditions, example):
+        return Running(str(file.path))
+
+
+class Needed(BaseModel, extra="forbid"):
+    board: str
+
+
+class Needs(Acme):
+    options = Needed
+
+
+class Absent(Acme):
+    def absent_reason(self, options):
+        return "no ACME chip on this machine"
+
+
+class RaisesInOpen(Acme):
+    def open(self, file, **_):
+        print("the chip is on fire")
+        raise RuntimeError("cannot open")
+
+
+class RaisesInLook(Acme):
+    def absent_reason(self, options):
+        raise OSError("a driver is broken")
+
+
+class Exits(Acme):
+    def open(self, file, **_):
+        sys.exit(0)
+
+
+class Dies(Acme):
+    def open(self, file, **_):
+        print("illegal instruction", flush=True)
+        os._exit(0)
+
+
+class Hangs(Acme):
+    limit_s = 0.5
+
+    def open(self, file, **_):
+        time.sleep(3600)
+
+
+class _Few(Running):
+    def run(self, batch):
+        return super().run(batch)[:-1]
+
+
+class TooFew(Acme):
+    def open(self, file, **_):
+        return _Few(str(file.path))
+
+
+class _Words(Running):
+    def run(self, batch):
+        return ["no array"] * len(self.session.get_outputs())
+
+
+class Words(Acme):
+    def open(self, file, **_):
+        return _Words(str(file.path))
+
+
+class _Zeros(Running):
+    def run(self, batch):
+        return [output * 0 for output in super().run(batch)]
+
+
+class AnotherModel(Acme):
+    def open(self, file, **_):
+        return _Zeros(str(file.path))
+
+
+class _Unproven(Running):
+    def proof(self):
+        return Proof(providers_active=("CPU",), precision="float32")
+
+
+class Unproven(Acme):
+    def open(self, file, **_):
+        return _Unproven(str(file.path))
+
+
+class _Rounded(Running):
+    def proof(self):
+        return Proof(providers_active=("ACME",), precision="bfloat16")
+
+
+class Rounded(Acme):
+    def open(self, file, **_):
+        return _Rounded(str(file.path))
+
+
+class _Stored(Running):
+    live = False
+
+
+class Stored(Acme):
+    def open(self, file, **_):
+        return _Stored(str(file.path))
+
+
+class _AsksItself(Running):
+    def has_probe(self, batch):
+        return False
+
+    def run_probe(self, batch):
+        raise RuntimeError("no probes")
+
+
+class AsksItself(Acme):
+    def open(self, file, **_):
+        return _AsksItself(str(file.path))
+
+
+class _NoProof(Running):
+    def proof(self):
+        raise RuntimeError("no counters")
+
+
+class NoProof(Acme):
+    def open(self, file, **_):
+        return _NoProof(str(file.path))
+
+
+class _BadProof(Running):
+    def proof(self):
+        return Proof(providers_active=(1,), nodes_per_provider={"ACME": -1})
+
+
+class BadProof(Acme):
+    def open(self, file, **_):
+        return _BadProof(str(file.path))
+
+
+class _Closing(Running):
+    def __init__(self, path):
+        super().__init__(path)
+        self.note = Path(f"{path}.closed")
+
+    def close(self):
+        self.note.touch()
+
+
+class Closing(Acme):
+    def open(self, file, **_):
+        return _Closing(str(file.path))
+
+
+class Nothing:
+    """No runtime at all."""
+
+
+def install(folder: Path, points: dict[str, str], *, name: str = "acme-parity") -> None:
+    """What `pip install --target` leaves behind: the metadata of a distribution. By name of a
+    runtime the place of its class."""
+    info = folder / f"{name.replace('-', '_')}-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    lines = "".join(f"{point} = {place}\n" for point, place in points.items())
+    (info / "entry_points.txt").write_text(f"[parity_gate.runtimes]\n{lines}")

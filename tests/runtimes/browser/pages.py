@@ -1,0 +1,33 @@
+"""What tests of the browser need: a mark, pages that lie, and servers that give other bytes."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from gate.runtimes.browser import server
+from gate.runtimes.browser.runtimes import BrowserWasm, WasmOptions
+
+ABSENT = BrowserWasm().absent_reason(WasmOptions())
+BROWSER = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """So that what a test changes is changed where the page is served."""
+    monkeypatch.setattr(BrowserWasm, "apart", False)
+
+
+def lying(monkeypatch, tmp_path, old, new):
+    """Serve the page with another line of script in it."""
+    script = server._SCRIPT.read_text()
+    assert old in script
+    path = tmp_path / "lying.mjs"
+    path.write_text(script.replace(old, new))
+    monkeypatch.setattr(server, "_SCRIPT", path)
+
+
+def chromium_processes():
+    """Below this one."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if "chrom" in process.name()]

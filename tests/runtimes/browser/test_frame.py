@@ -1,0 +1,61 @@
+"""Arrays as bytes, for the page and back."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from gate.errors import EvidenceError, OutputMismatch
+from gate.runtimes.browser.frame import DTYPES, pack, unpack
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 3, 5)])
+def test_what_goes_in_comes_out(dtype, shape):
+    rng = np.random.default_rng(0)
+    array = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+    found = unpack(pack({"a": array, "ä 2": array.T, "c": array}))
+    assert list(found) == ["a", "ä 2", "c"]
+    assert all(each.dtype == array.dtype for each in found.values())
+    np.testing.assert_array_equal(found["a"], array)
+    np.testing.assert_array_equal(found["ä 2"], array.T)
+
+
+def test_the_page_can_look_at_each_array_without_a_copy():
+    frame = pack({"odd": np.zeros(3, np.uint8), "next": np.zeros(1, np.float64)})
+    (length,) = struct.unpack_from("<I", frame)
+    assert (4 + length) % 8 == 0
+    assert len(frame) == 4 + length + 8 + 8
+
+
+def test_a_dtype_that_no_page_has_is_refused():
+    with pytest.raises(EvidenceError, match="'a' is complex64: a page has no array for that"):
+        pack({"a": np.zeros(1, np.complex64)})
+
+
+def framed(header):
+    text = json.dumps(header).encode()
+    return struct.pack("<I", len(text)) + text + b"\0" * 16
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xff\xff\xff\xff",
+        struct.pack("<I", 2) + b"\xff\xff",
+        framed({"a": 1}),
+        framed([["a", "object", [1], 8]]),
+        framed([["a", "float32", [2], 4]]),
+        framed([["a", "float32", [-1], -4]]),
+        framed([["a", "float32", [400], 1600]]),
+        framed([["a", "float32", None, 4]]),
+        framed([["a", "float32"]]),
+    ],
+)
+def test_nonsense_is_an_error_of_its_own(frame):
+    with pytest.raises(OutputMismatch, match="the page answered with nonsense"):
+        unpack(frame)

@@ -1,0 +1,94 @@
+"""onnxruntime-web is the pinned one, or it is not opened."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+
+import pytest
+
+from gate.errors import DigestMismatch, StorageError
+from gate.runtimes.browser import package
+from gate.storage.digest import Digest
+
+CONTENTS = {name: f"contents of {name}".encode() for name in package.FILES}
+
+
+@pytest.fixture(autouse=True)
+def archive(tmp_path, monkeypatch):
+    """A package of the same files, which the code has the digests of, and an npm that brings it."""
+    monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path / "runtimes"))
+    path = tmp_path / "package.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in {**CONTENTS, "evil.mjs": b"evil"}.items():
+            member = tarfile.TarInfo(f"package/dist/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    digest = base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    monkeypatch.setattr(package, "INTEGRITY", f"sha512-{digest}")
+    digests = {name: Digest.of_bytes(data).hex for name, data in CONTENTS.items()}
+    monkeypatch.setattr(package, "FILES", digests)
+    npm(tmp_path, monkeypatch, f'cp {path} "$8/onnxruntime-web-1.30.0.tgz"')
+    return path
+
+
+def npm(tmp_path, monkeypatch, *lines):
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "npm").write_text("\n".join(("#!/bin/sh", "PATH=/bin:/usr/bin", *lines)) + "\n")
+    (folder / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_what_npm_brings_is_installed_once():
+    assert "is not installed" in package.missing()
+    assert package.install()
+    assert package.missing() is None
+    assert {name: package.read(name) for name in CONTENTS} == CONTENTS
+    assert {path.name for path in package.folder().iterdir()} == set(CONTENTS)
+    assert not package.install()
+
+
+def test_a_file_that_was_changed_is_refused_and_brought_anew():
+    package.install()
+    changed = package.folder() / "ort.wasm.min.mjs"
+    changed.write_bytes(changed.read_bytes() + b"//")
+    with pytest.raises(DigestMismatch, match=r"ort\.wasm\.min\.mjs has digest .* changed it"):
+        package.read("ort.wasm.min.mjs")
+    assert package.install()
+    assert package.read("ort.wasm.min.mjs") == CONTENTS["ort.wasm.min.mjs"]
+
+
+def test_a_package_of_another_digest_is_not_unpacked(archive):
+    archive.write_bytes(archive.read_bytes() + b"\0")
+    with pytest.raises(DigestMismatch, match="Nothing of it was unpacked"):
+        package.install()
+    assert not package.folder().exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (['echo "npm error code E404" >&2', "exit 1"], "brings no onnxruntime-web .* code E404"),
+        (["exit 3"], "npm ended with code 3"),
+    ],
+)
+def test_an_npm_that_brings_nothing_says_so(tmp_path, monkeypatch, lines, words):
+    npm(tmp_path, monkeypatch, *lines)
+    with pytest.raises(StorageError, match=words):
+        package.install()
+
+
+def test_without_npm_it_is_said_what_brings_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(package, "find_spec", lambda _: None)
+    with pytest.raises(StorageError, match=r"pip install 'parity-gate\[browser\]'"):
+        package.install()
+
+
+def test_it_is_in_the_user_s_cache_or_where_the_variable_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("GATE_RUNTIMES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert package.folder() == tmp_path / "parity-gate/runtimes/onnxruntime-web-1.30.0"

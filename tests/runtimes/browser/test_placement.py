@@ -1,0 +1,52 @@
+"""The log says on which provider a node is."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import TensorProto, ValueInfoProto, helper
+
+from gate.errors import EvidenceError
+from gate.runtimes.browser.placement import placed, strays
+
+
+def test_all_on_one():
+    lines = ["Node placements", "All nodes placed on [CPUExecutionProvider]. Number of nodes: 3"]
+    assert placed(lines) == ({"CPUExecutionProvider": 3}, {})
+
+
+def test_on_several_by_name():
+    lines = [
+        "Node placements",
+        "Node(s) placed on [WebGpuExecutionProvider]. Number of nodes: 2",
+        "Conv (/conv/Conv)",
+        "Gemm (/head/Gemm (fused))",
+        "Node(s) placed on [CPUExecutionProvider]. Number of nodes: 1",
+        "NonZero (/NonZero)",
+    ]
+    counts, names = placed(lines)
+    assert counts == {"CPUExecutionProvider": 1, "WebGpuExecutionProvider": 2}
+    assert names["WebGpuExecutionProvider"] == ("Conv:/conv/Conv", "Gemm:/head/Gemm (fused)")
+    assert names["CPUExecutionProvider"] == ("NonZero:/NonZero",)
+
+
+@pytest.mark.parametrize("lines", [[], ["Node placements"], ["Conv (/conv/Conv)"]])
+def test_a_log_that_does_not_say_is_no_proof(lines):
+    with pytest.raises(EvidenceError, match="it is not known what computed"):
+        placed(lines)
+
+
+def test_only_what_computes_shapes_may_run_elsewhere():
+    rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], "/Shape"),
+        helper.make_node("Add", ["s", "s"], ["t"], "/s/Add"),
+        helper.make_node("Add", ["x", "x"], ["y"], "/x/Add"),
+    ]
+    made = helper.make_model(helper.make_graph(nodes, "g", [rows], [ValueInfoProto(name="y")]))
+    names = {"WebGpu": ("Add:/x/Add",), "CPU": ("Add:/s/Add", "Add:/x/Add", "Add:/fused")}
+    assert strays(names, "WebGpu", lambda: made) == ("Add:/x/Add", "Add:/fused")
+
+
+def test_a_file_is_not_read_where_all_nodes_are_where_they_should_be():
+    assert strays({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
+    assert strays({"Y": ("Conv:/x",)}, "X", lambda: pytest.fail("read")) == ("Conv:/x",)

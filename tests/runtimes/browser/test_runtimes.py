@@ -1,0 +1,164 @@
+"""browser-wasm judged as any other runtime, and never a pass by what is wrong with its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import EvidenceError
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.built_in import exact_bounds
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.runtimes.browser import runtimes
+from gate.runtimes.browser.server import PageServer
+from gate.runtimes.chosen import ChosenRuntime
+from gate.runtimes.runtime import Conditions, RunnableFile
+from tests.parity import tiny
+from tests.runtimes.browser.pages import BROWSER, in_this_process, lying
+
+__all__ = ["in_this_process"]
+WASM = "browser-wasm"
+
+
+def judged(model, file, count=20):
+    bounds = exact_bounds("cpu", classes=True)
+    wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
+    policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
+    measured = measure(Case(model, file, tiny.samples(count), policy=policy))
+    decision = decide(policy, tiny.evidence(file, measured), decided_at="now")
+    return measured.runtimes[0], decision
+
+
+@BROWSER
+def test_a_right_file_passes_by_the_bounds_of_a_cpu(model, good):
+    runtime, decision = judged(model, good)
+    assert runtime.failure is None
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert runtime.identity.kind == WASM
+    assert runtime.identity.precision == "float32"
+    assert set(runtime.identity.versions) == {"onnxruntime-web", "Chromium"}
+    assert runtime.outputs[0].samples == 20
+    assert runtime.outputs[0].stability is not None
+    assert runtime.probes
+    assert runtime.latency.median_ms > 0
+    assert "wasm is active and ran the nodes" in json.dumps(decision.to_plain())
+
+
+@BROWSER
+@pytest.mark.usefixtures("in_this_process")
+def test_a_page_that_is_served_other_bytes_never_passes(model, good, tmp_path, monkeypatch):
+    other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
+    put = PageServer.put
+    monkeypatch.setattr(
+        PageServer, "put",
+        lambda self, place, served: put(self, place, other if place == "file-0" else served),
+    )  # fmt: skip
+    runtime, decision = judged(model, good, 4)
+    assert "the file in the page has digest" in runtime.failure
+    assert decision.verdict is Verdict.FAIL
+
+
+@BROWSER
+@pytest.mark.usefixtures("in_this_process")
+def test_a_page_that_answers_from_another_model_fails_by_its_numbers(
+    model, good, tmp_path, monkeypatch
+):
+    other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
+    read = "create(bytes, {"
+    lying(monkeypatch, tmp_path, read, read.replace("bytes", f"Uint8Array.from({list(other)})"))
+    runtime, decision = judged(model, good, 4)
+    assert runtime.failure is None
+    assert {c.name for c in decision.problems} >= {"noise_ratio", "noise_diff"}
+
+
+@BROWSER
+def test_chromium_ends_with_the_process_that_is_killed(good):
+    wanted = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))
+    chosen, before = ChosenRuntime(WASM, wanted), psutil.Process().children(recursive=True)
+    session = chosen.open(
+        RunnableFile(good), conditions=Conditions(), example={"input": tiny.images(1)}
+    )
+    started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    (worker,) = (process for process in started if process.ppid() == os.getpid())
+    assert any("chrom" in process.name() for process in started)
+    os.killpg(worker.pid, signal.SIGKILL)
+    with pytest.raises(EvidenceError, match="ended with code -9"):
+        session.run({"input": np.zeros((1, 3, 8, 8), np.float32)})
+    assert psutil.wait_procs(started, timeout=20)[1] == []
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"graph_optimization_level": "most"}, {"software_adapter": True}]
+)
+def test_options_that_it_does_not_take_are_refused(options):
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        runtimes.WasmOptions.model_validate(options)
+
+
+@pytest.mark.parametrize("kind", [runtimes.BrowserWasm, runtimes.BrowserWebGpu])
+def test_what_is_missing_is_said_with_what_brings_it(kind, monkeypatch, tmp_path):
+    options = kind.options()
+    monkeypatch.setattr(runtimes, "chromium_missing", lambda extra: f"no browser: {extra}")
+    assert kind().absent_reason(options) == "no browser: browser"
+    monkeypatch.setattr(runtimes, "chromium_missing", lambda _: None)
+    monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path))
+    assert kind().absent_reason(options).endswith("gate runtimes install browser-wasm")
+
+
+@BROWSER
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        (None, "requestAdapter() gives null"),
+        ({"software": True, "description": "", "architecture": "soft"}, "on the CPU: soft"),
+        ({"software": False}, None),
+    ],
+)
+def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, words):
+    from contextlib import nullcontext
+
+    from gate.runtimes.browser import chromium_page
+
+    class Page:
+        def call(self, function):
+            assert function == "adapter"
+            return adapter
+
+    monkeypatch.setattr(runtimes, "_GPU_DEVICES", (tmp_path,))
+    monkeypatch.setattr(chromium_page, "opened_page", lambda *_, **__: nullcontext(Page()))
+    reason = runtimes.BrowserWebGpu().absent_reason(runtimes.WebGpuOptions())
+    assert (reason is None) if words is None else (words in reason)
+    monkeypatch.setattr(runtimes, "_GPU_DEVICES", (tmp_path / "none",))
+    monkeypatch.setattr(runtimes.sys, "platform", "linux")
+    reason = runtimes.BrowserWebGpu().absent_reason(runtimes.WebGpuOptions())
+    assert "no GPU on this machine" in reason
+
+
+@BROWSER
+@pytest.mark.proof
+def test_webgpu_computes_where_an_adapter_is(good):
+    """By the software adapter of Chromium, which some builds lack."""
+    options = runtimes.WebGpuOptions(software_adapter=True)
+    runtime = runtimes.BrowserWebGpu()
+    absent = runtime.absent_reason(options)
+    if absent:
+        pytest.skip(absent)
+    session = runtime.open(RunnableFile(good), options=options, conditions=Conditions(), example={})
+    with_webgpu = session.run({"input": tiny.images(4)})[0]
+    assert with_webgpu.shape == (4, tiny.CLASSES)
+    proof = session.proof()
+    assert proof.providers_active == ("webgpu",)
+    assert proof.nodes_per_provider["WebGpuExecutionProvider"] > 0
+    assert proof.device.endswith("(software)")
+    session.close()

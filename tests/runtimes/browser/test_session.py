@@ -1,0 +1,165 @@
+"""A file in a page: its answers are ONNX Runtime's, and whatever breaks in it is an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.runtimes.browser import frame, package
+from gate.runtimes.browser import session as module
+from gate.runtimes.browser.runtimes import BrowserWasm, WasmOptions
+from gate.runtimes.runtime import Conditions, RunnableFile
+from tests.parity import tiny
+from tests.runtimes.browser.pages import BROWSER, chromium_processes, in_this_process
+
+__all__ = ["in_this_process"]
+pytestmark = BROWSER
+TYPES = {
+    "half": TensorProto.FLOAT16,
+    "single": TensorProto.FLOAT,
+    "double": TensorProto.DOUBLE,
+    "truth": TensorProto.BOOL,
+    "byte": TensorProto.UINT8,
+    "small": TensorProto.INT8,
+    "whole": TensorProto.INT32,
+    "long": TensorProto.INT64,
+}
+
+
+def opened(candidate, threads=1):
+    return BrowserWasm().open(
+        RunnableFile(candidate),
+        options=WasmOptions(),
+        conditions=Conditions(threads=threads),
+        example={},
+    )
+
+
+@pytest.fixture
+def many_types(tmp_path):
+    """An input of each type, a weight in a file of its own, a scalar out."""
+    weight = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in TYPES]
+    nodes.append(helper.make_node("MatMul", ["rows", "weight"], ["product"]))
+    nodes.append(helper.make_node("ReduceSum", ["long"], ["total"], keepdims=0))
+    inputs = [helper.make_tensor_value_info(n, t, ["batch", 3]) for n, t in TYPES.items()]
+    outputs = [helper.make_tensor_value_info(f"{n}_out", t, ["batch", 3]) for n, t in TYPES.items()]
+    inputs.append(helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["batch", 300]))
+    outputs.append(helper.make_tensor_value_info("product", TensorProto.FLOAT, ["batch", 3]))
+    outputs.append(helper.make_tensor_value_info("total", TensorProto.INT64, []))
+    graph = helper.make_graph(
+        nodes, "g", inputs, outputs, [onnx.numpy_helper.from_array(weight, "weight")]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path = tmp_path / "many.onnx"
+    onnx.save_model(
+        model, path, save_as_external_data=True, location="many.bin", size_threshold=100
+    )
+    return Candidate(path, read_subject(path))
+
+
+def test_every_type_data_beside_the_file_and_any_batch(many_types):
+    assert many_types.subject.external_data == ("many.bin",)
+    by_ort = onnxruntime.InferenceSession(many_types.path, providers=["CPUExecutionProvider"])
+    session = opened(many_types, threads=2)
+    rng = np.random.default_rng(0)
+    for count in (1, 3, 0):
+        batch = {
+            name: rng.integers(0, 100, (count, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))
+            for name, dtype in TYPES.items()
+        }
+        batch["long"] += 2**53 + 1  # which no number of JavaScript holds
+        batch["rows"] = rng.normal(size=(count, 300)).astype(np.float32)
+        wanted, found = by_ort.run(None, batch), session.run(batch)
+        for one, other in zip(wanted, found, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+        assert session.seconds >= 0
+    proof = session.proof()
+    assert proof.providers_active == ("wasm",)
+    assert set(proof.nodes_per_provider) == {"CPUExecutionProvider"}
+    assert proof.precision == "float32"
+    assert proof.versions["onnxruntime-web"] == package.VERSION
+    assert proof.versions["Chromium"].startswith("Chrom")
+    assert proof.session_options == {
+        "graphOptimizationLevel": "all", "numThreads": "2", "crossOriginIsolated": "true"
+    }  # fmt: skip
+    assert proof.memory_bytes > 2**20
+    session.close()
+    assert chromium_processes() == []
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_node_that_ran_elsewhere_is_excused_by_its_shapes_only(tmp_path, monkeypatch):
+    good = tiny.export(tiny.net(), tmp_path / "model.onnx")
+    subject = onnx.load(good.path)
+    adds = [f"{n.op_type}:{n.name}" for n in subject.graph.node if n.op_type == "ReduceMax"]
+    assert adds
+    monkeypatch.setattr(module, "placed", lambda _: ({"Other": len(adds)}, {"Other": tuple(adds)}))
+    session = opened(good)
+    assert session.proof().fallback_nodes == tuple(adds)
+    session.close()
+
+
+def in_page(session, script):
+    session._page._page.evaluate(f"() => {{ {script} }}")
+
+
+def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
+    session = opened(tiny.export(tiny.net(), tmp_path / "model.onnx"))
+    batch = {"input": tiny.images(2)}
+    assert session.run(batch)[0].shape == (2, tiny.CLASSES)
+    in_page(session, "globalThis.right = window.fetch.bind(window);")
+    for sabotage, error, words in (
+        ("({ ok: true })", EvidenceError, "sent no outputs"),
+        ("right(place, { ...given, body: new Uint8Array(frame) })", OutputMismatch, "outputs []"),
+        ("right(place, { ...given, body: 'words' })", OutputMismatch, "nonsense"),
+        ("right('elsewhere', given)", EvidenceError, "outputs: 403"),
+    ):
+        in_page(
+            session,
+            f"const frame = {list(frame.pack({}))};"
+            f"window.fetch = (place, given) => place === 'outputs' ? {sabotage} : right(place);",
+        )
+        with pytest.raises(error) as raised:
+            session.run(batch)
+        assert words in str(raised.value)
+    in_page(session, "window.fetch = right;")
+    assert session.run(batch)
+    with pytest.raises(EvidenceError, match="broke while it was to run: Error: "):
+        session.run({"another": tiny.images(2)})
+    assert session.proof()
+    in_page(
+        session,
+        "const other = 'fetch(\"http://elsewhere.test/\").catch(() => postMessage(0))';"
+        "const worker = new Worker(URL.createObjectURL(new Blob([other])));"
+        "return new Promise((done) => { worker.onmessage = () => done() });",
+    )
+    with pytest.raises(EvidenceError, match="the page asked for http://elsewhere"):
+        session.proof()
+    with pytest.raises(Exception, match="crash"):
+        session._page._page.goto("chrome://crash")
+    with pytest.raises(EvidenceError, match="broke while it was to run: .*crashed"):
+        session.run(batch)
+    session.close()
+
+
+def test_an_onnxruntime_web_that_was_changed_is_not_opened(tmp_path, monkeypatch):
+    originals = {name: package.read(name) for name in package.FILES}
+    monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path))
+    package.folder().mkdir()
+    for name, data in originals.items():
+        (package.folder() / name).write_bytes(data)
+    changed = package.folder() / "ort-wasm-simd-threaded.mjs"
+    changed.write_bytes(changed.read_bytes().replace(b"threads", b"THREADS"))
+    model = tiny.export(tiny.net(), tmp_path / "model.onnx")
+    with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
+        opened(model)
+    with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
+        BrowserWasm().versions()

@@ -1,0 +1,127 @@
+"""A runtime of somebody else's: whatever it does, it stops nobody and never passes by it."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import PolicyError
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.policy import Policy, RuntimePolicy
+from tests.parity import tiny
+from tests.runtimes import acme
+
+
+@pytest.fixture
+def judged(model, good, tmp_path, monkeypatch):
+    """Judge by ort-cpu and the class of this name beside it; gives both records and the checks."""
+
+    def judge(name, **settings):
+        acme.install(tmp_path / name, {"acme": f"tests.runtimes.acme:{name}"})
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+        plain = tiny.policy("ort-cpu")
+        wanted = RuntimePolicy(
+            **{"required": "always", "bounds": plain.runtimes["ort-cpu"].bounds, **settings}
+        )
+        runtimes = {"acme": wanted, **plain.runtimes}
+        policy = Policy.model_validate({**dict(plain), "runtimes": runtimes})
+        before = psutil.Process().children(recursive=True)
+        measured = measure(Case(model, good, tiny.samples(), policy=policy))
+        decision = decide(policy, tiny.evidence(good, measured), decided_at="now")
+        assert set(psutil.Process().children(recursive=True)) <= set(before)
+        return measured.runtimes, decision
+
+    return judge
+
+
+def checks_of(decision):
+    return {c.name: c for c in decision.checks if c.runtime == "acme"}
+
+
+def test_one_that_is_right_passes_and_says_what_it_is(judged):
+    (theirs, ours), decision = judged("Acme", options={"fast": True})
+    assert decision.verdict is Verdict.PASS
+    assert set(decision.runtimes) == {"acme", "ort-cpu"}
+    assert theirs.identity.package == "acme-parity 1.2"
+    assert theirs.identity.versions == {"acme": "1.2"}
+    assert theirs.identity.options == {"fast": True}
+    assert theirs.identity.precision == "float32"
+    assert theirs.providers_active == ("ACME",)
+    assert theirs.memory_bytes > 0
+    assert theirs.latency.median_ms > 0
+    assert theirs.outputs[0].samples == ours.outputs[0].samples == 20
+    assert theirs.outputs[0].stability is not None
+    assert theirs.probes
+    assert ours.identity is None
+
+
+def test_a_session_is_closed_before_its_process_is_ended(judged, good):
+    _, decision = judged("Closing")
+    assert decision.verdict is Verdict.PASS
+    assert good.path.with_name(f"{good.path.name}.closed").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RaisesInOpen", "it raised RuntimeError: cannot open"),
+        ("RaisesInLook", "it raised OSError: a driver is broken"),
+        ("Exits", "it raised SystemExit: 0"),
+        ("Dies", "ended with code 0. It last said: illegal instruction"),
+        ("Hangs", "took longer than 0.5 s and was ended"),
+        ("TooFew", "acme returned 0 outputs, the file names ['logits']"),
+        ("Words", "expected an array of numbers"),
+        ("Stored", "the session overrides live, which only"),
+        ("AsksItself", "the session overrides has_probe, run_probe"),
+        ("NoProof", "it raised RuntimeError: no counters"),
+        ("BadProof", "validation error"),
+        ("Nothing", "is no runtime: it is a Nothing"),
+    ],
+)
+def test_one_that_breaks_fails_alone(judged, name, words):
+    start = time.monotonic()
+    (theirs, ours), decision = judged(name, required="when_present")
+    assert time.monotonic() - start < 60
+    assert words in theirs.failure
+    assert theirs.outputs == ()
+    assert ours.outputs[0].samples == 20
+    assert decision.verdict is Verdict.FAIL
+    assert decision.runtimes == ("ort-cpu",)
+
+
+def test_one_that_answers_from_another_model_fails_by_its_numbers(judged):
+    _, decision = judged("AnotherModel")
+    assert checks_of(decision)["max_abs_diff"].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("Unproven", "provider", "the active provider is CPU, not ACME"),
+        ("Rounded", "precision", "it reports bfloat16 precision"),
+    ],
+)
+def test_one_that_does_not_prove_what_it_promises_fails(judged, name, check, words):
+    _, decision = judged(name)
+    assert checks_of(decision)[check].verdict is Verdict.FAIL
+    assert words in checks_of(decision)[check].explanation
+    assert decision.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("required", "verdict"), [("when_present", Verdict.WAIVED), ("always", Verdict.ERROR)]
+)
+def test_an_absent_one_is_waived_only_where_the_policy_says_so(judged, required, verdict):
+    (theirs, _), decision = judged("Absent", required=required)
+    assert theirs.absent_reason == "no ACME chip on this machine"
+    assert checks_of(decision)["runtime"].verdict is verdict
+
+
+def test_options_that_it_does_not_take_are_an_error_of_the_policy(judged):
+    with pytest.raises(PolicyError, match="options: slow: Extra inputs are not permitted"):
+        judged("Acme", options={"slow": True})

@@ -1,0 +1,69 @@
+"""The list of runtimes: what is there, what is not and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.policy.policy import Policy
+from gate.runtimes import cuda
+from gate.runtimes.listing import listed
+from tests.policy.test_runtimes import policy
+from tests.runtimes import acme
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """By name, with packages of all sorts."""
+    names = ("Acme", "Absent", "Needs", "RaisesInLook", "Nothing")
+    points = {name.lower(): f"tests.runtimes.acme:{name}" for name in names}
+    acme.install(tmp_path, {**points, "gone": "no_such_module:Runtime", "ort-cpu": "evil:Runtime"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cuda, "cuda_traces", list)
+    return {row.name: row for row in listed()}
+
+
+def test_each_says_what_it_is_or_why_it_is_not(rows):
+    acme_row = rows["acme"]
+    assert (acme_row.state, acme_row.provider, acme_row.package) == (
+        "ok",
+        "ACME",
+        "acme-parity 1.2",
+    )
+    assert acme_row.versions == {"acme": "1.2"}
+    assert (rows["absent"].state, rows["absent"].reason) == (
+        "absent",
+        "no ACME chip on this machine",
+    )
+    assert (rows["needs"].state, rows["needs"].reason) == (
+        "by options",
+        "options: board: Field required",
+    )
+    for name, words in {
+        "raisesinlook": "OSError: a driver is broken",
+        "nothing": "is no runtime",
+        "gone": "No module named 'no_such_module'",
+        "ort-cpu": "two runtimes are named 'ort-cpu'",
+    }.items():
+        assert rows[name].state == "broken"
+        assert words in rows[name].reason
+    assert rows["ort-cpu-optimized"].state == "ok"
+    assert rows["ort"].state == "by options"
+    assert "CPUExecutionProvider" in rows["ort"].reason
+    assert "no CUDA device" in rows["ort-cuda"].reason
+
+
+def test_of_a_policy_those_that_it_names_with_their_options(tmp_path, monkeypatch):
+    wanted = policy("mine", kind="ort", options={"providers": ["RknpuExecutionProvider"]})
+    found = {row.name: row for row in listed(wanted)}
+    assert set(found) == {"ort-cpu", "mine"}
+    assert (found["mine"].kind, found["mine"].state) == ("ort", "absent")
+    assert "has no RknpuExecutionProvider" in found["mine"].reason
+    none = policy("mine", kind="ort", options={"providers": ["NoSuchExecutionProvider"]})
+    assert {row.name: row for row in listed(none)}["mine"].state == "broken"
+    acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wrong = {row.name: row for row in listed(policy("acme", options={"slow": True}))}["acme"]
+    assert (wrong.state, "slow" in wrong.reason) == ("broken", True)
+    unknown = {row.name: row for row in listed(policy("nobody"))}["nobody"]
+    assert (unknown.state, "no runtime named 'nobody'" in unknown.reason) == ("broken", True)
+    assert {row.name for row in listed(Policy.default())} == set(Policy.default().runtimes)

@@ -1,0 +1,77 @@
+"""What goes between the two processes: arrays as they are, and nonsense is no answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+
+from gate.errors import EvidenceError
+from gate.runtimes.messages import receive, send
+
+
+@pytest.fixture
+def ends():
+    both = [Connection(end.detach()) for end in socket.socketpair()]
+    yield both
+    for end in both:
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.int64).reshape(2, 3).T,
+        np.float64(2.5).reshape(()),
+        np.zeros((0, 4), np.float32),
+        np.array([True, False]),
+        np.array([[np.nan, np.inf]], np.float16),
+        np.zeros((3, 1000, 100), np.float32),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_come_as_they_were_sent(ends, array):
+    one, other = ends
+    sender = threading.Thread(target=send, args=(one, {"verb": "run"}, {"x": array}))
+    sender.start()
+    header, ((name, got),) = receive(other)
+    sender.join()
+    assert (header, name) == ({"verb": "run"}, "x")
+    assert (got.dtype, got.shape) == (array.dtype, array.shape)
+    assert np.array_equal(got, array, equal_nan=array.dtype.kind == "f")
+    assert got.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"no json"],
+        [b"[]"],
+        [b"{}"],
+        [{"arrays": [["x", "O", [1]]], "v": 1}, b"12345678"],
+        [{"arrays": [["x", "<f4", [1 << 40]]]}, b""],
+        [{"arrays": [["x", "<f4", [2]]]}, b"1234"],
+        [{"arrays": [["x", "<f4", [2]]]}, b"123456789012"],
+        [{"arrays": [["x", "<f4", [-1]]]}, b"1234"],
+        [{"arrays": [["x", "<f4", "two"]]}, b"1234"],
+        [{"arrays": [["x"]]}],
+    ],
+)
+def test_nonsense_is_an_error_of_that_runtime(ends, parts):
+    one, other = ends
+    for part in parts:
+        one.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
+    with pytest.raises(EvidenceError, match="answered with nonsense"):
+        receive(other)
+
+
+def test_who_is_gone_is_gone(ends):
+    one, other = ends
+    one.close()
+    with pytest.raises(EOFError):
+        receive(other)

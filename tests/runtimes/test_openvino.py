@@ -1,0 +1,206 @@
+"""OpenVINO: in float32 by what it reports, and refused where it rounds more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.built_in import exact_bounds
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.policy.sections import Instruments
+from gate.runtimes import RunnableFile
+from gate.runtimes import openvino as module
+from gate.runtimes.listing import listed
+from tests.parity import tiny
+from tests.runtimes import strange_files
+from tests.runtimes.strange_files import made, opened
+
+openvino = pytest.importorskip("openvino", reason="pip install 'parity-gate[openvino]'")
+IN_BFLOAT16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+FEW = Instruments(probes=False, search_inputs=0)
+
+
+def policy(instruments: Instruments | None = None, **options: dict[str, Any]) -> Policy:
+    """By name the options of a runtime of this kind."""
+    runtimes = {
+        name: RuntimePolicy(
+            required="always",
+            kind="openvino",
+            options=given,
+            bounds=exact_bounds("cpu", classes=True),
+        )
+        for name, given in options.items()
+    }
+    plain = {**dict(tiny.policy()), "runtimes": runtimes}
+    return Policy.model_validate({**plain, "instruments": instruments or Instruments()})
+
+
+def judged(model, candidate, wanted: Policy):
+    """The records and the failed checks by name of the runtime, and the verdict."""
+    measured = measure(Case(model, candidate, tiny.samples(), policy=wanted))
+    decision = decide(wanted, tiny.evidence(candidate, measured), decided_at="now")
+    problems = {(check.runtime, check.name): check.explanation for check in decision.problems}
+    return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict
+
+
+def test_it_is_asked_for_float32_and_proves_it_and_refused_where_it_rounds_more(model, good):
+    half = {"precision_hint": "bf16" if IN_BFLOAT16 else "f32"}
+    wanted = policy(exact={}, best={"precision_hint": "default"}, half=half)
+    records, problems, _ = judged(model, good, wanted)
+    exact = records["exact"]
+    assert not {name for runtime, name in problems if runtime == "exact"}
+    assert exact.providers_active == ("OpenVINO CPU",)
+    assert exact.nodes_per_provider["OpenVINO CPU"] > 2
+    assert exact.session_options["INFERENCE_PRECISION_HINT"] == "f32"
+    assert exact.identity.precision == "float32"
+    assert exact.identity.device
+    assert openvino.__version__.startswith(exact.identity.versions["openvino"])
+    assert exact.outputs[0].stability is not None
+    assert exact.probes
+    for name in ("best", "half"):
+        rounds = records[name].identity.precision != "float32"
+        assert rounds is IN_BFLOAT16
+        assert ((name, "precision") in problems) is rounds
+        if rounds:
+            said = "reports bfloat16 precision, and precision 'exact' asks for float32"
+            assert said in problems[name, "precision"]
+            assert "bf16" in records[name].session_options["node_precisions"]
+
+
+def test_wrong_weights_fail_by_their_numbers(model, good, tmp_path):
+    wrong = tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx")
+    _, problems, verdict = judged(model, wrong, policy(FEW, exact={}))
+    assert verdict is Verdict.FAIL
+    assert ("exact", "noise_ratio") in problems
+
+
+def test_an_operator_that_it_does_not_have_is_a_failure_with_its_name(model, good, tmp_path):
+    def change(proto):
+        (gemm,) = (node for node in proto.graph.node if node.op_type == "Gemm")
+        gemm.op_type, gemm.domain = "Head", "acme"
+        proto.opset_import.add(domain="acme", version=1)
+        del gemm.attribute[:]
+
+    strange = tiny.edit(good, tmp_path / "strange.onnx", change)
+    records, _, verdict = judged(model, strange, policy(FEW, exact={}))
+    assert "acme.Head" in records["exact"].failure
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("make", strange_files.FILES)
+def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
+    candidate, batches = made(make, tmp_path)
+    session = opened(module.OpenVino(), candidate, batches[0])
+    strange_files.assert_as_onnxruntime(session, candidate, batches)
+    assert session.proof().precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (strange_files.fixed_batch, "model.onnx"),
+        (strange_files.external_data, "model.onnx"),
+        (strange_files.external_data, "weights.bin"),
+    ],
+)
+def test_a_file_that_was_exchanged_is_not_opened(make, name, tmp_path):
+    candidate, batches = made(make, tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DigestMismatch):
+        opened(module.OpenVino(), candidate, batches[0])
+
+
+class Told:
+    """What a compiled model reports, but for what is replaced."""
+
+    def __init__(self, real, **replaced):
+        self._real, self._replaced = real, replaced
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def get_property(self, name):
+        return self._replaced.get(name, self._real.get_property(name))
+
+    def get_runtime_model(self):
+        return self._replaced.get("model", self._real).get_runtime_model()
+
+
+def test_the_hint_that_was_given_is_not_believed(good):
+    batch = {"input": tiny.images(2)}
+    exact = opened(module.OpenVino(), good, batch)
+    exact.run(batch)
+    hint = {"INFERENCE_PRECISION_HINT": openvino.Type.f16}
+    assert session_of(Told(exact._compiled, **hint), good).proof().precision == "float16"
+    elsewhere = Told(exact._compiled, EXECUTION_DEVICES=["GPU.0"])
+    assert session_of(elsewhere, good).proof().providers_active == ("OpenVINO GPU.0",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision_hint": "f16"}, "INFERENCE_PRECISION_HINT is bf16, asked for f16"),
+        ({"threads": 3}, "INFERENCE_NUM_THREADS is 2, asked for 3"),
+    ],
+)
+def test_options_that_are_not_in_force_are_refused(good, options, words):
+    compiled = opened(module.OpenVino(), good, {"input": tiny.images(2)})._compiled
+    reported = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "INFERENCE_NUM_THREADS": 2}
+    wanted = {"precision_hint": "bf16", "threads": 2}
+    assert session_of(Told(compiled, **reported), good, **wanted)
+    with pytest.raises(EvidenceError, match=words):
+        session_of(Told(compiled, **reported), good, **{**wanted, **options})
+    assert session_of(Told(compiled, **reported), good)  # neither was asked for
+
+
+def test_more_threads_than_it_takes_are_refused_by_itself(good):
+    with pytest.raises(EvidenceError, match="NUM_THREADS is .*, asked for 100000"):
+        opened(module.OpenVino(), good, {"input": tiny.images(2)}, threads=100000)
+
+
+def session_of(compiled, candidate, **options):
+    wanted = module.OpenVinoOptions(**{"precision_hint": "default", **options})
+    return module.OpenVinoSession(compiled, RunnableFile(candidate), device="x", options=wanted)
+
+
+@pytest.mark.skipif(not IN_BFLOAT16, reason="this processor has no bfloat16")
+def test_a_node_that_rounds_more_than_the_hint_is_seen(good):
+    batch = {"input": tiny.images(2)}
+    exact = opened(module.OpenVino(), good, batch)
+    half = opened(module.OpenVino(), good, batch, precision_hint="bf16")
+    half.run(batch)
+    mixed = Told(exact._compiled, model=half._compiled)
+    proof = session_of(mixed, good).proof()
+    assert proof.session_options["INFERENCE_PRECISION_HINT"] == "f32"
+    assert proof.precision == "bfloat16"
+
+
+def test_an_output_that_is_not_in_the_compiled_model_is_refused(good):
+    session = opened(module.OpenVino(), good, {"input": tiny.images(2)})
+    renamed = good.subject.outputs[0].model_copy(update={"name": "other"})
+    subject = good.subject.model_copy(update={"outputs": (renamed,)})
+    with pytest.raises(OutputMismatch, match="'other' among them"):
+        session_of(session._compiled, type(good)(good.path, subject))
+
+
+@pytest.mark.parametrize("installed", [None, "1.24.1"])
+def test_without_the_package_it_is_absent_and_says_what_is_no_substitute(monkeypatch, installed):
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(module, "_version", {"onnxruntime-openvino": installed}.get)
+    reason = module.OpenVino().absent_reason(module.OpenVinoOptions())
+    assert "pip install 'parity-gate[openvino]'" in reason
+    assert ("onnxruntime-openvino 1.24.1 is, and does not serve" in reason) is bool(installed)
+
+
+def test_it_is_listed_with_its_version():
+    (row,) = listed(policy(exact={}))
+    assert (row.state, row.provider) == ("ok", "OpenVINO CPU")
+    assert set(row.versions) == {"openvino"}

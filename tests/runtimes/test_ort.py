@@ -1,0 +1,213 @@
+"""ONNX Runtime by configuration: any provider, with the rules of proof of CUDA."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import onnxruntime
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import PolicyError
+from gate.localisation.locate import locate
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.ort_options import OrtOptions, OrtSettings
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.runtimes import cuda
+from gate.runtimes.ort import Ort, OrtCuda
+from tests.parity import tiny
+
+XNNPACK, TENSORRT = "XnnpackExecutionProvider", "TensorrtExecutionProvider"
+RTX = "NvTensorRTRTXExecutionProvider"
+NO_XNNPACK = pytest.mark.skipif(
+    XNNPACK in onnxruntime.get_available_providers(), reason="this build has XNNPACK"
+)
+
+
+def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
+    plain = tiny.policy("ort-cpu")
+    bounds = plain.runtimes["ort-cpu"].bounds
+    wanted = {"required": "always", "bounds": bounds, "options": options} | wanted
+    runtimes = {**plain.runtimes, name: RuntimePolicy(**wanted)}
+    return Policy.model_validate({**dict(plain), "runtimes": runtimes})
+
+
+def judged(model, good, wanted: Policy, name: str):
+    """The record of the runtime, its checks by name, and the verdict."""
+    measured = measure(Case(model, good, tiny.samples(), policy=wanted))
+    evidence = tiny.evidence(good, measured)
+    decision = decide(wanted, evidence, decided_at="now")
+    checks = {check.name: check for check in decision.checks if check.runtime == name}
+    return evidence.runtime(name), checks, decision.verdict
+
+
+SETTINGS = {
+    "disabled_optimizers": ["MatmulTransposeFusion"],
+    "config": {"session.disable_prepacking": "1"},
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "own"),
+    [
+        ("plain", "ort", {"providers": [CPU_PROVIDER], "graph_optimization_level": "ORT_ENABLE_BASIC"}),
+        ("ort-cpu-optimized", None, {}),
+    ],
+)  # fmt: skip
+def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, kind, own):
+    disabled = []
+    original = onnxruntime.InferenceSession
+
+    def session(*arguments, **keywords):
+        disabled.append(keywords.get("disabled_optimizers"))
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    wanted = policy(name, SETTINGS | own, kind=kind)
+    record, checks, verdict = judged(model, good, wanted, name)
+    assert verdict is Verdict.PASS
+    assert ["MatmulTransposeFusion"] in disabled
+    options = record.session_options
+    assert options["disabled_optimizers"] == "MatmulTransposeFusion"
+    assert options["session.disable_prepacking"] == "1"
+    assert options["intra_op_num_threads"] == "1"
+    assert record.identity.options == SETTINGS | own
+    assert record.identity.versions == {"onnxruntime": onnxruntime.__version__}
+    assert checks["session"].verdict is checks["provider"].verdict is Verdict.PASS
+    again = decide(
+        policy(name, {**SETTINGS, **own, "threads": 2}, kind=kind),
+        tiny.evidence(good, measure(Case(model, good, tiny.samples(), policy=wanted))),
+        decided_at="now",
+    )
+    (session_check,) = (c for c in again.checks if (c.runtime, c.name) == (name, "session"))
+    assert session_check.verdict is Verdict.FAIL
+    assert "it measured with the options" in session_check.explanation
+
+
+@NO_XNNPACK
+def test_a_provider_that_this_build_has_not_is_absent_with_its_reason(model, good):
+    options = {"providers": [XNNPACK, CPU_PROVIDER]}
+    wanted = policy("xnn", options, kind="ort", required="when_present")
+    record, checks, verdict = judged(model, good, wanted, "xnn")
+    assert f"has no {XNNPACK}" in record.absent_reason
+    assert checks["runtime"].verdict is Verdict.WAIVED
+    assert verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("required", ["always", "when_present"])
+@pytest.mark.parametrize(
+    "providers", [["TensorRTExecutionProvider"], ["NoSuchExecutionProvider", CPU_PROVIDER]]
+)
+def test_a_provider_that_nobody_has_is_no_absence(model, good, providers, required):
+    wanted = policy("trt", {"providers": providers}, kind="ort", required=required)
+    with pytest.raises(PolicyError, match=f"knows no {providers[0]}"):
+        measure(Case(model, good, tiny.samples(), policy=wanted))
+
+
+def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
+    options = OrtOptions(providers=("TensorRTExecutionProvider", CUDA_PROVIDER))
+    with pytest.raises(PolicyError, match=f"Did you mean '{TENSORRT}'"):
+        Ort().absent_reason(options)
+    options = OrtOptions(providers=(XNNPACK, "CpuExecutionProvider"))
+    with pytest.raises(PolicyError, match=f"Did you mean '{CPU_PROVIDER}'"):
+        Ort().absent_reason(options)
+    of_a_plugin = "PlugInExecutionProvider"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [of_a_plugin])
+    assert Ort().absent_reason(OrtOptions(providers=(of_a_plugin,))) is None
+
+
+@pytest.mark.parametrize("provider", [RTX, TENSORRT, CUDA_PROVIDER])
+def test_the_build_is_asked_before_the_device(monkeypatch, provider):
+    monkeypatch.setattr(cuda, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
+    options = OrtOptions(providers=(provider, CPU_PROVIDER))
+    assert f"has no {provider}" in Ort().absent_reason(options)
+    assert OrtCuda().absent_reason(OrtSettings()) is None  # its build must be right where one is
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider, CPU_PROVIDER])
+    assert Ort().absent_reason(options) is None
+    monkeypatch.setattr(cuda, "cuda_traces", list)
+    assert "no CUDA device" in Ort().absent_reason(options)
+
+
+@pytest.mark.skipif(bool(cuda.cuda_traces()), reason="a CUDA device is here")
+def test_one_that_does_not_load_is_absent_without_a_device_and_fails_with_one(
+    model, good, monkeypatch
+):
+    if TENSORRT not in onnxruntime.get_available_providers():
+        pytest.skip("this build of ONNX Runtime knows no TensorRT")
+    wanted = policy("trt", {"providers": [TENSORRT]}, kind="ort")
+    record, _, _ = judged(model, good, wanted, "trt")
+    assert "no CUDA device" in record.absent_reason
+    monkeypatch.setattr(cuda, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+    record, _, verdict = judged(model, good, wanted, "trt")
+    assert f"could not load {TENSORRT} and offered {CPU_PROVIDER}" in record.failure
+    assert verdict is Verdict.FAIL
+
+
+class Pretender:
+    """A real session on the CPU that says it is XNNPACK's; its profile tells the truth."""
+
+    reported: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, path, options, providers, **keywords):
+        self._real = onnxruntime.capi.onnxruntime_inference_collection.InferenceSession(
+            path, options, providers=[CPU_PROVIDER], **keywords
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def get_providers(self):
+        return [XNNPACK, CPU_PROVIDER]
+
+    def get_provider_options(self):
+        return {CPU_PROVIDER: {}, XNNPACK: Pretender.reported}
+
+
+@pytest.mark.parametrize("providers", [[XNNPACK], [XNNPACK, CPU_PROVIDER]])
+def test_nodes_that_fell_back_in_silence_are_refused(model, good, monkeypatch, providers):
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Pretender)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [XNNPACK, CPU_PROVIDER])
+    wanted = policy("xnn", {"providers": providers}, kind="ort")
+    record, checks, _ = judged(model, good, wanted, "xnn")
+    assert record.providers_active[0] == XNNPACK
+    assert checks["provider"].verdict is Verdict.FAIL
+    assert f"no node is known to have run on {XNNPACK}" in checks["provider"].explanation
+    listed = CPU_PROVIDER in providers
+    assert bool(record.fallback_nodes) is not listed
+    assert ("compute nodes ran on the CPU" in checks["provider"].explanation) is not listed
+
+
+def test_provider_options_that_are_not_in_force_are_refused(model, good, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Pretender)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [XNNPACK, CPU_PROVIDER])
+    options = {"providers": [XNNPACK], "provider_options": {XNNPACK: {"n": "2"}}}
+    for reported, verdict in (({"n": "2"}, Verdict.PASS), ({"n": "1"}, Verdict.FAIL), ({}, Verdict.FAIL)):  # fmt: skip
+        monkeypatch.setattr(Pretender, "reported", reported)
+        _, checks, _ = judged(model, good, policy("xnn", options, kind="ort"), "xnn")
+        assert checks["session"].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [("ortt", {}, r"no runtime named 'ortt'.*Did you mean 'ort'\?")],
+)
+def test_a_kind_that_nobody_has_stops_before_anything_is_measured(
+    model, good, kind, options, words
+):
+    with pytest.raises(PolicyError, match=words):
+        measure(Case(model, good, tiny.samples(), policy=policy("x", options, kind=kind)))
+
+
+def test_its_layers_are_compared_like_those_of_any_other(model, good):
+    wanted = policy("plain", {"providers": [CPU_PROVIDER]}, kind="ort")
+    found = locate(Case(model, good, tiny.samples(), policy=wanted), runtime="plain")
+    assert found.runtime == "plain"
+    assert found.layers
+    assert not found.diverges
+    with pytest.raises(PolicyError, match="the policy names no runtime 'plane'"):
+        locate(Case(model, good, tiny.samples(), policy=wanted), runtime="plane")

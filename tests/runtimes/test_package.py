@@ -1,0 +1,100 @@
+"""A package as docs/runtimes.md shows it: installed by pip, measured by `gate check`, nothing of
+`gate/` touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.errors import PolicyError
+from gate.policy.policy import Policy
+from gate.runtimes.chosen import with_runtime
+from tests import small_project
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
+POLICY = """
+task: tensors
+instruments: {noise_samples: 8, stability_samples: 2, probes: false, search_inputs: 0}
+runtimes:
+  ort-cpu: {required: always, bounds: {noise_ratio: 1.5}}
+  acme: {required: always, bounds: {noise_ratio: 1.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Where pip has put it."""
+    folder = tmp_path_factory.mktemp("acme")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (project,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (folder / "acme_runtime.py").write_text(code)
+    (folder / "pyproject.toml").write_text(project)
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation"]
+    command += ["--no-index", "--quiet", "--target", str(folder / "site"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "site"
+
+
+@pytest.fixture
+def policy(tmp_path):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    return tmp_path / "policy.yaml"
+
+
+def arguments(model: str, policy: Path | None = None) -> list[str]:
+    given = [] if policy is None else ["--policy", str(policy)]
+    return [
+        "check", model, "--reference", "small_models:build", "--inputs", "images.npy",
+        *given, "--json",
+    ]  # fmt: skip
+
+
+def test_the_runtime_of_the_page_judges_a_file(site, policy):
+    path = os.pathsep.join([str(site), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "gate", *arguments("good.onnx", policy)],
+        cwd=small_project.made(), env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["decision"]["runtimes"] == ["ort-cpu", "acme"]
+
+
+@pytest.fixture
+def _here(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.syspath_prepend(str(small_project.made()))
+    monkeypatch.chdir(small_project.made())
+
+
+@pytest.mark.usefixtures("_here")
+def test_and_refuses_another(policy, capsys):
+    assert cli.main(arguments("bad.onnx", policy)) == 1
+    decision = json.loads(capsys.readouterr().out)["decision"]
+    assert decision["runtimes"] == []
+    noise = [c for c in decision["checks"] if (c["runtime"], c["name"]) == ("acme", "noise_ratio")]
+    assert {c["verdict"] for c in noise} == {"FAIL"}
+
+
+@pytest.mark.usefixtures("_here")
+def test_it_is_added_by_name_within_the_bounds_that_it_promises_to_fit():
+    added = with_runtime(Policy.default(), "acme").runtimes["acme"]
+    assert added.required == "always"
+    assert added.bounds == Policy.default().runtimes["ort-cpu"].bounds
+    with pytest.raises(PolicyError, match="no runtime named 'acmee'.*Did you mean 'acme'"):
+        with_runtime(Policy.default(), "acmee")
+    assert cli.main([*arguments("good.onnx"), "--runtime", "acmee"]) == 2
+
+
+def test_its_class_is_as_long_as_the_page_says():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    lines = code.partition("class ")[2].splitlines()
+    assert len([line for line in lines if line.strip(" #")]) <= 12

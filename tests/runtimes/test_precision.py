@@ -1,0 +1,35 @@
+"""What providers of ONNX Runtime report of their precision, and what that says."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.policy.ort_options import OrtSetup
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.runtimes.precision import precision_of
+
+XNNPACK, TENSORRT = "XnnpackExecutionProvider", "TensorrtExecutionProvider"
+FP16, TF32 = {"trt_fp16_enable": "True"}, {"use_tf32": "1"}
+BFLOAT16 = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "1"}
+
+
+@pytest.mark.parametrize(
+    ("providers", "reported", "config", "precision"),
+    [
+        ([TENSORRT], {TENSORRT: {"trt_fp16_enable": "0"}}, {}, None),
+        ([TENSORRT], {TENSORRT: FP16}, {}, "float16"),
+        ([TENSORRT, CUDA_PROVIDER], {CUDA_PROVIDER: {"use_tf32": "0"}}, {}, None),
+        ([TENSORRT, CUDA_PROVIDER], {CUDA_PROVIDER: TF32}, {}, "tf32"),
+        (["NvTensorRTRTXExecutionProvider"], {}, {}, None),
+        ([CUDA_PROVIDER], {CUDA_PROVIDER: {"use_tf32": "0"}}, {}, "float32"),
+        ([CUDA_PROVIDER], {CUDA_PROVIDER: TF32}, {}, "tf32"),
+        ([CUDA_PROVIDER], {}, {}, None),
+        ([CPU_PROVIDER], {}, {}, "float32"),
+        ([CPU_PROVIDER], {}, BFLOAT16, "bfloat16"),
+        ([XNNPACK, CPU_PROVIDER], {}, BFLOAT16, "bfloat16"),
+    ],
+)
+def test_float32_is_said_only_where_nothing_can_round_more(providers, reported, config, precision):
+    """TensorRT takes TF32 by itself, and no option of it says so."""
+    setup = OrtSetup.of_options({"providers": providers, "config": config}, {})
+    assert precision_of(setup, reported) == precision

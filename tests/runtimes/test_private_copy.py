@@ -1,0 +1,57 @@
+"""The copy that libraries open by its path."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from gate.errors import DigestMismatch, StorageError
+from gate.runtimes import RunnableFile
+from gate.runtimes.private_copy import private_copy
+from tests.runtimes import strange_files
+
+
+@pytest.fixture
+def candidate(tmp_path):
+    return strange_files.made(strange_files.external_data, tmp_path)[0]
+
+
+def test_what_is_exchanged_meanwhile_is_not_in_it_and_it_goes_afterwards(candidate):
+    data = candidate.path.with_name("weights.bin")
+    wanted = data.read_bytes()
+    with private_copy(RunnableFile(candidate)) as copied:
+        data.write_bytes(b"other")
+        assert copied.with_name("weights.bin").read_bytes() == wanted
+        assert copied.parent != candidate.path.parent
+    assert not copied.exists()
+
+
+def test_the_digest_is_that_of_the_copy(candidate, monkeypatch):
+    original = shutil.copyfile
+
+    def exchanged_for_a_moment(source, target):
+        original(source, target)
+        target.write_bytes(target.read_bytes() + b"!")
+
+    monkeypatch.setattr(shutil, "copyfile", exchanged_for_a_moment)
+    with pytest.raises(DigestMismatch), private_copy(RunnableFile(candidate)):
+        pass
+
+
+def test_data_behind_a_link_is_copied(candidate, tmp_path):
+    data = candidate.path.with_name("weights.bin")
+    data.rename(tmp_path / "blob")
+    data.symlink_to(tmp_path / "blob")
+    with private_copy(RunnableFile(candidate)) as copied:
+        assert not copied.with_name("weights.bin").is_symlink()
+
+
+def test_other_bytes_and_missing_data_are_refused(candidate):
+    data = candidate.path.with_name("weights.bin")
+    data.write_bytes(data.read_bytes() + b"!")
+    with pytest.raises(DigestMismatch), private_copy(RunnableFile(candidate)):
+        pass
+    data.unlink()
+    with pytest.raises(StorageError, match="external data beside it"), private_copy(RunnableFile(candidate)):  # fmt: skip
+        pass

@@ -1,0 +1,315 @@
+"""Outputs that were computed elsewhere are judged like any runtime's, and bound to what they are
+of: a recording that does not fit never passes, and one that is right is not blocked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import EvidenceError, InputMismatch, PolicyError
+from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
+from gate.parity.elsewhere.packing import Packing
+from gate.parity.elsewhere.sending import Sending
+from gate.parity.measure import measure
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.runtimes.recorded import RecordedSession, with_recordings
+from gate.runtimes.recording.manifest import Whence
+from gate.runtimes.recording.reading import Recording
+from tests.parity import tiny
+from tests.runtimes import consumer
+
+COUNT = 20
+INSTRUMENTS = Instruments(noise_samples=0, stability_samples=2, search_inputs=0, graph=False)
+WHENCE = Whence.model_validate(consumer.META)
+
+
+def policy(probes="required", instruments=INSTRUMENTS, **bounds) -> Policy:
+    own = Bounds(**{"max_abs_diff": 1e-4, "top1_agreement": 1.0} | bounds)
+    phone = RuntimePolicy(
+        required="always", kind="recorded", options={"probes": probes}, bounds=own
+    )
+    here = tiny.policy(instruments=instruments)
+    return Policy(**{**dict(here), "runtimes": {**here.runtimes, "phone": phone}})
+
+
+@pytest.fixture(scope="module")
+def made(model, tmp_path_factory):
+    """A folder with the file, what was sent, what came back, and the recording of it."""
+    folder = tmp_path_factory.mktemp("made")
+    good = tiny.export(model, folder / "model.onnx")
+    sending = Sending(good, tiny.samples(COUNT), policy(), model)
+    sending.write(folder / "sent")
+    consumer.run(good.path, folder / "sent", folder / "outputs")
+    Packing(good.subject, folder / "sent", folder / "outputs", WHENCE).write(folder / "phone")
+    return folder
+
+
+@pytest.fixture
+def judged(model, made):
+    def judge(recording, *, by=None, samples=None, batch_size=32):
+        by = by or policy()
+        good = tiny.candidate(made / "model.onnx")
+        case = Case(
+            model,
+            good,
+            samples or tiny.samples(COUNT),
+            by,
+            batch_size,
+            recordings={"phone": recording},
+        )
+        measured = measure(case)
+        evidence = tiny.evidence(good, measured)
+        decision = decide(by, evidence, decided_at="now")
+        checks = {c.name: c for c in decision.checks if c.runtime == "phone"}
+        return evidence.runtime("phone"), checks, decision
+
+    return judge
+
+
+@pytest.fixture
+def changed(made, tmp_path):
+    """The recording of outputs that somebody changed before they were packed."""
+
+    def change(part, edit):
+        outputs = shutil.copytree(made / "outputs", tmp_path / "outputs")
+        header = json.loads((outputs / "outputs.json").read_text())
+        (described,) = header["parts"][part]["outputs"]
+        array = np.fromfile(outputs / described["file"], described["dtype"])
+        array = array.reshape(described["shape"])
+        edit(array)
+        array.tofile(outputs / described["file"])
+        subject = tiny.candidate(made / "model.onnx").subject
+        Packing(subject, made / "sent", outputs, WHENCE).write(tmp_path / "changed")
+        return tmp_path / "changed"
+
+    return change
+
+
+def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
+    instruments = INSTRUMENTS.model_copy(update={"noise_samples": 8})
+    by = policy(noise_ratio=32.0, instruments=instruments)
+    phone, checks, decision = judged(made / "phone", by=by, batch_size=3)
+    assert decision.verdict is Verdict.PASS, [c.explanation for c in decision.problems]
+    assert set(decision.runtimes) == {"ort-cpu", "phone"}
+    assert not decision.waived
+    assert (phone.latency, phone.memory_bytes, phone.unprobed) == (None, None, ())
+    assert all(output.stability is None for output in phone.outputs)
+    assert phone.identity.device == "Jetson Orin Nano"
+    assert phone.identity.versions == {"TensorRT": "10.3"}
+    assert len(phone.probes) > 10
+    assert checks["noise_ratio"].verdict is Verdict.PASS
+    said = checks["recording"].explanation
+    assert "by TensorRT 10.3 on Jetson Orin Nano" in said
+    assert "repeatability, batch invariance and latency are unmeasured" in said
+
+
+def test_a_zip_is_as_good_as_a_folder(judged, made, tmp_path):
+    subject = tiny.candidate(made / "model.onnx").subject
+    Packing(subject, made / "sent", made / "outputs", WHENCE).write(tmp_path / "phone.zip")
+    _, _, decision = judged(tmp_path / "phone.zip")
+    assert decision.verdict is Verdict.PASS
+
+
+def _nan(array):
+    array[3, 2] = np.nan
+
+
+def _swapped(array):
+    array[[4, 5]] = array[[5, 4]]
+
+
+@pytest.mark.parametrize("edit", [_nan, _swapped])
+def test_wrong_outputs_fail(judged, changed, edit):
+    phone, checks, decision = judged(changed("samples", edit))
+    assert phone.measured
+    assert decision.verdict is Verdict.FAIL
+    assert decision.runtimes == ("ort-cpu",)
+    assert "FAIL" in {check.verdict for check in checks.values()}
+
+
+def test_the_outputs_of_a_batch_are_not_put_together_from_those_of_its_samples(judged, changed):
+    """Where a probe has the very inputs of the samples, both recorded answers are judged."""
+
+    def edit(array):
+        array[:] = 0.0
+
+    _, checks, decision = judged(changed("batch_4", edit), batch_size=4)
+    assert decision.verdict is Verdict.FAIL
+    assert checks["probe_batch_4"].verdict is Verdict.FAIL
+    assert checks["max_abs_diff"].verdict is Verdict.PASS
+
+
+def test_the_answers_to_samples_are_not_those_of_a_probe_with_the_same_inputs(judged, changed):
+    def edit(array):
+        array[:4] = 0.0
+
+    _, checks, _ = judged(changed("samples", edit), batch_size=4)
+    assert checks["probe_batch_4"].verdict is Verdict.PASS
+    assert checks["max_abs_diff"].verdict is Verdict.FAIL
+
+
+def test_a_probe_that_failed_there_fails_here(judged, made, tmp_path):
+    outputs = shutil.copytree(made / "outputs", tmp_path / "outputs")
+    header = json.loads((outputs / "outputs.json").read_text())
+    header["parts"]["batch_7"] = {"failed": "profile 0 allows batches up to 4"}
+    (outputs / "outputs.json").write_text(json.dumps(header))
+    subject = tiny.candidate(made / "model.onnx").subject
+    Packing(subject, made / "sent", outputs, WHENCE).write(tmp_path / "phone")
+    _, checks, decision = judged(tmp_path / "phone")
+    assert decision.verdict is Verdict.FAIL
+    assert "profile 0 allows batches up to 4" in checks["probe_batch_7"].explanation
+
+
+@pytest.mark.parametrize(
+    ("probes", "verdict", "of_all"),
+    [("required", Verdict.ERROR, Verdict.ERROR), ("when_recorded", Verdict.WAIVED, Verdict.PASS)],
+)
+def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, of_all):
+    outputs = shutil.copytree(made / "outputs", tmp_path / "outputs")
+    header = json.loads((outputs / "outputs.json").read_text())
+    header["parts"] = {"samples": header["parts"]["samples"]}
+    (outputs / "outputs.json").write_text(json.dumps(header))
+    subject = tiny.candidate(made / "model.onnx").subject
+    Packing(subject, made / "sent", outputs, WHENCE).write(tmp_path / "phone")
+    phone, checks, decision = judged(tmp_path / "phone", by=policy(probes))
+    assert (checks["probes"].verdict, decision.verdict) == (verdict, of_all)
+    assert "batch_1" in phone.unprobed
+    assert "it has no outputs for batch_1" in checks["probes"].explanation
+    assert (checks["probes"] in decision.waived) == (verdict is Verdict.WAIVED)
+
+
+IMAGES = tiny.images(COUNT)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (IMAGES[::-1], "another order than in the recording: sample 0 is its sample 19"),
+        (IMAGES[[0, 1, 3, 2, *range(4, COUNT)]], "sample 2 is its sample 3"),
+        (IMAGES[:12], "the recording has 20 samples, and only 12 of them were given"),
+        (IMAGES[2:], "sample 0 is its sample 2"),
+        (np.concatenate([IMAGES, -IMAGES[:1]]), "the recording has 20 samples, and more"),
+        (IMAGES + np.float32(1e-6), "sample 0 has other inputs than were recorded"),
+        (np.concatenate([IMAGES[:19], IMAGES[:1]]), "sample 19 is its sample 0"),
+    ],
+    ids=["reversed", "two swapped", "fewer", "later ones", "more", "others", "one twice"],
+)
+def test_other_samples_than_the_recorded_ones_are_refused(made, images, words):
+    with pytest.raises(InputMismatch, match=words):
+        gone_through(Recording(made / "phone"), np.ascontiguousarray(images), batch_size=32)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("images", [IMAGES[::-1], IMAGES[:12], IMAGES[2:], -IMAGES])
+def test_so_they_are_in_smaller_batches(made, images, batch_size):
+    with pytest.raises(InputMismatch):
+        gone_through(Recording(made / "phone"), np.ascontiguousarray(images), batch_size=batch_size)
+
+
+def gone_through(recording, images, *, batch_size):
+    """As a measurement does: an example of another size, then all samples."""
+    session = RecordedSession(recording, {"input": images[:2]})
+    session.run({"input": images[:2]})
+    for start in range(0, len(images), batch_size):
+        session.run({"input": images[start : start + batch_size]})
+    session.proof()
+
+
+def test_another_order_never_passes(judged, made):
+    samples = Samples.of({"input": np.ascontiguousarray(IMAGES[::-1])})
+    phone, _, decision = judged(made / "phone", samples=samples)
+    assert "another order than in the recording" in phone.failure
+    assert decision.verdict is Verdict.FAIL
+    assert decision.runtimes == ("ort-cpu",)
+
+
+def test_another_file_is_refused(judged, made, tmp_path):
+    def rename(proto):
+        proto.producer_name = "somebody else"
+
+    other = tiny.edit(tiny.candidate(made / "model.onnx"), tmp_path / "other.onnx", rename)
+    outputs = made / "outputs"
+    inputs = tmp_path / "images.npy"
+    np.save(inputs, IMAGES)
+    header = json.loads((outputs / "outputs.json").read_text())["parts"]["samples"]["outputs"][0]
+    logits = np.fromfile(outputs / header["file"], np.float32).reshape(header["shape"])
+    np.save(tmp_path / "logits.npy", logits)
+    Packing(other.subject, inputs, tmp_path / "logits.npy", WHENCE).write(tmp_path / "other")
+    phone, _, decision = judged(tmp_path / "other", by=policy("when_recorded"))
+    assert f"is of the file {other.subject.sha256}" in phone.failure
+    assert decision.verdict is Verdict.FAIL
+
+
+def test_the_same_inputs_twice_with_different_outputs_are_not_chosen_from(model, made, tmp_path):
+    """Else the better answer could stand for the worse one, when a sample is looked at again."""
+    images = np.concatenate([IMAGES[:2], IMAGES[:2]])
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "logits.npy", np.arange(28, dtype=np.float32).reshape(4, 7))
+    subject = tiny.candidate(made / "model.onnx").subject
+    packing = Packing(subject, tmp_path / "images.npy", tmp_path / "logits.npy", WHENCE)
+    packing.write(tmp_path / "twice")
+    session = RecordedSession(Recording(tmp_path / "twice"), {"input": images[:1]})
+    assert session.run({"input": images[:1]})[0].tolist() == [[0, 1, 2, 3, 4, 5, 6]]  # the example
+    firsts = [session.run({"input": images[i : i + 1]})[0][0, 0] for i in range(4)]
+    assert firsts == [0, 7, 14, 21]
+    with pytest.raises(EvidenceError, match="samples 0 and 2 are the same inputs"):
+        session.run({"input": images[:1]})
+
+
+def test_without_a_recording_it_is_absent(model, made):
+    by = policy()
+    good = tiny.candidate(made / "model.onnx")
+    measured = measure(Case(model, good, tiny.samples(COUNT), by))
+    decision = decide(by, tiny.evidence(good, measured), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+    assert "no recording was given" in " ".join(c.explanation for c in decision.problems)
+
+
+def test_a_precision_that_is_not_exact_is_refused(judged, made, tmp_path):
+    subject = tiny.candidate(made / "model.onnx").subject
+    half = WHENCE.model_copy(update={"precision": "float16"})
+    Packing(subject, made / "sent", made / "outputs", half).write(tmp_path / "phone")
+    _, checks, decision = judged(tmp_path / "phone")
+    assert decision.verdict is Verdict.FAIL
+    assert "it reports float16 precision" in checks["precision"].explanation
+
+
+def test_recordings_get_built_in_bounds_without_what_they_cannot_show():
+    by = with_recordings(Policy.default(), ["phone"])
+    wanted = by.runtimes["phone"]
+    assert (wanted.kind, wanted.required) == ("recorded", "always")
+    assert wanted.bounds.noise_ratio == Policy.default().runtimes["ort-cuda"].bounds.noise_ratio
+    assert wanted.bounds.repeatability_ratio is None
+    assert wanted.bounds.batch_invariance_ratio is None
+    assert with_recordings(by, ["phone"]) == by
+    assert "recorded" in with_recordings(by, ["recorded"]).runtimes
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "words"),
+    [
+        (Policy.default(), "ort-cpu", "computes here, no recording"),
+        (Policy.default(), "browser-wasm", "computes here, no recording"),
+        (Policy.default(), "ort", "computes here, no recording"),
+        (Policy.quantized(), "phone", "kind: recorded with bounds of your own"),
+    ],
+)
+def test_a_recording_that_a_policy_cannot_take(by, name, words):
+    with pytest.raises(PolicyError, match=words):
+        with_recordings(by, [name])
+
+
+def test_a_recording_nobody_asked_for_is_an_error(model, made):
+    good = tiny.candidate(made / "model.onnx")
+    case = Case(model, good, tiny.samples(COUNT), tiny.policy())
+    for name, words in (("phone", "does not ask for"), ("ort-cpu", "computes here")):
+        with pytest.raises(PolicyError, match=words):
+            measure(replace(case, recordings={name: made / "phone"}))

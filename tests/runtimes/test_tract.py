@@ -1,0 +1,135 @@
+"""tract: symbolic sizes where the file allows them, else a model for each shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import DigestMismatch, OutputMismatch
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.policy.built_in import exact_bounds
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.policy.sections import Instruments
+from gate.runtimes import RunnableFile
+from gate.runtimes import tract as module
+from tests.parity import tiny
+from tests.runtimes import strange_files
+from tests.runtimes.strange_files import made, opened
+
+tract = pytest.importorskip("tract", reason="pip install 'parity-gate[tract]'")
+FEW = Instruments(probes=False, search_inputs=0)
+
+
+def judged(model, candidate, **policy):
+    """The record, the failed checks by name, and the verdict."""
+    wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
+    policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
+    measured = measure(Case(model, candidate, tiny.samples(), policy=policy))
+    decision = decide(policy, tiny.evidence(candidate, measured), decided_at="now")
+    return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
+
+
+def test_a_correct_file_passes_with_its_proof(model, good):
+    record, _, verdict = judged(model, good)
+    assert verdict is Verdict.PASS
+    assert record.providers_active == ("tract cpu",)
+    assert record.identity.versions == {"tract": tract.version()}
+    assert record.identity.precision == "float32"
+    assert record.session_options == {"sizes": "symbolic", "types": "F32"}
+    assert record.probes
+
+
+def test_wrong_weights_fail_by_their_numbers(model, tmp_path):
+    _, problems, verdict = judged(
+        model, tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx"), instruments=FEW
+    )
+    assert verdict is Verdict.FAIL
+    assert "noise_ratio" in problems
+
+
+def test_an_operator_that_it_does_not_have_is_a_failure_in_one_line(model, good, tmp_path):
+    def change(proto):
+        (gemm,) = (node for node in proto.graph.node if node.op_type == "Gemm")
+        gemm.op_type, gemm.domain = "Head", "acme"
+        proto.opset_import.add(domain="acme", version=1)
+        del gemm.attribute[:]
+
+    record, _, verdict = judged(
+        model, tiny.edit(good, tmp_path / "strange.onnx", change), instruments=FEW
+    )
+    assert "Unimplemented(Head)" in record.failure
+    assert "backtrace" not in record.failure
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("make", strange_files.FILES)
+def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
+    candidate, batches = made(make, tmp_path)
+    session = opened(module.Tract(), candidate, batches[0])
+    strange_files.assert_as_onnxruntime(session, candidate, batches)
+    assert session.proof().precision == "float32"
+    symbolic = make is not strange_files.an_input_is_an_output
+    assert session.proof().session_options["sizes"].startswith("symbolic") is symbolic
+
+
+def test_models_for_shapes_are_held_but_not_without_end(tmp_path):
+    candidate, batches = made(strange_files.an_input_is_an_output, tmp_path)
+    session = opened(module.Tract(), candidate, batches[0])
+    for batch in (*batches, batches[-1]):
+        session.run(batch)
+    sizes = [shapes[0][0] for shapes in session._by_shape]
+    assert sizes == [2, 4, 5, 6]
+
+
+def test_where_symbols_break_on_the_way_it_goes_on_by_shape(good, monkeypatch):
+    batch = {"input": tiny.images(2)}
+    session = opened(module.Tract(), good, batch)
+    wanted = session.run(batch)[0]
+
+    def broken(_batch):
+        raise module._Refusal("tract: symbols")
+
+    monkeypatch.setattr(session._symbolic, "run", broken)
+    np.testing.assert_allclose(session.run(batch)[0], wanted, rtol=1e-5, atol=1e-5)
+    assert session.proof().session_options["sizes"] == "one model a shape: tract: symbols"
+
+
+def test_half_precision_is_read_back_from_what_was_prepared(good, monkeypatch):
+    original = tract.InferenceModel.into_model
+
+    def into_half(self):
+        half = original(self)
+        half.transform("f32_to_f16")
+        return half
+
+    monkeypatch.setattr(tract.InferenceModel, "into_model", into_half)
+    file = RunnableFile(good)
+    prepared = module._Prepared(str(good.path), file, None)
+    assert "F16" in prepared.types()
+    session = opened(module.Tract(), good, {"input": tiny.images(2).astype("float16")})
+    assert session.proof().precision == "float16"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "weights.bin"])
+def test_a_file_that_was_exchanged_is_not_opened(name, tmp_path):
+    candidate, batches = made(strange_files.external_data, tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DigestMismatch):
+        opened(module.Tract(), candidate, batches[0])
+
+
+def test_another_number_of_outputs_is_refused(good):
+    subject = good.subject.model_copy(update={"outputs": good.subject.outputs * 2})
+    with pytest.raises(OutputMismatch, match="1 outputs"):
+        opened(module.Tract(), type(good)(good.path, subject), {"input": tiny.images(2)})
+
+
+def test_without_the_package_it_is_absent(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    reason = module.Tract().absent_reason(module.Tract.options())
+    assert "pip install 'parity-gate[tract]'" in reason

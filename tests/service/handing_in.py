@@ -1,0 +1,132 @@
+"""A service that trusts a key, and a CI that has it and hands in, on a simulated registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gate.attestation.keys import SigningKey
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.policy.policy import Policy
+from gate.registry.creation import Creation
+from gate.registry.doubts import Reading
+from gate.registry.hand_in import hand_in
+from gate.registry.judged import GoldenFolder
+from gate.registry.port import CANDIDATE, Tag
+from gate.registry.release import Release
+from gate.registry.trusted import TrustFile
+from gate.service.port import Failed
+from gate.service.reconciler import Reconciler
+from gate.storage.digest import Digest
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry import test_preprocessing_beside as pictures
+from tests.registry.releases import NAME, twin_policy
+from tests.registry.signed import Signing, save, trust_in
+from tests.service.places import AUTOMATIC, Place
+
+TWINNED = builders.policy(twin=twin_policy())
+
+
+class World:
+    """Version 1 was handed in, serves and is deployed."""
+
+    def __init__(self, folder: Path, policy: Policy = AUTOMATIC) -> None:
+        self.place = Place(folder, policy)
+        self.policy = policy
+        self.store = Store(folder / "store")
+        self.ci = SigningKey.make(folder / "ci.pem")
+        self.stranger = SigningKey.make(folder / "stranger.pem")
+        self.trust = save(trust_in(self.ci), folder / "trust.yaml")
+        self.reading: Reading | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        place = self.place
+        self.reconcile = Reconciler(
+            place.registry,
+            place.ledger,
+            place.policy,
+            store=self.store,
+            trust=TrustFile(self.trust),
+            reading=self.reading,
+        )
+
+    def release(
+        self, seed: int, *, policy: Policy | None = None, days: float = 0.0, **signing: Any
+    ) -> Release:
+        """Signed, by CI unless told otherwise. `policy`: CI's own."""
+        policy = policy or self.policy
+        made = self.place.release(seed, policy=policy, days=days)
+        return Signing(**{"key": self.ci, **signing}).signed(made, policy)
+
+    def with_golden(self, seed: int) -> Release:
+        folder = self.place.folder / f"golden-{seed}"
+        made = self.place.release(seed)
+        origin = vectors.origin().model_copy(update={"policy_sha256": self.policy.digest()})
+        vectors.golden_of(folder, made.onnx_path, origin=origin)
+        made = replace(made, golden=GoldenFolder.open(folder))
+        return Signing(self.ci).signed(made, self.policy)
+
+    def with_spec(self, seed: int) -> Release:
+        return Signing(self.ci).signed(pictures.made(self.place.folder, seed), self.policy)
+
+    def send(self, release: Release, *, policy: Policy | None = None) -> str:
+        """As CI does with `gate promote --hand-in`."""
+        done = hand_in(self.place.registry, release, policy=policy or self.policy)
+        assert (done.outcome, done.version is None) == ("handed_in", False), done.reason
+        assert done.version is not None
+        return done.version
+
+    def put(self, release: Release) -> str:
+        """As whoever may write to the registry does, without the gate."""
+        creation = Creation(self.place.registry, release, self.policy)
+        number = creation.make(status="Status: all is well.")
+        self.place.registry.set_alias(NAME, CANDIDATE, number)
+        return number
+
+    def look(self) -> list[tuple[str, str, str | None]]:
+        return [
+            (one.kind, type(one.error).__name__, None)
+            if isinstance(one, Failed)
+            else (one.kind, one.outcome, one.version)
+            for one in self.reconcile(NAME, cause="delivery 1")
+        ]
+
+    @property
+    def live(self) -> str | None:
+        """The number of the version whose bytes are deployed."""
+        manifest = self.store.live(NAME)
+        if manifest is None:
+            return None
+        return next(
+            str(number)
+            for number, stored in enumerate(self.place.registry.versions, start=1)
+            if Digest.of_bytes(stored.data) == manifest.slots[EXACT].sha256
+        )
+
+    def spoil(self, number: str, place: str, change: Callable[[bytes], bytes]) -> None:
+        """Change a file beside a version, in the registry."""
+        beside = self.place.stored(number).beside
+        beside[place] = change(beside[place])
+
+    def about(self, number: str) -> list[str]:
+        """What the ledger says of a version."""
+        return [action for action, version in self.place.lines() if version == number]
+
+    def page(self, number: str) -> str:
+        """The first line of its description."""
+        text: str = self.place.stored(number).description
+        return text.partition("\n")[0]
+
+    def refusal(self, number: str) -> str:
+        """Why it was refused, as all places tell alike: the line, the tag and the page."""
+        (line,) = [entry for entry in self.place.ledger.entries() if entry.version == number]
+        assert line.action == "refused"
+        problem = line.reason.removeprefix("handed in, and refused: ")
+        assert self.place.stored(number).tags[Tag.REFUSED].endswith(problem[-200:])
+        assert self.page(number).startswith("Status: handed in, and refused: ")
+        return problem

@@ -1,0 +1,717 @@
+"""What is handed in by somebody who may write to the registry, and to nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gate.attestation.statements import Statements
+from gate.errors import ArtifactMissing, RegistryUnavailable
+from gate.golden.record import Origin
+from gate.ledger.ledger import Ledger
+from gate.policy.sections import IncumbentPolicy
+from gate.registry import champion
+from gate.registry.doubts import Doubts, Reading
+from gate.registry.hand_in import hand_in
+from gate.registry.judged import GoldenFolder, Judged
+from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import Release
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import NAME, failing_release, onnx_file
+from tests.registry.signed import Signing, save, trust_in
+from tests.registry.simulator import Watched
+from tests.service.handing_in import TWINNED, World
+from tests.service.places import REVIEWED
+
+Forge = Callable[[World], str]
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    """Version 1 was handed in, serves and is deployed."""
+    made = World(tmp_path)
+    made.send(made.release(1))
+    assert made.look() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
+    return made
+
+
+def test_what_a_trusted_key_vouches_for_is_promoted_and_deployed_once(world: World) -> None:
+    number = world.send(world.release(2))
+    assert world.page(number).startswith("Status: handed in, waits for the service")
+    assert world.look() == [("hand_in", "promoted", "2"), ("deploy", "deployed", "2")]
+    assert (world.place.champion, world.live) == ("2", "2")
+    (line,) = [
+        e for e in world.place.ledger.entries() if (e.action, e.version) == ("promoted", "2")
+    ]
+    assert line.signers == (world.ci.public.key_id,)
+    assert "signed by ci" in line.reason
+    assert world.page(number).startswith("Status: champion since ")
+    assert world.look() == []
+
+
+def test_all_that_goes_beside_a_file_is_promoted_with_it(world: World) -> None:
+    for seed, make in ((2, world.with_golden), (3, world.with_spec)):
+        number = world.send(make(seed))
+        assert world.look()[0] == ("hand_in", "promoted", number)
+        line = world.place.model().history().vouching_for(number)
+        assert line is not None
+        assert (line.golden_sha256 is not None, line.preprocess_sha256 is not None) == (
+            seed == 2, seed == 3,
+        )  # fmt: skip
+        assert line.extent is not None
+
+
+def test_a_twin_comes_with_statements_of_its_own(tmp_path) -> None:
+    world = World(tmp_path, TWINNED)
+    world.send(world.release(1))
+    assert world.look() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
+    line = world.place.model().history().vouching_for("1")
+    assert line is not None
+    assert line.twin is not None
+
+
+def test_what_the_policy_wants_reviewed_waits(tmp_path) -> None:
+    world = World(tmp_path, REVIEWED)
+    number = world.send(world.release(1))
+    assert world.look() == [("hand_in", "passed", number)]
+    assert world.place.champion is None
+    assert world.page(number).startswith("Status: waits for review")
+    assert world.look() == []
+    world.place.tag(number, "approved")
+    assert world.look() == [("review", "promoted", number), ("deploy", "deployed", number)]
+    assert world.place.ledger.entries()[-2].signers == (world.ci.public.key_id,)
+
+
+def test_a_key_that_is_revoked_while_it_waits_is_heard_no_more(tmp_path) -> None:
+    world = World(tmp_path, REVIEWED)
+    number = world.send(world.release(1))
+    world.look()
+    save(trust_in(world.ci, world.stranger, revoked=(world.ci.public.key_id,)), world.trust)
+    world.place.tag(number, "approved")
+    assert world.look() == [("review", "refused", number)]
+    assert "is revoked" in world.place.ledger.entries()[-1].reason
+    assert world.place.champion is None
+
+
+def edited(key: str, value: Any) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | {key: value}).encode()
+
+
+def unsigned(world: World) -> str:
+    return world.put(replace(world.release(2), statements=None))
+
+
+def unknown_key(world: World) -> str:
+    return world.send(world.release(2, key=world.stranger))
+
+
+def of_another_model(world: World) -> str:
+    return world.send(world.release(2, model="letters"))
+
+
+def of_another_registry(world: World) -> str:
+    return world.send(world.release(2, registry="https://elsewhere"))
+
+
+def of_another_file(world: World) -> str:
+    other = world.release(3)
+    return world.put(replace(world.release(2), statements=other.statements))
+
+
+def with_the_evidence_of_another(world: World) -> str:
+    other = world.release(3)
+    return world.put(replace(world.release(2), evidence=other.evidence))
+
+
+def statement_on_other_evidence(world: World) -> str:
+    ours, other = world.release(2), world.release(3)
+    assert ours.statements is not None
+    assert other.statements is not None
+    return world.put(
+        replace(ours, statements=Statements(other.statements.evidence, ours.statements.decision))
+    )
+
+
+def edited_evidence(world: World) -> str:
+    number = world.send(world.release(2))
+    world.spoil(number, "gate/evidence.json", edited("measured_at", "2026-11-22T00:00:00+00:00"))
+    return number
+
+
+def edited_decision(world: World) -> str:
+    number = world.send(world.release(2))
+    world.spoil(number, "gate/decision.json", edited("runtimes", ["ort-cpu"]))
+    return number
+
+
+def other_bytes(world: World) -> str:
+    number = world.send(world.release(2))
+    world.place.stored(number).data = onnx_file(world.place.folder / "x.onnx", seed=9).read_bytes()
+    return number
+
+
+def exchanged_golden(world: World) -> str:
+    number = world.send(world.with_golden(2))
+    world.spoil(number, "golden/golden.json", lambda data: data + b" ")
+    return number
+
+
+def exchanged_spec(world: World) -> str:
+    number = world.send(world.with_spec(2))
+    (place,) = [name for name in world.place.stored(number).beside if name.startswith("prep")]
+    world.spoil(number, place, edited("schema_version", 1) if place.endswith("x") else _other_mean)
+    return number
+
+
+def _other_mean(data: bytes) -> bytes:
+    assert b"0.485" in data
+    return data.replace(b"0.485", b"0.486")
+
+
+def without_golden(world: World) -> str:
+    number = world.send(world.with_golden(2))
+    beside = world.place.stored(number).beside
+    for name in [name for name in beside if name.startswith("golden")]:
+        del beside[name]
+    return number
+
+
+def stripped(world: World) -> str:
+    number = world.send(world.release(2))
+    world.spoil(number, "gate/decision.dsse.json", edited("signatures", []))
+    return number
+
+
+def of_another_type(world: World) -> str:
+    number = world.send(world.release(2))
+    world.spoil(number, "gate/decision.dsse.json", edited("payloadType", "application/json"))
+    return number
+
+
+def another_payload(world: World) -> str:
+    """The statement says PASSED of other bytes, under the signature of the right one."""
+    number, other = world.send(world.release(2)), world.release(3).statements
+    assert other is not None
+    payload = json.loads(other.decision.data)["payload"]
+    world.spoil(number, "gate/decision.dsse.json", edited("payload", payload))
+    return number
+
+
+def half_a_word(world: World) -> str:
+    number = world.send(world.release(2))
+    del world.place.stored(number).beside["gate/evidence.dsse.json"]
+    return number
+
+
+def expired(world: World) -> str:
+    """Measured anew, with a verdict of long ago."""
+    return world.send(world.release(2, at=days_ago(91)))
+
+
+def of_the_future(world: World) -> str:
+    return world.send(world.release(2, at=days_ago(-1)))
+
+
+def old_evidence(world: World) -> str:
+    save(trust_in(world.ci, max_age_days=365.0), world.trust)
+    patient = builders.policy(max_age_days=365.0)
+    return world.send(world.release(2, policy=patient, days=91), policy=patient)
+
+
+def days_ago(days: float) -> str:
+    return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+
+
+def revoked(world: World) -> str:
+    save(trust_in(world.ci, world.stranger, revoked=(world.ci.public.key_id,)), world.trust)
+    return world.send(world.release(2))
+
+
+def too_few_signatures(world: World) -> str:
+    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
+    return world.send(world.release(2))
+
+
+def one_key_twice(world: World) -> str:
+    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
+    number = world.send(world.release(2))
+
+    def twice(data: bytes) -> bytes:
+        envelope = json.loads(data)
+        return json.dumps(envelope | {"signatures": envelope["signatures"] * 2}).encode()
+
+    world.spoil(number, "gate/decision.dsse.json", twice)
+    return number
+
+
+def weaker_policy(world: World) -> str:
+    """It passes by the policy of whoever hands in, and not by the service's."""
+    world.place.policy = builders.policy(min_samples=500)
+    world.restart()
+    return world.send(world.release(2))
+
+
+def no_pass(world: World) -> str:
+    """A verdict that says no, signed, under tags that say yes."""
+    path = onnx_file(world.place.folder / "2.onnx", seed=2)
+    return world.put(Signing(world.ci).signed(failing_release(path), world.policy))
+
+
+def rolled_back_bytes(world: World) -> str:
+    """Whoever hands in took the tag away, and signed anew."""
+    number = world.send(world.release(2))
+    world.look()
+    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="wrong answers")
+    world.look()
+    del world.place.stored(number).tags[Tag.ROLLED_BACK]
+    return world.put(world.release(2, at=days_ago(0.01)))
+
+
+def rejected_bytes(world: World) -> str:
+    """A reviewer was faster than the service; then somebody took his word away."""
+    world.place.tag(world.send(world.release(2)), "rejected")
+    assert world.look() == [("hand_in", "passed", "2"), ("review", "rejected", "2")]
+    del world.place.stored("2").tags[Tag.REVIEW]
+    return world.put(world.release(2))
+
+
+def replayed(world: World) -> str:
+    """The verdict on what served before, under a new number."""
+    world.send(world.release(2))
+    world.look()
+    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow")
+    world.send(world.release(3))
+    world.look()
+    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow, too")
+    world.look()
+    assert world.place.champion == "1"
+    world.place.stored("1").tags.clear()  # so that nothing is found by them
+    return world.put(world.release(1))
+
+
+FORGERIES: dict[Forge, str] = {
+    unsigned: "there are no statements beside the file",
+    unknown_key: "is signed by 0 of the keys that are trusted",
+    of_another_model: "letters",
+    of_another_registry: "this registry, whoever runs the service says so: gate serve "
+    "--same-registry https://elsewhere",
+    of_another_file: "has digest",
+    with_the_evidence_of_another: "has digest",
+    statement_on_other_evidence: "is about evidence",
+    edited_evidence: "has digest",
+    edited_decision: "is about decision",
+    other_bytes: "has digest",
+    exchanged_golden: "golden vectors",
+    exchanged_spec: "preprocessing",
+    without_golden: "golden vectors",
+    stripped: "signatures",
+    of_another_type: "its payload is",
+    another_payload: "is signed by 0",
+    half_a_word: "evidence.dsse.json",
+    expired: "days old",
+    of_the_future: "is of the future",
+    old_evidence: "its evidence is 91.0 days old",
+    revoked: "is revoked",
+    too_few_signatures: "is signed by 1 of the keys",
+    one_key_twice: "statement",
+    weaker_policy: "it was judged by another policy",
+    no_pass: "its decision is FAIL",
+    rolled_back_bytes: "these bytes were rolled back as version 2",
+    rejected_bytes: "a reviewer rejected these bytes as version 2",
+    replayed: "its verdict brought version 1 into service before",
+}
+
+
+def assert_page_says_refused(world: World, number: str) -> None:
+    """That, and why; and what was handed in with it is a claim."""
+    verdict, page = world.place.stored(number).tags[Tag.VERDICT], world.page(number)
+    assert verdict.startswith("REFUSED (see gate.refused); handed in as ")
+    assert not page.startswith("Status: champion")
+    assert "refused" in page
+    assert "is the word of whoever handed it in, and did not count." in page
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_a_forgery_is_refused_once_and_nothing_moves(world: World, forge: Forge) -> None:
+    number = forge(world)
+    assert world.look() == [("hand_in", "refused", number)]
+    assert (world.place.champion, world.live) == ("1", "1")
+    assert FORGERIES[forge] in world.refusal(number)
+    assert ("--same-registry" in world.refusal(number)) is (forge is of_another_registry)
+    assert_page_says_refused(world, number)
+    assert world.look() == []
+    assert world.about(number) == ["refused"]
+    assert "violation" not in [action for action, _ in world.place.lines()]
+
+
+TWINS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "quantized/model.onnx": (lambda data: data.replace(b"tiny", b"tidy"), "has digest"),
+    "quantized/gate/evidence.json": (edited("measured_at", "2026-11-22T00:00:00Z"), "has digest"),
+    "quantized/gate/decision.json": (edited("runtimes", []), "is about decision"),
+    "quantized/gate/decision.dsse.json": (lambda _: b"[1]", "the quantized twin"),
+    "quantized/gate/evidence.dsse.json": (lambda _: b"[1]", "evidence.dsse.json"),
+}
+
+
+@pytest.mark.parametrize("place", TWINS)
+def test_a_twin_is_proven_like_the_file(tmp_path, place: str) -> None:
+    world = World(tmp_path, TWINNED)
+    number = world.send(world.release(1))
+    change, problem = TWINS[place]
+    world.spoil(number, place, change)
+    assert world.look() == [("hand_in", "refused", number)]
+    assert problem in world.refusal(number)
+    assert world.place.champion is None
+
+
+def test_the_twin_of_another_file_with_true_statements(tmp_path) -> None:
+    world = World(tmp_path, TWINNED)
+    one, other = world.release(1), world.release(2)
+    number = world.put(replace(one, twin=other.twin))
+    assert world.look() == [("hand_in", "refused", number)]
+    assert "names no quantized twin" in world.refusal(number)
+
+
+def with_twin_vectors(world: World, torch: str) -> Release:
+    """The same exact file and the same twin each time, with golden vectors of their own."""
+    made = world.place.release(1)
+    assert made.twin is not None
+    assert world.policy.twin is not None
+    folder = world.place.folder / f"vectors-{torch}"
+    origin = Origin(policy_sha256=world.policy.twin.digest(), versions={"torch": torch})
+    vectors.golden_of(folder, made.twin.onnx_path, origin=origin)
+    twin = replace(made.twin, golden=GoldenFolder.open(folder))
+    return Signing(world.ci).signed(replace(made, twin=twin), world.policy)
+
+
+def its_own(one: Judged, _other: Judged) -> Judged:
+    return one
+
+
+def another_statement(_one: Judged, other: Judged) -> Judged:
+    """Signed by the same key, on the same bytes."""
+    return other
+
+
+def no_vectors(one: Judged, _other: Judged) -> Judged:
+    return replace(one, golden=None)
+
+
+def other_vectors(one: Judged, other: Judged) -> Judged:
+    return replace(one, golden=other.golden)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "problem"),
+    [
+        (its_own, None),
+        (another_statement, "golden"),
+        (no_vectors, "golden"),
+        (other_vectors, "golden"),
+    ],
+)
+def test_golden_vectors_of_a_twin_are_those_of_the_verdict(tmp_path, exchange, problem) -> None:
+    world = World(tmp_path, TWINNED)
+    one, other = (with_twin_vectors(world, torch) for torch in ("2", "3"))
+    assert one.twin is not None
+    assert other.twin is not None
+    assert one.twin.golden_sha256 != other.twin.golden_sha256
+    number = world.put(replace(one, twin=exchange(one.twin, other.twin)))
+    outcome = "promoted" if problem is None else "refused"
+    assert world.look()[0] == ("hand_in", outcome, number)
+    assert problem is None or problem in world.refusal(number)
+
+
+def test_a_twin_that_nobody_signed(tmp_path) -> None:
+    world = World(tmp_path, TWINNED)
+    one = world.release(1)
+    assert one.twin is not None
+    number = world.put(replace(one, twin=replace(one.twin, statements=None)))
+    assert world.look() == [("hand_in", "refused", number)]
+    assert "the quantized twin: there are no statements" in world.refusal(number)
+
+
+def test_what_was_refused_by_a_stricter_policy_of_its_own_is_decided_anew(world: World) -> None:
+    """The sender's policy says nothing: neither for nor against."""
+    strict = builders.policy(min_samples=500)
+    number = world.put(world.release(2, policy=strict))
+    world.place.stored(number)
+    world.place.policy = builders.policy(min_samples=350)
+    world.restart()
+    assert world.look()[0] == ("hand_in", "promoted", number)
+
+
+def test_what_was_refused_comes_as_another_version_when_it_is_handed_in_again(world: World) -> None:
+    refused = world.send(world.release(2, key=world.stranger))
+    world.look()
+    save(trust_in(world.ci, world.stranger), world.trust)
+    assert world.look() == []  # what was refused stays refused
+    again = world.send(world.release(2, key=world.stranger))
+    assert again != refused
+    assert world.look()[0] == ("hand_in", "promoted", again)
+
+
+def test_keys_change_without_a_restart(world: World) -> None:
+    save(trust_in(world.stranger), world.trust)
+    number = world.send(world.release(2, key=world.stranger))
+    assert world.look()[0] == ("hand_in", "promoted", number)
+
+
+def test_a_damaged_trust_is_weather(world: World) -> None:
+    number = world.send(world.release(2))
+    kept = world.trust.read_text()
+    world.trust.write_text("trust: [")
+    assert world.look() == [("hand_in", "PolicyError", None)]
+    assert (world.about(number), world.place.champion, world.live) == ([], "1", "1")
+    world.trust.write_text(kept)
+    assert world.look()[0] == ("hand_in", "promoted", number)
+
+
+def test_without_any_trust_its_page_says_what_is_missing(world: World) -> None:
+    number, kept = world.send(world.release(2)), world.trust
+    world.trust = None  # type: ignore[assignment]
+    world.restart()
+    for _ in range(2):
+        assert world.look() == []
+    assert "gate serve --trust" in world.page(number)
+    assert world.about(number) == []
+    world.trust = kept
+    world.restart()
+    assert world.look()[0] == ("hand_in", "promoted", number)
+    assert world.page(number).startswith("Status: champion since ")
+
+
+def test_a_champion_by_hand_goes_back_and_is_then_judged_like_others(world: World) -> None:
+    good, bad = world.send(world.release(2)), world.send(world.release(3, key=world.stranger))
+    world.place.point(bad)
+    assert world.look() == [("guard", "reverted", "1"), ("hand_in", "refused", bad)]
+    world.place.registry.set_alias(NAME, CANDIDATE, good)
+    world.place.point(good)
+    assert world.look() == [
+        ("guard", "reverted", "1"), ("hand_in", "promoted", good), ("deploy", "deployed", good),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("days", [0.0, 91.0], ids=["another policy", "old evidence"])
+def test_approved_by_a_tag_and_made_champion_by_hand_it_is_judged_as_ever(tmp_path, days) -> None:
+    """The alias is moved before the service reads the approval, and what passed is long ago."""
+    world = World(tmp_path, REVIEWED)
+    if days:
+        world.place.policy = builders.policy(review="required", max_age_days=365.0)
+        save(trust_in(world.ci, max_age_days=365.0), world.trust)
+        world.restart()
+    policy = world.place.policy
+    number = world.send(world.release(1, policy=policy, days=days), policy=policy)
+    assert world.look() == [("hand_in", "passed", number)]
+    world.place.policy = REVIEWED if days else builders.policy(review="required", min_samples=500)
+    world.restart()
+    world.place.tag(number, "approved")
+    world.place.point(number)
+    assert ("guard", "reverted", None) in world.look()
+    problem = "its evidence is 91.0 days old" if days else "it was judged by another policy"
+    assert problem in world.place.stored(number).tags[Tag.REVERTED]
+    assert (world.place.champion, world.live) == (None, None)
+
+
+@pytest.mark.parametrize("error", [RegistryUnavailable, ArtifactMissing])
+def test_a_store_that_is_away_refuses_nothing(world: World, error: type[Exception]) -> None:
+    number = world.send(world.release(2))
+    watched = Watched(world.place.registry)
+
+    def away(call: str, _index: int) -> None:
+        if call == "download":
+            raise error("away")
+
+    watched.before = away
+    world.place.registry = watched  # type: ignore[assignment]
+    world.restart()
+    assert ("hand_in", error.__name__, None) in world.look()
+    assert world.about(number) == []
+    watched.before = lambda _call, _index: None
+    assert world.look()[0] == ("hand_in", "promoted", number)
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "gate/decision.dsse.json", "gate/evidence.json"])
+def test_one_wrong_answer_is_confirmed_by_a_second_download(world: World, place: str) -> None:
+    number = world.send(world.release(2))
+    world.reading = Reading(doubts=Doubts(0.0, wait=None))
+    stored, watched = world.place.stored(number), Watched(world.place.registry)
+    kept = (stored.data, dict(stored.beside))
+    world.place.registry = watched  # type: ignore[assignment]
+    world.restart()
+    if place == "model.onnx":
+        stored.data += b"\0"
+    else:
+        stored.beside[place] = stored.beside[place].replace(b"0", b"1", 1)
+    assert world.look() == [("hand_in", "MismatchUnconfirmed", None)]
+    stored.data, stored.beside = kept
+    assert world.look()[0] == ("hand_in", "promoted", number)
+
+
+def test_a_page_of_a_store_in_trouble_is_never_confirmed(world: World) -> None:
+    number = world.send(world.release(2))
+    stored = world.place.stored(number)
+    kept, stored.beside["gate/decision.dsse.json"] = (
+        stored.beside["gate/decision.dsse.json"], b'{"error": "try again"}',
+    )  # fmt: skip
+    watched = world.place.registry = Watched(world.place.registry)  # type: ignore[assignment]
+    world.restart()
+    for _ in range(3):
+        assert world.look() == [("hand_in", "MismatchUnconfirmed", None)]
+    assert watched.calls.count("set_description") == 1
+    assert world.page(number).startswith("Status: handed in, and not judged yet: version 2 of ")
+    assert "decision.dsse.json tells of something else" in world.page(number)
+    stored.beside["gate/decision.dsse.json"] = kept
+    assert world.look()[0] == ("hand_in", "promoted", number)
+    assert world.page(number).startswith("Status: champion since ")
+
+
+def test_a_candidate_that_moves_meanwhile_is_looked_at_anew(world: World) -> None:
+    first, second = world.send(world.release(2)), world.send(world.release(3))
+    world.place.registry.set_alias(NAME, CANDIDATE, first)
+    watched = Watched(world.place.registry)
+
+    def overtaken(call: str, _index: int) -> None:
+        if call == "download" and watched.calls.count("download") == 2:  # the guard's is the first
+            watched.inner.set_alias(NAME, CANDIDATE, second)
+
+    watched.after = overtaken
+    world.place.registry = watched  # type: ignore[assignment]
+    world.restart()
+    assert world.look()[0] == ("hand_in", "promoted", second)
+    assert world.about(first) == []
+
+
+def test_a_registry_that_was_made_anew_counts_from_one_again(world: World) -> None:
+    registry = world.place.registry
+    registry.versions.clear()
+    registry.aliases.clear()
+    number = world.send(world.release(5))
+    registry.versions[0].made_at = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    assert number == "1"
+    assert world.look() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
+    assert world.look() == []
+
+
+def test_a_comparison_with_what_served_before_is_outdated(tmp_path) -> None:
+    """The service's policy asks for one; CI's did not."""
+    world = World(tmp_path)
+    world.send(world.release(1))
+    world.look()
+    world.place.policy = builders.policy(incumbent=IncumbentPolicy(min_agreement=0.9))
+    world.restart()
+    number = world.send(world.release(2))
+    assert world.look() == [("hand_in", "refused", number)]
+    assert world.place.champion == "1"
+
+
+def test_a_release_that_is_promoted_where_the_ledger_is_is_not_judged_again(world: World) -> None:
+    release = world.release(2)
+    done = promote(world.place.registry, release, policy=world.policy, ledger=world.place.ledger)
+    assert (done.outcome, world.about("2")) == ("promoted", ["promoted"])
+    assert world.look() == [("deploy", "deployed", "2")]
+
+
+def replaced(world: World) -> None:
+    world.send(world.release(3))
+    assert ("hand_in", "promoted", "3") in world.look()
+
+
+def rolled_back(world: World) -> None:
+    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow")
+    world.look()
+
+
+def reverted(world: World) -> None:
+    """As the guard does with what it can't prove, or what does not pass by the policy in force."""
+    model = world.place.model()
+    about = model.history().vouching_for("1")
+    entry = model.entry("reverted", "unproven", version="1", previous="2", about=about)
+    champion.move(model, entry)
+
+
+CLOSED = {
+    replaced: "was champion until",
+    rolled_back: "rolled back on",
+    reverted: "reverted by the guard on",
+}
+
+
+@pytest.mark.parametrize("close", CLOSED)
+def test_what_was_judged_before_is_said_and_not_left_in_silence(world: World, close, caplog):
+    """The service judges a version once; which one is the candidate does not change then."""
+    caplog.set_level(logging.INFO)
+    release = world.release(2)
+    world.send(release)
+    world.look()
+    close(world)
+    candidate = world.place.registry.alias(NAME, CANDIDATE)
+    again = hand_in(world.place.registry, release, policy=world.policy)
+    assert (again.outcome, again.version) == ("refused", "2")
+    for part in (CLOSED[close], f"gate rollback {NAME}", "'champion'", "version 2"):
+        assert part in again.reason
+    assert world.place.registry.alias(NAME, CANDIDATE) == candidate
+    world.place.registry.set_alias(NAME, CANDIDATE, "2")
+    for _ in range(2):
+        assert not [one for one in world.look() if one[0] == "hand_in"]
+    (record,) = [each for each in caplog.records if "judged before" in each.message]
+    assert CLOSED[close] in record.message
+    assert f"gate rollback {NAME}" in record.message
+
+
+def test_a_version_that_only_the_tag_closes(world: World) -> None:
+    """Somebody edited its page."""
+    release = world.release(2)
+    number = world.send(release)
+    world.place.tag(number, "then: it must not serve", key=Tag.REVERTED)
+    again = hand_in(world.place.registry, release, policy=world.policy)
+    assert (again.outcome, again.version) == ("refused", number)
+    assert f"tag {Tag.REVERTED}: then: it must not serve" in again.reason
+
+
+def test_a_first_champion_by_hand_is_said_on_its_page(tmp_path) -> None:
+    world = World(tmp_path)
+    number = world.send(world.release(1))
+    world.place.point(number)
+    for _ in range(2):
+        assert world.look() == [("guard", "RegistryError", None)]
+    assert (world.place.lines(), world.live) == ([], None)
+    assert "'champion' was pointed at it before anything passed" in world.page(number)
+    assert "Take that alias away" in world.page(number)
+    world.place.registry.delete_alias(NAME, CHAMPION)
+    assert world.look() == [("hand_in", "promoted", number), ("deploy", "deployed", number)]
+
+
+def test_a_service_with_another_ledger_writes_on_no_page(world: World, tmp_path) -> None:
+    page = world.page("1")
+    world.place.ledger = Ledger(tmp_path / "another.db")
+    world.restart()
+    assert ("guard", "RegistryError", None) in world.look()
+    assert world.page("1") == page
+
+
+def test_it_is_handed_in_once(world: World) -> None:
+    release = world.release(2)
+    assert world.send(release) == world.send(release) == "2"
+    world.look()
+    again = hand_in(world.place.registry, release, policy=world.policy)
+    assert (again.outcome, again.version) == ("unchanged", "2")
+    assert world.look() == []
+
+
+def test_the_payload_of_a_statement_is_what_was_signed(world: World) -> None:
+    """The table above would prove nothing if an envelope held something else than it seems to."""
+    statements = Signing(world.ci).signed(world.place.release(2), world.policy).statements
+    assert statements is not None
+    payload = json.loads(base64.b64decode(json.loads(statements.decision.data)["payload"]))
+    assert payload["predicate"]["verificationResult"] == "PASSED"
+    assert CHAMPION not in payload["predicate"]["resourceUri"]

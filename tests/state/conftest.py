@@ -1,0 +1,3 @@
+"""Databases: a file, and PostgreSQL."""
+
+from tests.service.conftest import database, postgres_server  # noqa: F401

@@ -1,0 +1,57 @@
+"""How people may name the database, and what can't be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.state.address import state_url
+from gate.state.state import State
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sqlite:///.gate/state.db", "sqlite:////var/lib/gate/state.db",
+        "postgresql://gate@db.internal/gate", "postgresql+psycopg://gate:p%40ss@[::1]:5432/gate",
+    ],
+)  # fmt: skip
+def test_a_url_is_itself(text: str) -> None:
+    assert state_url(text) == text
+
+
+@pytest.mark.parametrize(
+    "path", ["state.db", ".gate/state.db", "a place/st?te%20#.db", "sqlite", "@x", "ü.db"]
+)
+def test_a_path_is_the_file_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = State(state_url(path))
+    assert state.place == path
+    assert not state.is_there
+    with state.writing():
+        pass
+    assert Path(path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the state is sqlite:///FILE"),
+        (" ", "the state is sqlite:///FILE"),
+        ("/", "the state is sqlite:///FILE"),
+        (":memory:", "the state is sqlite:///FILE"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite+pysqlite:///:memory:", "in memory"),
+        ("mysql://gate@db/gate", "the state is sqlite:///FILE"),
+        ("http://db/gate", "the state is sqlite:///FILE"),
+        ("postgresql://gate@[::1/x", "Invalid IPv6 URL"),
+    ],
+)
+def test_what_can_not_hold_a_ledger(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        state_url(text)

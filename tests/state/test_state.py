@@ -1,0 +1,163 @@
+"""One database: made by whoever writes first, whole afterwards, and never named with a password."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gate.errors import ServiceError, StateUnavailable
+from gate.state import database as database_module
+from gate.state.state import State
+
+TABLE = sa.Table("t", sa.MetaData(), sa.Column("n", sa.Integer))
+
+
+def write(state: State, number: int = 1) -> None:
+    with state.writing() as connection:
+        TABLE.create(connection, checkfirst=True)
+        connection.execute(sa.insert(TABLE).values(n=number))
+
+
+def read(state: State) -> list[int]:
+    with state.reading() as connection:
+        return list(connection.execute(sa.select(TABLE.c.n)).scalars())
+
+
+def test_what_was_written_is_there_for_others(database: str) -> None:
+    write(State(database))
+    assert read(State(database)) == [1]
+
+
+def test_what_failed_is_not_there(database: str) -> None:
+    state = State(database)
+    write(state)
+    with pytest.raises(ZeroDivisionError), state.writing() as connection:
+        connection.execute(sa.insert(TABLE).values(n=1 // 0))
+    assert read(state) == [1]
+
+
+def test_a_file_is_made_by_the_first_write_and_whole_without_others(tmp_path: Path) -> None:
+    state = State(tmp_path / "new" / "state.db")
+    assert not state.is_there
+    write(state)
+    assert state.is_there
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.db"]
+    shutil.copy(tmp_path / "new" / "state.db", tmp_path / "copy.db")
+    assert read(State(f"sqlite:///{tmp_path}/copy.db")) == [1]
+
+
+def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    write(state)
+    (tmp_path / "state.db").unlink()
+    for use in (read, write):
+        with pytest.raises(StateUnavailable, match="unable to open"):
+            use(state)
+    assert not state.is_there
+    write(State(tmp_path / "state.db"), 2)  # another process, or a copy that is put back
+    assert read(state) == [2]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://gate:hunter2@127.0.0.1:1/gate",
+        "postgresql://127.0.0.1:1/gate?user=gate&password=hunter2",
+        "postgresql://127.0.0.1:1/gate?user=gate&pass%77ord=hunter2",
+    ],
+)
+def test_one_that_is_away_is_named_without_its_password(url: str) -> None:
+    state = State(url)
+    assert state.place.startswith("postgresql://127.0.0.1:1/gate")
+    with pytest.raises(StateUnavailable, match="the database postgresql://127.0.0.1:1/gate") as e:
+        write(state)
+    assert "hunter2" not in f"{e.value} {state.place}"
+
+
+@pytest.mark.parametrize("url", ["postgresql://db:port/gate", "no url"])
+def test_a_url_that_can_not_be_read(url: str) -> None:
+    with pytest.raises(ServiceError, match="can't be read"):
+        State(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_in_memory_nothing_is_kept(url: str) -> None:
+    with pytest.raises(ServiceError, match="in memory"):
+        write(State(url))
+
+
+def test_locked_by_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "_PATIENCE_S", 0.1)
+    state = State(tmp_path / "state.db")
+    write(state)
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert read(state) == [1]
+        with pytest.raises(StateUnavailable, match="locked.*nothing is damaged"):
+            write(state)
+    write(state, 2)
+    assert read(state) == [1, 2]
+
+
+def test_a_new_file_that_another_opens_at_once(tmp_path: Path) -> None:
+    """sqlite itself does not wait here: it refuses at once to switch the journal."""
+    state = State(tmp_path / "state.db")
+    with closing(
+        sqlite3.connect(tmp_path / "state.db", isolation_level=None, check_same_thread=False)
+    ) as other:
+        other.execute("BEGIN IMMEDIATE")
+        leaving = threading.Timer(0.3, other.execute, ["ROLLBACK"])
+        leaving.start()
+        write(state)
+        leaving.join()
+    assert read(state) == [1]
+
+
+def test_who_stops_in_the_middle_of_a_transaction_stops_no_other(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database.startswith("sqlite"):
+        return  # a file's lock is there as long as the process
+    monkeypatch.setattr(database_module, "_IDLE_S", 0.3)
+    stopped, other = State(database), State(database)
+    write(stopped)
+    with pytest.raises(StateUnavailable, match="idle-in-transaction"), stopped.writing() as held:
+        held.execute(sa.update(TABLE).values(n=2))
+        with other.writing() as connection:
+            connection.execute(sa.update(TABLE).values(n=3))
+        held.execute(sa.update(TABLE).values(n=4))
+    assert read(other) == [3]
+
+
+def test_no_file_is_kept_open(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    write(state)
+    read(state)
+    opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert tmp_path / "state.db" not in opened
+
+
+def test_the_connections_of_one_that_nobody_uses_are_closed(database: str) -> None:
+    if database.startswith("sqlite"):
+        return
+    state, watching = State(database), State(database)
+    write(state)
+    count = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+
+    def connected() -> int:
+        with watching.reading() as connection:
+            return int(connection.execute(count).scalar_one())
+
+    assert connected() == 2
+    del state
+    assert _soon(lambda: connected() == 1)
+
+
+def _soon(look) -> bool:
+    return any(look() for _ in range(500))
