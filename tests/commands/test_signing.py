@@ -117,7 +117,7 @@ def test_a_verdict_for_this_model_needs_no_key_but_a_trusted_one(
     assert place.promote(report, "--trust", place.trust()) == 0
     printed = capsys.readouterr()
     assert f"signed by ci ({place.key.public.short})" in printed.out
-    assert printed.err == ""
+    assert set(printed.err.splitlines()) <= {"promoting …"}  # which is said where it takes long
     assert not Path(".gate").exists()
 
 
