@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# Two processes run the tests on two cores: more threads in each wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# How fast an example is says something about the machine alone.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(wrapper=True)

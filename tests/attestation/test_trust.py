@@ -321,7 +321,7 @@ def is_trusted(situation: dict[str, Any]) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_worse_is_never_better(data: st.DataObject) -> None:
     situation = data.draw(situations())

@@ -74,7 +74,7 @@ NETS = st.recursive(
 )
 
 
-@hypothesis_settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     net=NETS,
     broken=st.sampled_from([failing.Eigenvalues, failing.ShiftedSwish]),

@@ -24,7 +24,7 @@ NAMES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float32", "floa
 MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(NAMES))
 def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None:
     given = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)))

@@ -228,7 +228,7 @@ def test_many_processes_append_at_once(both_urls: str) -> None:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(reasons=st.lists(st.text(max_size=30), min_size=2, max_size=4), place=st.integers(0))
 def test_no_character_before_the_last_line_can_change_unseen(
     tmp_path_factory, reasons, place

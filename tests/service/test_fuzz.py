@@ -39,7 +39,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         assert started.get("/healthz").status_code == 200
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=4096), sent=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=8))  # fmt: skip
 def test_any_bytes_and_headers(fuzzed: Service, raw: bytes, sent: list[tuple[str, bytes]]) -> None:
     url = httpx.URL(fuzzed.address)
@@ -58,7 +58,7 @@ def test_any_bytes_and_headers(fuzzed: Service, raw: bytes, sent: list[tuple[str
         connection.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=400))
 def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
     url = httpx.URL(fuzzed.address)
@@ -72,13 +72,13 @@ def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
     assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(raw=st.one_of(st.binary(max_size=2000), JSON.map(lambda value: json.dumps(value).encode())))
 def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
     assert 400 <= fuzzed.post(raw, headers(raw)).status_code < 500
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     changes=st.dictionaries(st.sampled_from(["entity", "action", "data", "timestamp"]), JSON),
     data=st.dictionaries(st.sampled_from(["name", "alias", "key", "version"]), JSON),

@@ -373,9 +373,7 @@ def test_urls_that_cannot_be_opened(url: str, tmp_path: Path, monkeypatch) -> No
         Inbox(url)
 
 
-@hypothesis_settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.one_of(

@@ -6,7 +6,7 @@ import hmac
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.service.signature import (
@@ -57,7 +57,6 @@ def test_the_same_by_the_definition_of_hmac() -> None:
     assert f"v1,{base64.b64encode(outer).decode()}" == VECTOR
 
 
-@settings(deadline=None)  # importing MLflow takes seconds
 @given(
     secret=st.text(min_size=1).filter(lambda text: text.isprintable()),
     delivery=st.uuids().map(str),

@@ -262,7 +262,7 @@ ONE_SERVES = (("promote 1", None), ("look", None))
 )
 @example([("promote 2", ("lost", 7, False)), ("rollback", ("killed after", 9, False))])
 @example([("promote 2", None), ("reject 2", None), ("untag 2", None)])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
     world = World(tmp_path_factory.mktemp("world"))
     for step, weather in (*ONE_SERVES, *steps):

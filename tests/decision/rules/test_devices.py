@@ -168,7 +168,7 @@ diffs = st.floats(0.0, 1.0) | st.sampled_from([NAN, INF])
 others = st.dictionaries(st.sampled_from(sorted(RUNTIMES)), diffs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(others, diffs, diffs)
 def test_worse_numbers_never_make_it_pass(rest, a, b):
     better, worse = sorted((a, b), key=lambda x: x if math.isfinite(x) else INF)
@@ -176,7 +176,6 @@ def test_worse_numbers_never_make_it_pass(rest, a, b):
         assert checks(evidence({**rest, "ort-cuda": worse}))["ort-cuda"].verdict is FAIL
 
 
-@settings(deadline=None)
 @given(others)
 def test_it_fails_only_where_another_check_fails_too(rest):
     """So it explains, and adds no bound."""

@@ -367,7 +367,7 @@ def _worse(one: float, other: float) -> bool:
     return not math.isfinite(one) or one >= other
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(WORSENED)), badness, badness)
 def test_worsening_an_instrument_never_turns_a_refusal_into_a_pass(name, a, b):
     better, worse = (a, b) if _worse(b, a) else (b, a)
@@ -375,7 +375,6 @@ def test_worsening_an_instrument_never_turns_a_refusal_into_a_pass(name, a, b):
         assert not judge(WORSENED[name](worse)).passed
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(WORSENED)), badness, st.sampled_from(sorted(WORSENED)), badness)
 def test_two_instruments_do_not_excuse_each_other(one, amount, other, more):
     first, second = WORSENED[one](amount), WORSENED[other](more)

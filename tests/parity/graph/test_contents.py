@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, numpy_helper
@@ -13,7 +13,6 @@ from gate.parity.graph.contents import Contents, DroppedContents, size_of, small
 VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 
 
-@settings(deadline=None)
 @given(arrays(np.float32, st.integers(0, 50), elements=VALUES), st.integers(1, 7))
 def test_counting_in_pieces_is_counting(array, chunk):
     before, contents._CHUNK = contents._CHUNK, chunk

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.parity.graph.layouts import equal, same
@@ -29,7 +29,6 @@ def test_scalars_are_compared():
     assert not equal(one, other)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.data())
 def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
     values = weights(shape)
@@ -44,7 +43,6 @@ def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
         ]
 
 
-@settings(deadline=None)
 @given(SHAPES, st.data())
 def test_one_other_element_is_found_whatever_the_order(shape, data):
     values = weights(shape)
@@ -60,7 +58,6 @@ def test_one_other_element_is_found_whatever_the_order(shape, data):
     assert found.first == tuple(int(one) for one in np.unravel_index(at, turned.shape))
 
 
-@settings(deadline=None)
 @given(st.integers(4, 12), st.integers(2, 5), st.data())
 def test_slices_and_concatenations_are_found_with_one_other_element_too(rows, columns, data):
     tables = [weights((rows, columns), seed) for seed in range(3)]

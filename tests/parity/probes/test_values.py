@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
@@ -53,7 +53,6 @@ def test_no_probe_of_finite_samples_is_infinite(dtype):
         assert batch["x"].dtype == dtype
 
 
-@settings(deadline=None)
 @given(
     arrays_of.arrays(
         st.sampled_from([np.int64, np.int32, np.uint8]),

@@ -215,7 +215,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from(CALLERS), max_size=3), st.lists(POLICIES, max_size=3), st.booleans()
 )
