@@ -1,4 +1,4 @@
-"""Stage `plan`: write what of the policy decides what is measured, for `parity` to depend on.
+"""Stage `plan`: what of the policy decides what is measured; `parity` and `twin` depend on it.
 
 DVC compares parameters by their place in params.yaml, and runtimes come and go: so the names and
 options of those that are measured stand in a file, and their bounds do not.
@@ -7,19 +7,27 @@ options of those that are measured stand in a file, and their bounds do not.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from gate.commands.status import Status
 from gate.policy.measured import measured_part
+from gate.policy.policy import Policy
 from gate.storage import atomic
 from pipelines import paths, stage
 from pipelines.params import load_policy
 
 
 def main() -> int:
-    """Write reports/plan.json."""
-    text = json.dumps(measured_part(load_policy()), indent=2, sort_keys=True)
-    atomic.write_text(paths.PLAN, f"{text}\n")
+    """Write reports/plan.json, and reports/twin-plan.json: null where the policy names no twin."""
+    policy = load_policy()
+    _write(paths.PLAN, policy)
+    _write(paths.TWIN_PLAN, policy.twin)
     return Status.DONE
+
+
+def _write(path: Path, policy: Policy | None) -> None:
+    part = None if policy is None else measured_part(policy)
+    atomic.write_text(path, json.dumps(part, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
