@@ -48,6 +48,10 @@ class Limits:
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
+    def is_optimiser(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
+        """True if the file as it is agrees with optimisations off, and not with them on."""
+        return self.agrees(whole["ORT_DISABLE_ALL"]) and not self.agrees(whole["ORT_ENABLE_ALL"])
+
     def is_source(self, layer: LayerDeviations) -> bool:
         """True if the layer is wrong although its inputs are right."""
         return not self._within(layer.alone, _ALONE)
