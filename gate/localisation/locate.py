@@ -19,11 +19,12 @@ from gate.localisation.measuring import Measured, Measuring
 from gate.localisation.names import Paths
 from gate.localisation.optimisers.blame import blame
 from gate.localisation.optimisers.judge import OutputJudge
-from gate.localisation.optimisers.trials import Trials
+from gate.localisation.optimisers.trials import OptimiserTrials
 from gate.localisation.sides import ModelSide
 from gate.localisation.telling import tell
 from gate.localisation.values import Survey
 from gate.localisation.verdicts import Limits
+from gate.onnxfile.candidate import Candidate
 from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
@@ -141,7 +142,7 @@ def _blame(
         return None
     try:
         judge = OutputJudge(bench, survey, limits)
-        trials = Trials(candidate, limits.setup.optimised, judge)
+        trials = OptimiserTrials(candidate, limits.setup.optimised, judge)
     except Exception as error:
         return OptimiserBlame(reason=describe_failure(error))
     return blame(trials, size_bytes=candidate.subject.size_bytes)

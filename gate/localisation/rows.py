@@ -54,7 +54,7 @@ class Deviation:
     def fail(self, failure: str) -> None:
         """There is no tensor, because the runtime can't compute it."""
         self.failure = failure
-        self.mismatch = f"no tensor: {failure}"
+        self.mismatch = "no tensor: the runtime fails"
 
     def update_noise(self, value: Array, tensor: Array, truth: Array | None) -> None:
         """Add the first batch again, with the sketch of what the float64 reference computed.

@@ -14,6 +14,7 @@ from gate.localisation.rows import Deviation
 from gate.localisation.verdicts import Limits, worst
 from gate.records.evidence import Subject
 from gate.records.localisation import LayerRow, LayerVerdict, Localisation, OptimiserBlame
+from gate.story.scene import broken, short
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
 _PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
@@ -208,11 +209,10 @@ def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[st
     failure = next((output.failure for output in optimised.values() if output.failure), None)
     if failure is not None:
         also = "it agrees" if limits.agrees(plain) else "it does not agree either"
-        return (
-            f"ONNX Runtime can't compute the file with optimisations on: {failure}. With "
-            f"optimisations off {also}.",
-            OPTIMISER,
+        text = (
+            f"ONNX Runtime can't compute the file with optimisations on: {short(broken(failure))}"
         )
+        return f"{text}. With optimisations off {also}.", OPTIMISER
     if not limits.agrees(optimised):
         also = "" if limits.agrees(plain) else ", and also with optimisations off"
         return (

@@ -83,7 +83,7 @@ class OptimiserBlame(Record):
         many = len(self.names) > 1
         does = f"change{'' if many else 's'} the answer"
         if self.raises is not None:
-            does = f"make{'' if many else 's'} ONNX Runtime fail"
+            does = f"make{'' if many else 's'} the session fail"
         text = f"{listed(self.names)} {does}"
         if self.level is not None:
             text += f" from {self.level} on"

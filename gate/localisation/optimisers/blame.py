@@ -1,8 +1,8 @@
 """Which optimiser of ONNX Runtime is to blame, found by switching them off.
 
 First the level, then the optimisers that changed the graph, the fewest of which must be off, those
-of that level first; of a set of rules, the rule. What is named was tried: with it off the session answers what the model
-computes, as it does with all optimisations off.
+of that level first; of a set of rules, the rule. What is named was tried: with it off the session
+answers what the model computes, as it does with all optimisations off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gate.localisation.optimisers.log import LEVELS, changing
 from gate.localisation.optimisers.nodes import MOST_BYTES, exchanged
 from gate.localisation.optimisers.rules import RULES
 from gate.localisation.optimisers.search import fewest
-from gate.localisation.optimisers.trials import Spent, Trials
+from gate.localisation.optimisers.trials import OptimiserTrials, Spent
 from gate.parity.track import describe_failure
 from gate.policy.ort_options import OPTIMISATIONS_OFF
 from gate.records.localisation import OptimiserBlame
@@ -28,7 +28,7 @@ class _Clear(Exception):
     """No optimiser is to blame, or none can be told: the reason."""
 
 
-def blame(trials: Trials, *, size_bytes: int) -> OptimiserBlame:
+def blame(trials: OptimiserTrials, *, size_bytes: int) -> OptimiserBlame:
     """Find them. Never raises: what breaks is the reason why none is named.
 
     `size_bytes`: of the file; of large ones the nodes are not compared.
@@ -51,7 +51,7 @@ def blame(trials: Trials, *, size_bytes: int) -> OptimiserBlame:
     return _with_nodes(found, trials, size_bytes) if names else found
 
 
-def _doubt(trials: Trials, log: list[str]) -> str | None:
+def _doubt(trials: OptimiserTrials, log: list[str]) -> str | None:
     """What ONNX Runtime raises with all on, if it does; `log` gets what it says. Raises _Clear
     where they change nothing."""
     off = trials.outcome(level=OPTIMISATIONS_OFF)
@@ -64,7 +64,7 @@ def _doubt(trials: Trials, log: list[str]) -> str | None:
     return on.failure
 
 
-def _levels(trials: Trials) -> tuple[str, str]:
+def _levels(trials: OptimiserTrials) -> tuple[str, str]:
     """Two levels, one above the other: at the lower one the answer is right."""
     own = trials.setup.optimization
     levels = [OPTIMISATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
@@ -79,7 +79,7 @@ def _levels(trials: Trials) -> tuple[str, str]:
 
 
 def _names(
-    trials: Trials, first: Sequence[str], level: str
+    trials: OptimiserTrials, first: Sequence[str], level: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The optimisers, and what else is to be said of them. `first`: those that change the graph.
     Raises _Clear."""
@@ -99,7 +99,7 @@ def _names(
         return tuple(sorted(trials.healing)), f"{spent} whether fewer would do"
 
 
-def _suspects(trials: Trials, first: Sequence[str], level: str) -> tuple[str, ...]:
+def _suspects(trials: OptimiserTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
     """Optimisers that change the graph, enough of them for the answer to be right without them:
     where one is off, another one may do its work. Raises _Clear, Spent."""
     if not first:
@@ -119,7 +119,7 @@ def _suspects(trials: Trials, first: Sequence[str], level: str) -> tuple[str, ..
     )
 
 
-def _by_rule(trials: Trials, names: Sequence[str], of: str) -> tuple[str, ...]:
+def _by_rule(trials: OptimiserTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
     """The same with the rules that are to blame in the place of their set, where they have names
     that ONNX Runtime takes."""
     rest = frozenset(names) - {of}
@@ -130,7 +130,7 @@ def _by_rule(trials: Trials, names: Sequence[str], of: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != of) + needed
 
 
-def _with_nodes(found: OptimiserBlame, trials: Trials, size_bytes: int) -> OptimiserBlame:
+def _with_nodes(found: OptimiserBlame, trials: OptimiserTrials, size_bytes: int) -> OptimiserBlame:
     """The same with the nodes that they exchanged, or why these are not known."""
     before = after = ()
     unread: str | None = None

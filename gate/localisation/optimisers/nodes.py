@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from gate.localisation.optimisers.trials import Trials
+from gate.localisation.optimisers.trials import OptimiserTrials
 from gate.onnxfile.walk import nodes_of
 from gate.storage.temporary import temporary_folder
 
@@ -18,11 +18,11 @@ MOST_BYTES = 512 << 20
 _MOST_NODES = 64
 
 
-def exchanged(trials: Trials, off: Set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def exchanged(trials: OptimiserTrials, off: Set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What is only in the graph without the optimisers `off`, and what they made of it: operators
     with the names of their nodes, at most 64 each.
 
-    Raises as `Trials.write`, and whatever onnx raises.
+    Raises as `OptimiserTrials.write`, and whatever onnx raises.
     """
     with temporary_folder() as folder:
         without, with_them = Path(folder) / "without.onnx", Path(folder) / "with.onnx"

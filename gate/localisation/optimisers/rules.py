@@ -1,8 +1,8 @@
 """The rules of which ONNX Runtime's two rule-based optimisers consist.
 
-The log names the optimisers only, and not the rule that applied. `disabled_optimizers` takes the
-names of rules too, and ignores names that it does not have: a rule that a version lacks does no
-harm here, and one that is missing here leaves the name of the whole set.
+They stand here because the log names the sets only, and not the rule that applied.
+`disabled_optimizers` takes the names of rules too, and ignores names that it does not have: a rule
+that a version lacks does no harm here, and one that is missing here leaves the name of the set.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ def fewest(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
     """Those of `names` that must be off, in their order; `heals` holds for all of them.
 
     Where more that is off never spoils what fewer heal, the result heals and nothing can be left
-    out of it. Asks about 2 log2(n) times for each that must be off (QuickXplain: Junker, AAAI 2004).
+    out of it. Asks about 2 log2(n) times for each that must be off (QuickXplain, Junker 2004).
     """
     return _fewest(frozenset(), names, heals, more=False)
 
@@ -20,7 +20,7 @@ def fewest(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
 def _fewest(
     off: frozenset[str], names: Sequence[str], heals: Heals, *, more: bool
 ) -> tuple[str, ...]:
-    """Which of `names` are needed beside `off`. `more`: `off` grew since it was last asked about."""
+    """Which of `names` are needed beside `off`. `more`: `off` grew since that was last known."""
     if more and heals(off):
         return ()
     if len(names) <= 1:

@@ -29,7 +29,7 @@ class Spent(EvidenceError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What one session did."""
 
     agrees: bool
@@ -37,7 +37,7 @@ class Outcome:
     """What ONNX Runtime raised; None: it answered."""
 
 
-class Trials:
+class OptimiserTrials:
     """Opens one session after the other and remembers what each did."""
 
     def __init__(self, candidate: Candidate, setup: OrtSetup, judge: OutputJudge) -> None:
@@ -46,7 +46,7 @@ class Trials:
         self._model = candidate.loadable()
         self._judge = judge
         self._until = time.monotonic() + LIMIT_S
-        self._outcomes: dict[tuple[str, frozenset[str]], Outcome] = {}
+        self._outcomes: dict[tuple[str, frozenset[str]], TrialOutcome] = {}
         self.sessions = 0
 
     def heals(self, off: Set[str]) -> bool:
@@ -63,7 +63,7 @@ class Trials:
     def outcome(
         self, *, off: Set[str] = frozenset(), level: str | None = None,
         log: list[str] | None = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> TrialOutcome:  # fmt: skip
         """What the session does. `log`: gets all that ONNX Runtime says while it opens.
 
         Raises Spent, and EvidenceError where the provider doesn't load.
@@ -79,17 +79,17 @@ class Trials:
         options.optimized_model_filepath = str(path)
         open_session(self._model, options, setup)
 
-    def _tried(self, level: str, off: frozenset[str], log: list[str] | None) -> Outcome:
+    def _tried(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
         setup, options = self._opened_by(level, off)
         if log is not None:
             tell_all(options)
         try:
             session = open_session(self._model, options, setup, log=log)
-            return Outcome(self._judge.agrees(lambda feed: _answers(session, feed)))
+            return TrialOutcome(self._judge.agrees(lambda feed: _answers(session, feed)))
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
-            return Outcome(False, describe_failure(error))
+            return TrialOutcome(False, describe_failure(error))
 
     def _opened_by(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
         if self.sessions >= SESSIONS:
@@ -108,7 +108,7 @@ class Trials:
         threads = torch.get_num_threads()
         return setup, session_options(setup, threads=threads, deterministic=deterministic)
 
-    def _is_own(self, level: str, outcome: Outcome) -> bool:
+    def _is_own(self, level: str, outcome: TrialOutcome) -> bool:
         return outcome.agrees and level == self.setup.optimization
 
 
