@@ -132,7 +132,8 @@ def _by_rule(trials: OptimiserTrials, names: Sequence[str], of: str) -> tuple[st
 
 def _with_nodes(found: OptimiserBlame, trials: OptimiserTrials, size_bytes: int) -> OptimiserBlame:
     """The same with the nodes that they exchanged, or why these are not known."""
-    before = after = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     unread: str | None = None
     if size_bytes > MOST_BYTES:
         unread = f"the file is larger than {MOST_BYTES >> 20} MiB"
