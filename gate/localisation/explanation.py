@@ -62,7 +62,9 @@ def _breaks_optimised(case: Case, evidence: Evidence, runtime: RuntimeEvidence) 
 def _located(case: Case, runtime: RuntimeEvidence) -> Localisation:
     places = _places(case, runtime)
     samples = case.samples.pick(places)
-    return locate(replace(case, samples=samples), runtime=runtime.runtime, limit=len(places))
+    return locate(
+        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=True
+    )
 
 
 def _failed(case: Case, evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:

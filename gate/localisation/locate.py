@@ -42,13 +42,19 @@ _steps = logging.getLogger("gate.steps")
 
 
 def locate(
-    case: Case, *, runtime: RuntimeName, limit: int = 8, budget: int = BUDGET
+    case: Case,
+    *,
+    runtime: RuntimeName,
+    limit: int = 8,
+    budget: int = BUDGET,
+    refused: bool = False,
 ) -> Localisation:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
-    bytes of tensors that are held at a time on each side. The model and all global switches are
-    afterwards as they were.
+    bytes of tensors that are held at a time on each side. `refused`: a policy did so, and an
+    optimiser may be to blame for less than what is a divergence here. The model and all global
+    switches are afterwards as they were.
 
     Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
     samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
@@ -85,7 +91,9 @@ def locate(
             _check_matched(survey, layout.matching.tensors, matcher.folded)
             measured = _measured(bench, survey, layout, setup)
             limits = Limits(runtime, setup, float64=measured.noise_unmeasured is None)
-            blamed = _blame(bench, survey, measured, limits, candidate=candidate)
+            refused = refused or any(map(limits.is_source, measured.layers.values()))
+            doubt = limits.doubt(measured.whole, refused=refused)
+            blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
@@ -135,13 +143,13 @@ def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> 
 
 
 def _blame(
-    bench: Bench, survey: Survey, measured: Measured, limits: Limits, *, candidate: Candidate
+    bench: Bench, survey: Survey, limits: Limits, *, candidate: Candidate, bound: float | None
 ) -> OptimiserBlame | None:
-    """Which optimiser it is, where the file agrees with optimisations off only."""
-    if not limits.is_optimiser(measured.whole):
+    """Which optimiser it is, where optimisations are in doubt: where there is a bound."""
+    if bound is None:
         return None
     try:
-        judge = OutputJudge(bench, survey, limits)
+        judge = OutputJudge(bench, survey, limits, bound=bound)
         trials = OptimiserTrials(candidate, limits.setup.optimised, judge)
     except Exception as error:
         return OptimiserBlame(reason=describe_failure(error))

@@ -45,7 +45,8 @@ def asked(monkeypatch):
     """What `locate` is asked for; it finds nothing."""
     calls = []
 
-    def locate(case, *, runtime, limit):
+    def locate(case, *, runtime, limit, refused):
+        assert refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
         return Localisation(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),

@@ -159,9 +159,7 @@ def test_an_account_says_that_no_optimiser_is_named() -> None:
         update={"fault": "`a.weight` computes something else"}
     )
     explanation = Explanation(localisation=found)
-    (group,) = grouped(
-        check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation
-    )
+    (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
     account = account_of(group, evidence(), explanation)
     assert account.sentence.endswith("No optimiser is named: 32 sessions did not tell")
 

@@ -19,9 +19,9 @@ Answers = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 class OutputJudge:
     """Compares outputs as a localisation compares those of the whole file, on the same samples."""
 
-    def __init__(self, bench: Bench, survey: Survey, limits: Limits) -> None:
-        """Runs the model. Raises EvidenceError."""
-        self._limits = limits
+    def __init__(self, bench: Bench, survey: Survey, limits: Limits, *, bound: float = 1.0) -> None:
+        """Runs the model. `bound`: the largest strain. Raises EvidenceError."""
+        self._limits, self._bound = limits, bound
         returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
         self._wanted: list[tuple[Mapping[str, Array], dict[str, Array]]] = []
         self._truths: dict[str, Array] | None = None
@@ -39,7 +39,7 @@ class OutputJudge:
                 self._truths = {o: through[n] for o, n in returned.items()}
 
     def agrees(self, answers: Answers) -> bool:
-        """True if all outputs differ by rounding only. Raises what `answers` raises."""
+        """True if all outputs are within the bound. Raises what `answers` raises."""
         deviations: dict[str, Deviation] = {}
         for place, (feed, wanted) in enumerate(self._wanted):
             outputs = answers(feed)
@@ -49,6 +49,6 @@ class OutputJudge:
                 if place == 0:
                     truth = None if self._truths is None else self._truths[name]
                     deviation.update_noise(value, outputs[name], truth)
-            if not self._limits.agrees(deviations):  # more samples make nothing better
-                return False
+            if not self._limits.strain(deviations) <= self._bound:
+                return False  # more samples make nothing better
         return True

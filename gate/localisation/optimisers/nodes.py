@@ -39,17 +39,22 @@ def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _only(nodes: list[onnx.NodeProto], others: list[onnx.NodeProto]) -> tuple[str, ...]:
-    """Nodes of which there is no equal one: the last of a pattern keeps the name of its output."""
-    there = Counter(_key(node) for node in others)
-    found = []
-    for node in nodes:
-        if there[_key(node)]:
-            there[_key(node)] -= 1
-        else:
-            found.append(f"{node.op_type} {node.name}".strip())
-    return tuple(found[:_MOST_NODES])
+    """Nodes of which there is no equal one: by the names of their outputs, which the last node of
+    a pattern keeps, or by their own."""
+    for outputs in (True, False):
+        there = Counter(_key(node, outputs=outputs) for node in others)
+        left = []
+        for node in nodes:
+            key = _key(node, outputs=outputs)
+            if there[key]:
+                there[key] -= 1
+            else:
+                left.append(node)
+        nodes = left
+    return tuple(f"{node.op_type} {node.name}".strip() for node in nodes[:_MOST_NODES])
 
 
-def _key(node: onnx.NodeProto) -> tuple[object, ...]:
+def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
     attributes = sorted(attribute.SerializeToString() for attribute in node.attribute)
-    return node.op_type, node.domain, tuple(node.output), tuple(attributes)
+    names = tuple(node.output) if outputs else (node.name,)
+    return node.op_type, node.domain, names, tuple(attributes)

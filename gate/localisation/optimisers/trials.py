@@ -19,9 +19,9 @@ from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 
 SESSIONS = 32
-"""At most for one file. One optimiser of eight takes about 12, one rule of a set about 20."""
+"""At most for one file: real faults took 7 to 15."""
 LIMIT_S = 30.0
-"""No session is opened later: of resnet18, 32 take 6 s on two cores."""
+"""No session is opened later: ten of a resnet18 take 1.6 s of processor time."""
 
 
 class Spent(EvidenceError):
