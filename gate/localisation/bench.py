@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gate.localisation.graph import FileGraph
@@ -29,6 +29,11 @@ class Bench:
     """(input of the file, name of the samples)."""
     policy: Policy
     budget: int = BUDGET
+
+    @property
+    def first(self) -> Bench:
+        """The same with the first batch only."""
+        return replace(self, batches=self.batches[:1])
 
     def feed(self, batch: Batch) -> Mapping[str, Array]:
         """The inputs of the file."""

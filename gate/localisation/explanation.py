@@ -1,4 +1,5 @@
-"""Why a file was refused: localisation, by itself, of the first runtime whose numbers failed.
+"""Why a file was refused: localisation, by itself, of the first runtime whose numbers failed, or
+that can't run the file with optimisations on.
 
 It comes after the verdict and never changes it; what breaks in it is told, not raised.
 """
@@ -14,7 +15,7 @@ from gate.parity.case import Case
 from gate.parity.track import describe_failure
 from gate.policy.runtimes import ort_setup
 from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.localisation import Explanation
+from gate.records.localisation import Explanation, Localisation
 from gate.records.runtime import traits_of
 
 SAMPLES = 8
@@ -22,23 +23,48 @@ SAMPLES = 8
 
 
 def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
-    """Localise where a comparison of outputs failed; an empty explanation elsewhere.
+    """Localise where a comparison of outputs failed, or where optimisations break the file; an
+    empty explanation elsewhere.
 
     Computed on the worst sample and the first ones. The caller's model stays as it is.
     """
-    runtime = _failed(case, evidence, decision)
-    if decision.verdict is not Verdict.FAIL or runtime is None:
+    if decision.verdict is not Verdict.FAIL:
         return Explanation()
-    places = _places(case, runtime)
+    runtime = _failed(case, evidence, decision)
+    if runtime is None:
+        return _of_broken(case, evidence)
     try:
-        found = locate(
-            replace(case, samples=case.samples.pick(places)),
-            runtime=runtime.runtime,
-            limit=len(places),
-        )
+        return Explanation(localisation=_located(case, runtime))
     except Exception as error:
         return Explanation(failure=describe_failure(error))
-    return Explanation(localisation=found)
+
+
+def _of_broken(case: Case, evidence: Evidence) -> Explanation:
+    """Of the first runtime that breaks with optimisations on: empty where they are not to blame,
+    because then what it raised says more."""
+    runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
+    try:
+        found = None if runtime is None else _located(case, runtime)
+    except Exception:
+        return Explanation()
+    return Explanation(localisation=found if found is not None and found.optimiser else None)
+
+
+def _breaks_optimised(case: Case, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+    """Whether ONNX Runtime fails there with optimisations on, and nowhere with them off."""
+    setup = ort_setup(case.policy, runtime.runtime)
+    if setup is None or setup == setup.plain or not runtime.failure:
+        return False
+    others = ((ort_setup(case.policy, other.runtime), other) for other in evidence.runtimes)
+    return not any(other and other == other.plain and off.failure for other, off in others)
+
+
+def _located(case: Case, runtime: RuntimeEvidence) -> Localisation:
+    places = _places(case, runtime)
+    samples = case.samples.pick(places)
+    return locate(
+        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=True
+    )
 
 
 def _failed(case: Case, evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -17,10 +17,14 @@ from gate.localisation.layout import Layout
 from gate.localisation.matching import ValueMatcher
 from gate.localisation.measuring import Measured, Measuring
 from gate.localisation.names import Paths
+from gate.localisation.optimisers.blame import blame
+from gate.localisation.optimisers.judge import OutputJudge
+from gate.localisation.optimisers.trials import OptimiserTrials
 from gate.localisation.sides import ModelSide
 from gate.localisation.telling import tell
 from gate.localisation.values import Survey
 from gate.localisation.verdicts import Limits
+from gate.onnxfile.candidate import Candidate
 from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
@@ -28,22 +32,29 @@ from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 from gate.policy.policy import Policy
 from gate.policy.runtimes import ort_setup
-from gate.records.localisation import Localisation
+from gate.records.localisation import Localisation, OptimiserBlame
 from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.runtimes.runtime import Batch
 
 _FIRST = 2
 """Samples on which tensors are matched and the float64 reference runs."""
+_steps = logging.getLogger("gate.steps")
 
 
 def locate(
-    case: Case, *, runtime: RuntimeName, limit: int = 8, budget: int = BUDGET
+    case: Case,
+    *,
+    runtime: RuntimeName,
+    limit: int = 8,
+    budget: int = BUDGET,
+    refused: bool = False,
 ) -> Localisation:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
-    bytes of tensors that are held at a time on each side. The model and all global switches are
-    afterwards as they were.
+    bytes of tensors that are held at a time on each side. `refused`: a policy did so, and an
+    optimiser may be to blame for less than what is a divergence here. The model and all global
+    switches are afterwards as they were.
 
     Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
     samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
@@ -79,6 +90,10 @@ def locate(
             layout = Finder(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
             measured = _measured(bench, survey, layout, setup)
+            limits = Limits(runtime, setup, float64=measured.noise_unmeasured is None)
+            refused = refused or any(map(limits.is_source, measured.layers.values()))
+            doubt = limits.doubt(measured.whole, refused=refused)
+            blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
@@ -90,8 +105,7 @@ def locate(
     candidate.verify()
     _check_finite(measured)
     findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
-    limits = Limits(runtime, setup, float64=measured.noise_unmeasured is None)
-    return tell(findings, side.model, limits, candidate.subject)
+    return tell(findings, side.model, limits, candidate.subject, blame=blamed)
 
 
 def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
@@ -112,15 +126,34 @@ def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
 
 
 def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> Measured:
-    """All samples; where a batch of another size does not fit the tensors, the first ones."""
-    try:
-        return Measuring(bench, survey, layout, setup).run()
-    except GateError:
-        raise
-    except Exception:
-        if len(bench.batches) == 1:
+    """All samples in the runtime; where its optimisations break the pieces of the file, without
+    them; where a batch of another size does not fit the tensors, the first samples."""
+    setups = [setup] if setup.plain == setup else [setup, setup.plain]
+    benches = [bench] if len(bench.batches) == 1 else [bench, bench.first]
+    attempts = [(some, each) for some in benches for each in setups]
+    for some, each in attempts[:-1]:
+        try:
+            return Measuring(some, survey, layout, each, optimised=setup.optimised).run()
+        except GateError:
             raise
-        return Measuring(replace(bench, batches=bench.batches[:1]), survey, layout, setup).run()
+        except Exception:  # of ONNX Runtime, without a common base
+            _steps.debug("comparing layers again, in another way")
+    some, each = attempts[-1]
+    return Measuring(some, survey, layout, each, optimised=setup.optimised).run()
+
+
+def _blame(
+    bench: Bench, survey: Survey, limits: Limits, *, candidate: Candidate, bound: float | None
+) -> OptimiserBlame | None:
+    """Which optimiser it is, where optimisations are in doubt: where there is a bound."""
+    if bound is None:
+        return None
+    try:
+        judge = OutputJudge(bench, survey, limits, bound=bound)
+        trials = OptimiserTrials(candidate, limits.setup.optimised, judge)
+    except Exception as error:
+        return OptimiserBlame(reason=describe_failure(error))
+    return blame(trials, size_bytes=candidate.subject.size_bytes)
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from gate.errors import ModelError
+from gate.errors import GateError, ModelError
 from gate.localisation.bench import Bench
 from gate.localisation.layout import Layout
 from gate.localisation.listeners import AnotherWay
@@ -16,11 +16,13 @@ from gate.localisation.sides import Truths
 from gate.localisation.values import Survey
 from gate.parity.stand import length
 from gate.parity.statistics.output import Array
+from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 from gate.runtimes.runtime import Batch
 
 Level = Literal["ORT_ENABLE_ALL", "ORT_DISABLE_ALL"]
 LEVELS: tuple[Level, ...] = ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
+OFF: Level = "ORT_DISABLE_ALL"
 
 
 @dataclass
@@ -40,7 +42,8 @@ class Measured:
     marked: dict[str, Deviation] = field(default_factory=dict)
     """The file's outputs, with the tensors of all layers as outputs beside them."""
     whole: dict[Level, dict[str, Deviation]] = field(default_factory=dict)
-    """The same of the file as it is, by level of optimisation."""
+    """The same of the file as it is, by level of optimisation: ORT_ENABLE_ALL stands for that of
+    the runtime, where it has any on."""
     samples: int = 0
     noise_unmeasured: str | None = None
 
@@ -53,12 +56,18 @@ class _View:
     pairs: Sequence[tuple[int, str, Deviation]]
     references: Layout | None = None
     """Where the file is cut."""
+    doubted: bool = False
+    """True if it is a result that it can't run."""
 
 
 class Measuring:
     """Runs all batches, in parts of the layers that fit the budget."""
 
-    def __init__(self, bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> None:
+    def __init__(
+        self, bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup, *, optimised: OrtSetup
+    ) -> None:
+        """`setup`: of the layers; `optimised`: of the file as it is, with optimisations on."""
+        self._optimised = optimised
         self._bench = bench
         self._survey = survey
         self._layout = layout
@@ -100,19 +109,28 @@ class Measuring:
         ]
 
     def _outputs(self, measured: Measured) -> Iterator[_View]:
-        """The file as it is, with the runtime's optimisations and with the other level.
+        """The file as it is, with the runtime's optimisations and without any.
 
-        Without optimisations marking changes nothing.
+        Without optimisations marking changes nothing. That it can't run with them is a result.
         """
         for level in LEVELS:
-            if level == self._setup.optimization == "ORT_DISABLE_ALL":
+            doubted = level != OFF
+            if level == self._setup.optimization == OFF:
                 measured.whole[level] = measured.marked
                 continue
-            measured.whole[level] = {name: Deviation() for name in self._returned}
-            setup = replace(self._setup, optimization=level)
-            run = PieceSession(self._bench.graph.marked(()), setup)
-            pairs = [(n, o, measured.whole[level][o]) for o, n in self._returned.items()]
-            yield _View(run, pairs)
+            whole = measured.whole[level] = {name: Deviation() for name in self._returned}
+            setup = self._optimised if doubted else self._setup.plain
+            try:
+                run = PieceSession(self._bench.graph.marked(()), setup)
+            except GateError:
+                raise
+            except Exception as error:  # of ONNX Runtime, without a common base
+                if not doubted:
+                    raise
+                _fail(whole.values(), error)
+                continue
+            pairs = [(n, o, whole[o]) for o, n in self._returned.items()]
+            yield _View(run, pairs, doubted=doubted)
 
     def _compare(self, views: Sequence[_View], measured: Measured) -> None:
         layout = self._layout
@@ -137,7 +155,13 @@ class Measuring:
         batch, values = computed
         cuts = self._layout.references(view.run.cuts, values)
         only = list(dict.fromkeys(name for _, name, _ in view.pairs))
-        arrays = view.run(self._bench.feed(batch), cuts, only=only)
+        try:
+            arrays = view.run(self._bench.feed(batch), cuts, only=only)
+        except Exception as error:  # of ONNX Runtime, without a common base
+            if not view.doubted:
+                raise
+            _fail((deviation for _, _, deviation in view.pairs), error)
+            return
         true = truths and (truths.through if view.references is None else truths.alone)
         for number, name, deviation in view.pairs:
             deviation.update(values[number], arrays[name])
@@ -161,3 +185,8 @@ class Measuring:
         except ModelError as error:
             measured.noise_unmeasured = str(error)
             return None
+
+
+def _fail(deviations: Iterable[Deviation], error: Exception) -> None:
+    for deviation in deviations:
+        deviation.fail(describe_failure(error))

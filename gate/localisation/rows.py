@@ -22,7 +22,9 @@ class Deviation:
 
     def __init__(self) -> None:
         self.mismatch: str | None = None
-        """The first shapes that are not equal."""
+        """The first shapes that are not equal, or why there is no tensor."""
+        self.failure: str | None = None
+        """What the runtime raised in the tensor's place."""
         self.largest = 0.0
         """max|c - r|; infinite where only one of them is finite."""
         self._sum = 0.0
@@ -48,6 +50,11 @@ class Deviation:
         self.largest = max(self.largest, float(apart.max(initial=0.0)))
         self._sum += float(apart.sum())
         self._elements += apart.size
+
+    def fail(self, failure: str) -> None:
+        """There is no tensor, because the runtime can't compute it."""
+        self.failure = failure
+        self.mismatch = "no tensor: the runtime fails"
 
     def update_noise(self, value: Array, tensor: Array, truth: Array | None) -> None:
         """Add the first batch again, with the sketch of what the float64 reference computed.

@@ -9,11 +9,12 @@ from torch import nn
 from gate.decision.remedies import OPTIMISER
 from gate.localisation.cause import WEIGHTS, Cause, Detective, Suspect
 from gate.localisation.findings import Findings
-from gate.localisation.measuring import LayerDeviations, Level, Measured
+from gate.localisation.measuring import OFF, LayerDeviations, Level, Measured
 from gate.localisation.rows import Deviation
 from gate.localisation.verdicts import Limits, worst
 from gate.records.evidence import Subject
-from gate.records.localisation import LayerRow, LayerVerdict, Localisation
+from gate.records.localisation import LayerRow, LayerVerdict, Localisation, OptimiserBlame
+from gate.story.scene import broken, short
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
 _PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
@@ -23,8 +24,15 @@ _GROWTH = (
 )
 
 
-def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject) -> Localisation:
-    """The record."""
+def tell(
+    findings: Findings,
+    model: nn.Module,
+    limits: Limits,
+    subject: Subject,
+    *,
+    blame: OptimiserBlame | None = None,
+) -> Localisation:
+    """The record. `blame`: which optimiser it is, where it may be one."""
     measured = findings.measured
     detective = Detective(
         model,
@@ -49,9 +57,12 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
-    optimiser = _is_optimiser(measured, limits)
+    # With optimisations off no optimiser is at work, whatever the file does with them on.
+    optimiser = limits.level != OFF and limits.is_optimiser(measured.whole)
     if divergences and optimiser:
         text, remedy = f"{text} With optimisations off the file agrees.", OPTIMISER
+    if blame is not None:
+        text, remedy = f"{text} {blame.text}.", blame.remedy or remedy
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
     return Localisation(
@@ -64,6 +75,7 @@ def tell(findings: Findings, model: nn.Module, limits: Limits, subject: Subject)
         cause=text,
         fault=divergences[0].text if divergences else None,
         optimiser=optimiser,
+        blame=blame,
         remedy=remedy,
     )
 
@@ -181,12 +193,6 @@ def _sources(causes: list[Cause]) -> tuple[str, str]:
     return text, first.remedy
 
 
-def _is_optimiser(measured: Measured, limits: Limits) -> bool:
-    """True if the file as it is agrees with optimisations off, but not as the runtime has them."""
-    plain = measured.whole["ORT_DISABLE_ALL"]
-    return limits.agrees(plain) and not limits.agrees(measured.whole[limits.level])
-
-
 def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[str, str | None]:
     """Where no layer alone is wrong."""
     optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
@@ -200,6 +206,13 @@ def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[st
             f"noise ratio of {ratio:.4g} in the outputs.",
             _GROWTH,
         )
+    failure = next((output.failure for output in optimised.values() if output.failure), None)
+    if failure is not None:
+        also = "it agrees" if limits.agrees(plain) else "it does not agree either"
+        text = (
+            f"ONNX Runtime can't compute the file with optimisations on: {short(broken(failure))}"
+        )
+        return f"{text}. With optimisations off {also}.", OPTIMISER
     if not limits.agrees(optimised):
         also = "" if limits.agrees(plain) else ", and also with optimisations off"
         return (

@@ -26,6 +26,9 @@ It only tells what is propagated from what is still ok."""
 _OUTPUT = (8.0, 64.0)
 """Bounds on `ratio` and `peak` of the outputs of the file as it is: right ones have at most 3 and
 7. Wider than the policy's, because here are few samples and no verdict depends on it."""
+_FARTHER = 2.0
+"""By what factor an answer must be farther off with optimisations on for these to be in doubt while
+both are within limits."""
 _ON_CUDA = 10.0
 """Other algorithms, with other orders of summation, round more; the policy's bounds for CUDA are as
 much wider."""
@@ -48,6 +51,22 @@ class Limits:
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
+    def is_optimiser(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
+        """True if the file as it is agrees with optimisations off, and not with them on."""
+        return self.agrees(whole["ORT_DISABLE_ALL"]) and not self.agrees(whole["ORT_ENABLE_ALL"])
+
+    def doubt(
+        self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
+    ) -> float | None:
+        """The strain up to which an answer is as right as with optimisations off, where these are
+        in doubt; else None. `refused`: with them on it is not right enough, though within limits.
+        """
+        off, on = self.strain(whole["ORT_DISABLE_ALL"]), self.strain(whole["ORT_ENABLE_ALL"])
+        finer = refused and self.level != "ORT_DISABLE_ALL" and on >= _FARTHER * off and on > 0.0
+        if not (off <= 1.0 and (on > 1.0 or finer)):
+            return None
+        return min(1.0, math.sqrt(max(off, on / _FARTHER**4) * on))
+
     def is_source(self, layer: LayerDeviations) -> bool:
         """True if the layer is wrong although its inputs are right."""
         return not self._within(layer.alone, _ALONE)
@@ -58,7 +77,13 @@ class Limits:
 
     def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
         """True if all outputs differ by rounding only."""
-        return all(self._within(output, _OUTPUT) for output in outputs.values())
+        return self.strain(outputs) <= 1.0
+
+    def strain(self, outputs: Mapping[str, Deviation]) -> float:
+        """The largest part of its bound that an output takes; infinite for NaN."""
+        ratio, peak = (bound * self._wider for bound in _OUTPUT)
+        parts = [p for o in outputs.values() for p in (o.ratio / ratio, o.peak / peak)]
+        return math.inf if any(map(math.isnan, parts)) else max(parts, default=0.0)
 
     def _within(self, deviation: Deviation, bounds: tuple[float, float]) -> bool:
         ratio, peak = (bound * self._wider for bound in bounds)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def captured_stderr() -> Iterator[list[str]]:
-    """Collect what is written to file descriptor 2; the list of lines is filled at the end."""
-    lines: list[str] = []
+def captured_stderr(lines: list[str] | None = None) -> Iterator[list[str]]:
+    """Collect what is written to file descriptor 2; the list of lines is filled at the end, also
+    where it ends with an error."""
+    lines = [] if lines is None else lines
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         sys.stderr.flush()
         saved = os.dup(2)

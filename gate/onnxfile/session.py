@@ -20,6 +20,7 @@ it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The number
 _FATAL_ONLY = 4
 """`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
 errors come as exceptions too."""
+_EVERYTHING = 0
 _OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
@@ -49,6 +50,20 @@ def quiet_options() -> Any:
     options.add_session_config_entry(*NO_SPINNING)
     # Whatever its name or its first bytes look like.
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    return options
+
+
+def tell_all(options: Any) -> None:
+    """Let a session log all that it does, for `open_session` to keep. Run it by `quiet_run`."""
+    options.log_severity_level = _EVERYTHING
+
+
+def quiet_run() -> Any:
+    """Options of a run that prints nothing, however much its session logs."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = _FATAL_ONLY
     return options
 
 
@@ -86,22 +101,26 @@ def session_options(setup: OrtSetup, *, threads: int, deterministic: bool) -> An
     return options
 
 
-def open_session(model: bytes | str | WithData, options: Any, setup: OrtSetup) -> Any:
-    """A session of the bytes or path `model` with the providers that the setup lists.
+def open_session(
+    model: bytes | str | WithData, options: Any, setup: OrtSetup, *, log: list[str] | None = None
+) -> Any:
+    """A session of the bytes or path `model` with the providers that the setup lists. `log`: gets
+    the lines that ONNX Runtime logs meanwhile, whether it opens or not.
 
     Raises EvidenceError where the first of them doesn't load, and whatever ONNX Runtime raises.
     """
     if isinstance(model, WithData):
         names, data = list(model.data), list(model.data.values())
         options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
-        session = open_session(model.model, options, setup)
+        session = open_session(model.model, options, setup, log=log)
         session.gate_data = model  # the session reads it as long as it lives
         return session
     disabled = setup.settings.disabled_optimizers
     if setup.on_cpu:
-        return create_session(
-            model, providers=[CPU_PROVIDER], options=options, disabled_optimizers=disabled
-        )
+        with contextlib.nullcontext() if log is None else captured_stderr(log):
+            return create_session(
+                model, providers=[CPU_PROVIDER], options=options, disabled_optimizers=disabled
+            )
     import onnxruntime
 
     providers: list[Any] = [
@@ -110,7 +129,7 @@ def open_session(model: bytes | str | WithData, options: Any, setup: OrtSetup) -
         if provider != CPU_PROVIDER
     ]
     # Asking for CUDA where it can't load only warns; here it is an error.
-    with captured_stderr() as log, contextlib.redirect_stdout(None):
+    with captured_stderr(log) as lines, contextlib.redirect_stdout(None):
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
         session = create_session(
@@ -123,7 +142,7 @@ def open_session(model: bytes | str | WithData, options: Any, setup: OrtSetup) -
     if active[0] != setup.provider:
         raise EvidenceError(
             f"ONNX Runtime could not load {setup.provider} and offered {active[0]}: "
-            f"{_logged_reason(log)} {_remedy(setup)}"
+            f"{_logged_reason(lines)} {_remedy(setup)}"
         )
     return session
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 from gate.policy.sections import PolicyRecord
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RuntimeTraits
 
+OPTIMISATIONS_OFF = "ORT_DISABLE_ALL"
 _OURS = ("session.load_model_format", "session.model_external_initializers_file_folder_path")
 """They decide which bytes are the model: those of the digest, and no others."""
 _COMPILED = (
@@ -146,6 +147,16 @@ class OrtSetup:
     def cuda(self) -> bool:
         """True if CUDA is what is promised."""
         return self.provider == CUDA_PROVIDER
+
+    @property
+    def optimised(self) -> Self:
+        """The same with its optimisations; with all of them where none is on."""
+        return self if self != self.plain else replace(self, optimization="ORT_ENABLE_ALL")
+
+    @property
+    def plain(self) -> Self:
+        """The same with optimisations off."""
+        return replace(self, optimization=OPTIMISATIONS_OFF)
 
     def reported(self) -> Iterator[tuple[str, str]]:
         """What a session reports that was opened by this, without threads."""

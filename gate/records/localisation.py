@@ -5,12 +5,16 @@ It explains a refusal. It is no evidence: no verdict depends on it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from gate.records.instruments import Count
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Measured, Record, Sha256, later
 
+_SHOWN = 6
+"""Operators in a sentence."""
 LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 
 
@@ -47,6 +51,59 @@ class LayerRow(Record):
         return f"{self.module}#{self.call}" if self.call else self.module or "(model)"
 
 
+class OptimiserBlame(Record):
+    """Which optimisers of ONNX Runtime change the answer of a file that is right without them, as
+    found by switching them off: a guess that no verdict depends on."""
+
+    names: tuple[str, ...] = ()
+    """As `disabled_optimizers` takes them: with all of these off the answer is right, and with
+    fewer of them it is not. Empty: none was found."""
+    raises: str | None = None
+    """What ONNX Runtime raises while they are on; None: it answers something else."""
+    level: str | None = None
+    """The lowest `graph_optimization_level` at which it shows."""
+    below: str | None = None
+    """The highest one at which the answer is right."""
+    before: tuple[str, ...] = ()
+    """Nodes of the graph that is optimised without them, and not with them: at most 64."""
+    after: tuple[str, ...] = ()
+    """The nodes that they made of these."""
+    nodes_unread: str | None = None
+    """Why the nodes are not known."""
+    reason: str | None = None
+    """Why no optimiser is named, or why there may be more names than needed."""
+    sessions: Count = 0
+    """How many were opened to find it."""
+
+    @property
+    def text(self) -> str:
+        """What it says, without a full stop."""
+        if not self.names:
+            return f"No optimiser is named: {self.reason}"
+        many = len(self.names) > 1
+        does = f"change{'' if many else 's'} the answer"
+        if self.raises is not None:
+            does = f"make{'' if many else 's'} the session fail"
+        text = f"{listed(self.names)} {does}"
+        if self.level is not None:
+            text += f" from {self.level} on"
+        if self.before or self.after:
+            text += f": {_nodes(self.before)} became {_nodes(self.after)}"
+        return text if self.reason is None else f"{text} ({self.reason})"
+
+    @property
+    def remedy(self) -> str | None:
+        """How to serve the file all the same, as it was tried; None where that is not known."""
+        if self.names:
+            names = ", ".join(f'"{name}"' for name in self.names)
+            how = f"disabled_optimizers=[{names}] (in the policy an option of the runtime)"
+        elif self.below is not None:
+            how = f"graph_optimization_level {self.below}"
+        else:
+            return None
+        return f"Serve with {how}, or update ONNX Runtime."
+
+
 class Localisation(Record):
     """The layers of one runtime beside those of the model."""
 
@@ -66,6 +123,8 @@ class Localisation(Record):
     """Of the first source alone: what is wrong with it, without a full stop."""
     optimiser: bool = later(False)
     """With optimisations off the file agrees."""
+    blame: OptimiserBlame | None = later(None)
+    """Which optimiser it is; None: nothing is laid to one."""
     remedy: str | None = None
 
     @property
@@ -88,3 +147,17 @@ class Explanation(Record):
     schema_version: Literal[1] = 1
     localisation: Localisation | None = None
     failure: str | None = None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: `a, b and c`."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _nodes(nodes: Sequence[str]) -> str:
+    """The operators of nodes, those that come several times with their number."""
+    counted = Counter(node.partition(" ")[0] for node in nodes)
+    names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
+    more = len(names) - _SHOWN
+    shown = names[:_SHOWN] + ([f"{more} more"] if more > 0 else [])
+    return listed(shown) if shown else "nothing"

@@ -5,7 +5,6 @@ Its numbers are those of the check that shows it best.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from gate.decision.remedies import OPTIMISER, REMEDIES
@@ -15,7 +14,7 @@ from gate.records.runtime import traits_of
 from gate.story.causes import TITLES
 from gate.story.findings import Group, worst_of
 from gate.story.located import located, nonfinite
-from gate.story.scene import Account, Scene, capital, clean, short, with_number
+from gate.story.scene import Account, Scene, broken, capital, clean, short, with_number
 from gate.story.story import CauseKind, Finding
 from gate.story.wording import printable
 from gate.story.words import measure
@@ -103,8 +102,7 @@ def _optimiser(scene: Scene) -> Account:
 def _runtime(scene: Scene) -> Account:
     check = worst_of(scene.group.checks, "runtime") or scene.shown
     why = check.explanation.partition("it failed: ")[2] or check.explanation
-    why = re.sub(r"^Fail: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", why)
-    text = f"{check.runtime} can't run the file: {short(why)}"
+    text = f"{check.runtime} can't run the file: {short(broken(why))}"
     lacks = "not a registered" in why
     return Account(check.runtime, clean(text), REMEDIES["graph_domain"] if lacks else check.remedy)
 

@@ -155,6 +155,8 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
         explained |= _WEIGHT_CAUSES
     if not _measured(decision):
         explained.add("evidence")
+    if root.cause == "optimiser":
+        explained.add("runtime")
     for cause, group in alone.items():  # in the order of the decision, so that ties are, too
         if group is root or cause not in explained:
             continue
@@ -165,11 +167,22 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
 
 def _explains(root: Group, check: CheckResult) -> bool:
     """Whether a check fails because of the root."""
-    if check.verdict is Verdict.WAIVED or check.name in _ALONE:
+    if check.verdict is Verdict.WAIVED:
         return False
+    if check.name in _ALONE:
+        # An optimiser may break the session instead of its answer.
+        return root.cause == "optimiser" and _breaks(root, check)
     if root.cause == "model":
         return _draws(root) or check.name.startswith(_ANSWERS)
     return check.runtime is None or _shows_on(root, check.runtime)
+
+
+def _breaks(root: Group, check: CheckResult) -> bool:
+    """Whether a check says that a runtime can't run the file because of the root's optimiser."""
+    blame = root.localisation.blame if root.localisation else None
+    if blame is None or blame.raises is None or check.runtime is None:
+        return False
+    return _shows_on(root, check.runtime)
 
 
 def _shows_on(root: Group, runtime: RuntimeName) -> bool:
@@ -178,9 +191,10 @@ def _shows_on(root: Group, runtime: RuntimeName) -> bool:
     traits = traits_of(runtime)
     if traits.engine == "torch":
         return False
-    if root.cause == "optimiser":
-        return traits.optimization == "ORT_ENABLE_ALL"
     located = root.localisation
+    if root.cause == "optimiser":
+        itself = located is not None and located.runtime == runtime
+        return itself or traits.optimization == "ORT_ENABLE_ALL"
     if located is not None and traits_of(located.runtime).cuda:
         return traits.cuda
     return True

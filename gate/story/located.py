@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 
 from gate.decision.remedies import OPTIMISER
-from gate.records.localisation import Localisation
+from gate.records.localisation import Localisation, OptimiserBlame, listed
 from gate.story.findings import worst_of
-from gate.story.scene import Account, Scene, capital, clean, with_number
+from gate.story.scene import Account, Scene, broken, capital, clean, short, with_number
 from gate.story.wording import printable
 
 
 def located(scene: Scene, found: Localisation) -> Account:
     """Which layer is to blame, or the optimiser."""
+    if scene.group.cause == "optimiser" and found.blame is not None and found.blame.names:
+        return _optimiser(scene, found.blame)
     if found.fault is None:
         return Account(
             found.first_divergence or None, with_number(found.cause, scene.number), found.remedy
@@ -21,8 +23,17 @@ def located(scene: Scene, found: Localisation) -> Account:
     if scene.group.cause == "optimiser":
         text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
         text = f"{with_number(text, scene.number)}; with optimisations off the file agrees"
-        return Account(blamed, text, OPTIMISER)
+        if found.blame is None:
+            return Account(blamed, text, OPTIMISER)
+        return Account(blamed, clean(f"{text}. {found.blame.text}"), found.remedy)
     return Account(blamed, with_number(text, scene.number), found.remedy)
+
+
+def _optimiser(scene: Scene, blame: OptimiserBlame) -> Account:
+    """Which optimiser it is, what it made of which nodes, and what comes of it."""
+    text = f"ONNX Runtime's {blame.text}; with optimisations off the file agrees"
+    shows = short(broken(blame.raises)) if blame.raises else scene.number
+    return Account(listed(blame.names), with_number(text, shows), blame.remedy)
 
 
 def _fault(found: Localisation, fault: str) -> tuple[str | None, str]:

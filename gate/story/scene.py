@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gate.decision.checks import CheckResult, Verdict
@@ -65,6 +66,12 @@ class Scene:
 def with_number(text: str, number: str) -> str:
     """The sentence with its number at the end, where there is one."""
     return clean(f"{text.rstrip('.')}: {number}" if number else text)
+
+
+def broken(failure: str) -> str:
+    """What ONNX Runtime raised, without how it counts and where in its source that was."""
+    text = re.sub(r"^\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
+    return re.sub(r"/\S+/core/\S+:\d+ .*?\) (?:const )?(?=\S)", "", text)
 
 
 def capital(text: str) -> str:

@@ -30,7 +30,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
     if cause in ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser"):
-        where = f"--inputs {_SAMPLES}{_runtime(decision)}"
+        where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
     elif cause in ("baked_in", "batch", "export", "model"):
         yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
@@ -51,9 +51,14 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
     )
 
 
-def _runtime(decision: Decision) -> str:
-    """The option for the first runtime of ONNX Runtime whose numbers fail; without it, `ort-cpu`
-    is looked at."""
-    failed = [check.runtime for check in decision.problems if check.runtime and check.output]
+def _runtime(decision: Decision, cause: CauseKind) -> str:
+    """The option for the first runtime of ONNX Runtime whose numbers fail, or that an optimiser
+    breaks; without it, `ort-cpu` is looked at."""
+    broken = cause == "optimiser"
+    failed = [
+        check.runtime
+        for check in decision.problems
+        if check.runtime and (check.output or (broken and check.name == "runtime"))
+    ]
     name = next((name for name in failed if traits_of(name).engine == "onnxruntime"), "ort-cpu")
     return "" if name == "ort-cpu" else f" --runtime {name}"

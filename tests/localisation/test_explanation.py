@@ -45,7 +45,8 @@ def asked(monkeypatch):
     """What `locate` is asked for; it finds nothing."""
     calls = []
 
-    def locate(case, *, runtime, limit):
+    def locate(case, *, runtime, limit, refused):
+        assert refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
         return Localisation(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
@@ -72,6 +73,45 @@ def test_what_is_no_wrong_number_is_not_explained(case, asked, runtime):
     assert not decision.passed
     assert explain(case, evidence, decision) == Explanation()
     assert asked == []
+
+
+BREAKS = {"outputs": (), "failure": "no kernel"}
+
+
+@pytest.mark.parametrize("optimiser", [True, False])
+def test_what_breaks_with_optimisations_on_only_is_explained_by_the_optimiser(
+    case, asked, monkeypatch, optimiser
+):
+    real = explanation.locate
+    monkeypatch.setattr(
+        explanation, "locate",
+        lambda *given, **options: real(*given, **options).model_copy(
+            update={"optimiser": optimiser}
+        ),
+    )  # fmt: skip
+    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    told = explain(case, *judged(optimized=broken))
+    assert [runtime for runtime, _ in asked] == ["ort-cpu-optimized"]
+    assert (told.localisation is not None) is optimiser
+    assert told.failure is None
+
+
+def test_what_breaks_with_optimisations_off_too_is_not_explained(case, asked):
+    broken = {
+        "cpu": runtime_evidence("ort-cpu", **BREAKS),
+        "optimized": runtime_evidence("ort-cpu-optimized", **BREAKS),
+    }
+    assert explain(case, *judged(**broken)) == Explanation()
+    assert asked == []
+
+
+def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(case, monkeypatch):
+    def locate(*_, **__):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(explanation, "locate", locate)
+    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    assert explain(case, *judged(optimized=broken)) == Explanation()
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,11 @@ def test_later_batches_with_larger_values_may_be_off_by_more():
 
 def test_a_scalar_value():
     assert deviation(1.5, 1.5).ratio == 0.0
+
+
+def test_what_the_runtime_can_not_compute_is_never_within_rounding():
+    deviation = Deviation()
+    deviation.update(np.ones(3), np.ones(3))
+    deviation.fail("no kernel")
+    assert deviation.failure == "no kernel"
+    assert (deviation.ratio, deviation.equal) == (math.inf, False)

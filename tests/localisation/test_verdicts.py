@@ -100,3 +100,40 @@ def test_the_worst_output(ratios, most):
 )
 def test_the_level_of_a_runtime(runtime, level):
     assert limits_of(runtime).level == level
+
+
+def whole(off: float, on: float) -> dict:
+    """Ratios of an output with optimisations off and on: 8 is the limit on the CPU."""
+    return {"ORT_DISABLE_ALL": {"y": Fixed(off)}, "ORT_ENABLE_ALL": {"y": Fixed(on)}}
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "refused", "doubted"),
+    [
+        (1.0, 800.0, False, True),
+        (1.0, math.inf, False, True),
+        (1.0, math.nan, False, True),
+        (0.0, 800.0, False, True),
+        (7.9, 8.1, False, True),
+        (1.0, 6.0, False, False),
+        (1.0, 6.0, True, True),
+        (0.0, 6.0, True, True),
+        (1.0, 1.9, True, False),
+        (80.0, 800.0, True, False),
+        (math.nan, 800.0, True, False),
+        (math.inf, math.inf, True, False),
+        (0.0, 0.0, True, False),
+    ],
+)
+def test_when_optimisations_are_in_doubt(off, on, refused, doubted):
+    """Where they are, what is right with them off is right, and what is wrong is wrong."""
+    limits = limits_of("ort-cpu-optimized")
+    bound = limits.doubt(whole(off, on), refused=refused)
+    assert (bound is not None) is doubted
+    if bound is not None:
+        assert limits.strain({"y": Fixed(off)}) <= bound <= 1.0
+        assert not limits.strain({"y": Fixed(on)}) <= bound
+
+
+def test_a_policy_that_refused_a_runtime_without_optimisations_doubts_none():
+    assert CPU.doubt(whole(1.0, 6.0), refused=True) is None

@@ -26,3 +26,11 @@ def test_it_is_given_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> N
     assert lines == ["before it broke"]
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
+
+
+def test_a_list_of_the_callers_has_the_lines_after_an_error_too() -> None:
+    lines = ["before"]
+    with pytest.raises(ValueError, match="inside"), captured_stderr(lines):
+        os.write(2, b"heard\n")
+        raise ValueError("inside")
+    assert lines == ["before", "heard"]

@@ -288,7 +288,7 @@ FAULTS: dict[str, Fault] = {
     "another checkpoint": Fault(
         "layer", "stem.0.weight", ("stem.0.weight", "another"), spoil=train_again
     ),
-    "a fused activation": Fault("optimiser", "body.1", ("optimis",), model=Fused),
+    "a fused activation": Fault("optimiser", "GeluFusionL2", ("Gelu",), model=Fused),
     "other pixels": Fault(
         "preprocessing", "opencv", ("opencv", "antialias"), policy=with_a_browser, photographs=True
     ),

@@ -8,7 +8,7 @@ from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision, decide
 from gate.decision.remedies import REMEDIES
 from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation, Localisation
+from gate.records.localisation import Explanation, LayerRow, Localisation, OptimiserBlame
 from gate.story.accounts import account_of
 from gate.story.findings import Group, groups_of
 from tests.builders import digest, evidence, policy
@@ -101,6 +101,67 @@ def test_a_localisation_may_blame_something_else_than_a_layer(
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
     (group,) = grouped(noisy, explanation=located(fault, **fields))
     assert group.cause == cause
+
+
+BLAME = {"names": ("FuseReluClip",), "level": "ORT_ENABLE_BASIC", "below": "ORT_DISABLE_ALL"}
+
+
+def blamed(**fields: object) -> Explanation:
+    """An optimiser of ORT_ENABLE_BASIC is to blame, or none that has a name."""
+    blame = OptimiserBlame.model_validate({**BLAME, **fields})
+    return located(
+        None, runtime="ort-cpu-optimized", optimiser=True, blame=blame, first_divergence=None,
+        layers=(LayerRow(module="", kind="output of the whole file, optimised", verdict="source"),),
+    )  # fmt: skip
+
+
+def test_a_runtime_that_an_optimiser_breaks_is_told_with_it() -> None:
+    explanation = blamed(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
+    breaks = check("runtime", runtime="ort-cpu-optimized")
+    others = check("runtime", runtime="ort-cpu")
+    both = grouped(breaks, others, explanation=explanation, broken="ort-cpu-optimized")
+    group = next(group for group in both if group.cause == "optimiser")
+    assert group.checks == [breaks]
+    account = account_of(group, evidence(), explanation)
+    assert account.blamed == "FuseReluClip"
+    assert account.sentence == (
+        "ONNX Runtime's FuseReluClip makes the session fail from ORT_ENABLE_BASIC on; with "
+        "optimisations off the file agrees: no float64"
+    )
+    assert account.remedy is not None
+    assert account.remedy.startswith('Serve with disabled_optimizers=["FuseReluClip"]')
+
+
+def test_an_optimiser_that_answers_otherwise_breaks_no_session() -> None:
+    breaks = check("runtime", runtime="ort-cpu-optimized")
+    noisy = check("noise_ratio", runtime="ort-cpu-optimized")
+    groups = grouped(breaks, noisy, explanation=blamed(), broken="ort-cpu-optimized")
+    assert {group.cause: group.checks for group in groups} == {
+        "optimiser": [noisy],
+        "runtime": [breaks],
+    }
+
+
+def test_numbers_of_the_very_runtime_that_was_located_are_the_optimisers() -> None:
+    """Also under a name of the user's."""
+    (group,) = grouped(
+        check("noise_ratio", runtime="mine"),
+        explanation=Explanation(
+            localisation=blamed().localisation.model_copy(update={"runtime": "mine"})  # type: ignore[union-attr]
+        ),
+    )
+    assert group.cause == "optimiser"
+
+
+def test_an_account_says_that_no_optimiser_is_named() -> None:
+    explanation = blamed(names=(), reason="32 sessions did not tell")
+    found = explanation.localisation.model_copy(  # type: ignore[union-attr]
+        update={"fault": "`a.weight` computes something else"}
+    )
+    explanation = Explanation(localisation=found)
+    (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
+    account = account_of(group, evidence(), explanation)
+    assert account.sentence.endswith("No optimiser is named: 32 sessions did not tell")
 
 
 def test_numbers_with_optimisations_on_only_are_the_optimisers() -> None:

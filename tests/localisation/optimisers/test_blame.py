@@ -1,0 +1,285 @@
+"""The optimiser that is to blame is named, for real faults of the installed ONNX Runtime; where
+none is, that is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from gate.front_door import Reference, Workload, check
+from gate.localisation.locate import locate
+from gate.localisation.optimisers import blame as blaming
+from gate.localisation.optimisers import trials as trying
+from gate.localisation.optimisers.blame import blame
+from gate.localisation.optimisers.trials import OptimiserTrials, TrialOutcome
+from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
+from gate.policy.policy import Policy, RuntimePolicy
+from gate.policy.runtimes import plain_setup
+from gate.records.evidence import Source
+from gate.records.localisation import Localisation, OptimiserBlame
+from gate.report.localisation import sentences
+from gate.runtimes.cuda import cuda_absent_reason
+from gate.story.making import story_of
+from tests.localisation.nets import found
+from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
+from tests.parity import tiny
+
+OPTIMISED = plain_setup("ort-cpu-optimized")
+
+
+@pytest.fixture(scope="module", params=FAULTS, ids=str)
+def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localisation]:
+    fault = FAULTS[request.param]
+    candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
+    told = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
+    assert told.optimiser, (
+        f"ONNX Runtime {onnxruntime.__version__} computes '{request.param}' as it should: "
+        "the fault is mended. Take another one in its place (tests/localisation/optimisers/faults)."
+    )
+    return fault, told
+
+
+class TestRealFaults:
+    def test_the_optimiser_is_named(self, located):
+        fault, told = located
+        assert told.blame.names == fault.names
+        assert told.blame.level == fault.level
+        assert told.blame.reason is None
+        assert told.blame.sessions <= 20
+        names = ", ".join(f'"{name}"' for name in fault.names)
+        assert f"Serve with disabled_optimizers=[{names}]" in told.remedy
+        assert told.blame.text in told.cause
+
+    def test_the_nodes_are_those_of_the_two_graphs(self, located):
+        fault, told = located
+        if fault.after:
+            assert [node.partition(" ")[0] for node in told.blame.after] == [fault.after]
+            assert len(told.blame.before) > 1
+            assert f"became {fault.after}" in told.cause
+        else:
+            assert (told.blame.before, told.blame.after) == ((), ())
+            assert told.blame.nodes_unread is not None
+
+    def test_what_breaks_is_told_as_such(self, located):
+        fault, told = located
+        if fault.raises is None:
+            assert told.blame.raises is None
+            assert "the answer" in told.blame.text
+        else:
+            with pytest.raises(AssertionError, match=fault.raises):
+                raise AssertionError(told.blame.raises)
+            assert "the session fail" in told.blame.text
+            assert "can't compute the file with optimisations on" in told.cause
+
+    def test_without_it_the_file_answers_as_the_model_does(self, located, tmp_path):
+        fault, told = located
+        candidate = fault.file(tmp_path / "m.onnx")
+        session = onnxruntime.InferenceSession(
+            candidate.path,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(told.blame.names),
+        )
+        (got,) = session.run(None, {"input": fault.inputs})
+        want = fault.model().eval()(torch.from_numpy(fault.inputs)).detach().numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+    def test_the_record_comes_back_whole(self, located):
+        _, told = located
+        assert Localisation.from_json(told.to_json()) == told
+
+
+class TestStory:
+    """After a check, on all surfaces: they print the same story."""
+
+    @pytest.fixture(params=["a transposed matrix by a vector", "ReLU and clip in float64"])
+    def checked(self, request, tmp_path):
+        fault = FAULTS[request.param]
+        candidate = fault.file(tmp_path / "m.onnx")
+        default = Policy.default(task="tensors")
+        runtimes = {n: r for n, r in default.runtimes.items() if n.startswith("ort-cpu")}
+        return fault, check(
+            candidate.path,
+            reference=Reference(fault.model().eval(), Source(factory="faults:model")),
+            workload=Workload(Samples.of({"input": fault.inputs})),
+            policy=default.model_copy(update={"runtimes": runtimes}),
+        )
+
+    def test_the_headline_names_it(self, checked):
+        fault, verdicted = checked
+        story = story_of(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
+        name = fault.names[0]
+        assert (story.headline.cause, story.headline.blamed) == ("optimiser", name)
+        does = "changes the answer" if fault.raises is None else "makes the session fail"
+        assert f"ONNX Runtime's {name} {does} from {fault.level} on" in story.headline.sentence
+        assert re.search(fault.raises or "became FusedMatMul", story.headline.sentence)
+        assert "onnxruntime_src" not in story.headline.sentence
+        assert f'disabled_optimizers=["{name}"]' in story.headline.remedy
+        assert len(story.findings) == 1
+        assert "--runtime ort-cpu-optimized" in story.steps[0].command
+
+    def test_the_page_of_a_localisation_says_it(self, checked):
+        fault, verdicted = checked
+        text = " ".join(sentences(verdicted.explanation))
+        assert fault.names[0] in text
+
+
+class TestOtherSetups:
+    FAULT = FAULTS["a transposed matrix by a vector"]
+
+    def located(self, tmp_path, **options) -> Localisation:
+        runtime = RuntimePolicy(
+            kind="ort",
+            required="always",
+            bounds=tiny.policy().runtimes["ort-cpu"].bounds,
+            options={"providers": ["CPUExecutionProvider"], **options},
+        )
+        policy = tiny.policy().model_copy(update={"runtimes": {"mine": runtime}})
+        fault = self.FAULT
+        candidate = fault.file(tmp_path / "m.onnx")
+        samples = Samples.of({"input": fault.inputs})
+        return locate(Case(fault.model().eval(), candidate, samples, policy), runtime="mine")
+
+    def test_a_runtime_by_configuration_at_its_own_level(self, tmp_path):
+        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
+        assert (told.blame.names, told.blame.below) == (self.FAULT.names, "ORT_ENABLE_BASIC")
+
+    def test_below_the_level_nothing_is_blamed(self, tmp_path):
+        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
+        assert (told.diverges, told.blame, told.optimiser) == (False, None, False)
+
+    def test_what_is_switched_off_already_is_not_to_blame(self, tmp_path):
+        told = self.located(tmp_path, disabled_optimizers=list(self.FAULT.names))
+        assert (told.diverges, told.blame) == (False, None)
+
+
+class Scripted(OptimiserTrials):
+    """Real sessions with another outcome: the simulator of optimisers that are to blame."""
+
+    def __init__(self, candidate, rule: Callable[[str, frozenset[str]], bool]) -> None:
+        super().__init__(candidate, OPTIMISED, judge=Always())
+        self._rule = rule
+
+    def _tried(self, level, off, log):
+        real = super()._tried(level, off, log)
+        return dataclasses.replace(real, agrees=self._rule(level, off))
+
+
+class Always:
+    """A judge whom every answer suits."""
+
+    def agrees(self, answers):
+        return True
+
+
+@pytest.fixture(scope="module")
+def candidate(tmp_path_factory):
+    """A file that several optimisers change."""
+    return tiny.export(tiny.net(), tmp_path_factory.mktemp("net") / "m.onnx")
+
+
+def off(level: str) -> bool:
+    return level == "ORT_DISABLE_ALL"
+
+
+class TestNobody:
+    """Where no optimiser is to blame, it says that."""
+
+    @pytest.mark.parametrize(
+        ("rule", "reason", "remedy"),
+        [
+            (lambda level, without: False, "with optimisations off the file is off", None),
+            (lambda level, without: True, "the file as it is served agrees", None),
+            (lambda level, without: off(level), "switched off by name it is still not right",
+             "graph_optimization_level ORT_DISABLE_ALL"),
+            (lambda level, without: level != "ORT_ENABLE_ALL", "what level ORT_ENABLE_ALL does",
+             "graph_optimization_level ORT_ENABLE_LAYOUT"),
+        ],
+        ids=["wrong without them", "right with them", "none by name", "none of the last level"],
+    )  # fmt: skip
+    def test_says_why(self, candidate, rule, reason, remedy):
+        told = blame(Scripted(candidate, rule), size_bytes=1)
+        assert told.names == ()
+        assert reason in told.reason
+        assert told.text == f"No optimiser is named: {told.reason}"
+        assert (told.remedy is None) if remedy is None else (remedy in told.remedy)
+
+    def test_what_breaks_is_a_reason_and_no_error(self, candidate, monkeypatch):
+        def broken(*_, **__):
+            raise RuntimeError("no room")
+
+        monkeypatch.setattr(OptimiserTrials, "outcome", broken)
+        told = blame(Scripted(candidate, lambda *_: True), size_bytes=1)
+        assert told == OptimiserBlame(reason="RuntimeError: no room")
+
+    def test_a_log_without_names(self, candidate, monkeypatch):
+        monkeypatch.setattr(blaming, "changing", lambda lines, at=None: ())
+        told = blame(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        assert "ONNX Runtime logs none that changes the graph" in told.reason
+
+
+class TestSearch:
+    def test_a_set_is_whole_and_no_larger_than_needed(self, candidate):
+        pair = {"ConvActivationFusion", "NchwcTransformer"}
+        rule = lambda level, without: off(level) or pair <= without  # noqa: E731
+        told = blame(Scripted(candidate, rule), size_bytes=1)
+        assert (set(told.names), told.reason) == (pair, None)
+        assert "and" in told.text
+
+    def test_a_set_of_rules_keeps_its_name_where_no_rule_is_it(self, tmp_path):
+        candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
+        whole = "Level1_RuleBasedTransformer"
+        rule = lambda level, without: off(level) or whole in without  # noqa: E731
+        assert blame(Scripted(candidate, rule), size_bytes=1).names == (whole,)
+
+    @pytest.mark.parametrize(("sessions", "named"), [(3, False), (6, True)])
+    def test_the_number_of_sessions_is_bounded(self, candidate, monkeypatch, sessions, named):
+        monkeypatch.setattr(trying, "SESSIONS", sessions)
+        rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
+        told = blame(Scripted(candidate, rule), size_bytes=1)
+        assert told.sessions == sessions
+        assert bool(told.names) is named
+        assert f"{sessions} sessions did not tell" in told.reason
+        assert not named or "NchwcTransformer" in told.names
+
+    def test_the_time_is_bounded(self, candidate, monkeypatch):
+        monkeypatch.setattr(trying, "LIMIT_S", -1.0)
+        told = blame(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        assert (told.names, told.sessions) == ((), 0)
+
+    def test_of_a_large_file_the_nodes_are_not_compared(self, candidate):
+        rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
+        told = blame(Scripted(candidate, rule), size_bytes=1 << 40)
+        assert (told.names, told.after) == (("NchwcTransformer",), ())
+        assert "larger than 512 MiB" in told.nodes_unread
+
+
+def test_an_outcome_is_remembered(candidate):
+    trials = Scripted(candidate, lambda *_: True)
+    assert trials.heals({"A"})
+    assert trials.heals(frozenset({"A"}))
+    assert trials.sessions == 1
+    assert trials.outcome(log=[]) == TrialOutcome(agrees=True)
+
+
+def test_what_a_trial_logs_is_kept_and_not_printed(candidate, capfd):
+    log: list[str] = []
+    Scripted(candidate, lambda *_: True).outcome(log=log)
+    assert any("GraphTransformer" in line for line in log)
+    assert "onnxruntime" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
+def test_a_provider_that_does_not_load_is_a_reason(candidate):
+    """What it logs meanwhile is read for why it did not, too."""
+    told = blame(
+        OptimiserTrials(candidate, plain_setup("ort-cuda-optimized"), Always()), size_bytes=1
+    )
+    assert told.names == ()
+    assert "could not load CUDAExecutionProvider" in told.reason
