@@ -7,7 +7,8 @@ import pytest
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, Latency
+from gate.records.cost import Latency
+from gate.records.evidence import Evidence
 from gate.records.runtime import RuntimeIdentity
 from tests import builders
 from tests.policy.test_recorded import policy
