@@ -85,12 +85,22 @@ def _ratio(evidence: Evidence, runtime: RuntimeEvidence) -> float | None:
 
 
 def _time(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f"{milliseconds:.3g} ms"
+    if milliseconds is None:
+        return ""
+    return f"{milliseconds:.3g} ms" if abs(milliseconds) < 999.5 else f"{milliseconds / 1e3:.3g} s"
 
 
 def _both(latency: Latency | None) -> str:
-    return "" if latency is None else f"{latency.median_ms:.3g} / {latency.p95_ms:.3g} ms"
+    """In one unit, that of the larger."""
+    if latency is None:
+        return ""
+    median, p95 = latency.median_ms, latency.p95_ms
+    if max(median, p95) < 999.5:
+        return f"{median:.3g} / {p95:.3g} ms"
+    return f"{median / 1e3:.3g} / {p95 / 1e3:.3g} s"
 
 
 def _memory(size: int | None) -> str:
-    return "" if size is None else f"{size / _MB:.3g} MB"
+    if size is None:
+        return ""
+    return f"{size / _MB:.3g} MB" if size < 999.5 * _MB else f"{size / _MB / 1e3:.3g} GB"

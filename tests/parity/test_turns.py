@@ -71,3 +71,12 @@ def test_the_only_batch_is_cold(model, good) -> None:
     (runtime,) = measured(model, good, count=4).runtimes
     assert runtime.latency is not None
     assert (runtime.latency.batches, runtime.latency.cold) == (1, True)
+
+
+def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
+    fixed = tiny.export(
+        model, tmp_path / "one.onnx", example={"input": tiny.images(1)}, dynamic=False
+    )
+    (runtime,) = measured(model, fixed, count=4).runtimes
+    assert runtime.cost is not None
+    assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)

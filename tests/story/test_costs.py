@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gate.records.cost import Cost, Latency
-from gate.story.costs import COST_HEADINGS, REFERENCE, costs_of
+from gate.story.costs import COST_HEADINGS, REFERENCE, CostRow, costs_of
 from tests.builders import absent, evidence, runtime_evidence
 
 
@@ -33,6 +33,16 @@ def test_pytorch_comes_first_and_who_did_not_run_has_no_row() -> None:
          "30 MB, CUDA 512 MB", "700 MB"),
     ]  # fmt: skip
     assert {len(row.cells()) for row in rows} == {len(COST_HEADINGS)}
+
+
+def test_what_is_long_or_large_is_in_larger_units() -> None:
+    row = CostRow(
+        runtime="r", open_ms=3130.0, first_ms=999.4, single=latency(600.0),
+        memory_bytes=999_400_000, peak_bytes=1_240_000_000,
+    )  # fmt: skip
+    assert row.cells() == (
+        "r", "3.13 s", "999 ms", "0.6 / 1.2 s", "", "", "999 MB", "1.24 GB",
+    )  # fmt: skip
 
 
 def test_a_time_that_is_none_shows_as_that() -> None:
