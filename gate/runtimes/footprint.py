@@ -2,9 +2,10 @@
 
 Linux keeps the peak since the process began, and takes a new start from `/proc/self/clear_refs`.
 Elsewhere, and where that is refused, memory is looked at between the runs alone. What allocators
-hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had held
-looked as if it took a third of what it takes. More often costs more time than it shows. Runtimes that share a process share libraries, too: a figure to compare runtimes and
-releases by, roughly.
+hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had
+held looked as if it took a third of what it takes. More often costs more time than it shows.
+Runtimes that share a process share libraries, too: a figure to compare runtimes and releases by,
+roughly.
 """
 
 from __future__ import annotations
