@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.records.cost import Latency
 from gate.records.evidence import (
     Dataset,
     Determinism,
     Environment,
     Evidence,
     ExportRecord,
-    Latency,
     RuntimeEvidence,
     Source,
     Subject,

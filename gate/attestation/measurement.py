@@ -34,6 +34,8 @@ class MeasuredRuntime(Worded):
     nodes_per_provider: dict[str, int]
     fallback_nodes: tuple[str, ...]
     session_options: dict[str, str]
+    identity: dict[str, Any] | None = later(None)
+    """As the evidence has it: what measured under a name that promises nothing by itself."""
     absent_reason: str | None = later(None)
     failure: str | None = later(None)
 
@@ -72,6 +74,7 @@ class MeasurementPredicate(Worded):
                     nodes_per_provider=each.nodes_per_provider,
                     fallback_nodes=each.fallback_nodes,
                     session_options=each.session_options,
+                    identity=None if each.identity is None else each.identity.to_plain(),
                     absent_reason=each.absent_reason,
                     failure=each.failure,
                 )

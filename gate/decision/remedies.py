@@ -147,6 +147,13 @@ REMEDIES: dict[str, str] = {
     "incumbent_latency_ratio": "The file is slower than the one that serves: compare the operators "
     "and the opset of the two, export with constant folding, measure on a quiet machine; or allow "
     "more (incumbent.max_latency_ratio).",
+    "latency_ratio": "Beside PyTorch the runtime is slower than allowed: measure on a quiet "
+    "machine, give it its optimisations (ort-cpu-optimized) and as many threads; or allow more "
+    "(latency_ratio).",
+    "memory_mb": "The runtime takes more memory than allowed: a smaller batch size, or a smaller "
+    "model; look at the peak in the table of costs; or allow more (memory_mb).",
+    "cost_unmeasured": "Measure again with this version, on samples for two batches at least; a "
+    "recording has no times: bound another runtime, or leave the bound out.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

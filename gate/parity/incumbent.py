@@ -24,7 +24,8 @@ from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.classification import ClassStatistics
 from gate.policy.policy import Policy
 from gate.policy.runtimes import plain_setup
-from gate.records.evidence import Evidence, Latency
+from gate.records.cost import Latency
+from gate.records.evidence import Evidence
 from gate.records.incumbent import AnswersBeside, Incumbent
 from gate.runtimes.runtime import Batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,13 +28,14 @@ from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.statistics.table import SampleTable
 from gate.parity.track import Track, describe_failure
+from gate.parity.turns import take_turns
 from gate.policy.policy import Policy
+from gate.records.cost import Cost, Latency
 from gate.records.evidence import (
     Dataset,
     Environment,
     Evidence,
     ExportRecord,
-    Latency,
     RuntimeEvidence,
     Source,
     Subject,
@@ -53,6 +55,7 @@ class Measurement:
     environment: Environment
     dataset: Dataset
     reference_latency: Latency | None
+    reference_cost: Cost | None
     reference_spread: float
     noise_unmeasured: str | None
     trace_search: TraceSearch | None = None
@@ -73,6 +76,7 @@ class Measurement:
             environment=self.environment,
             runtimes=self.runtimes,
             reference_latency=self.reference_latency,
+            reference_cost=self.reference_cost,
             reference_spread=self.reference_spread,
             noise_unmeasured=self.noise_unmeasured,
             trace_search=self.trace_search,
@@ -114,7 +118,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         reference = ReferencePass(own, binding)
         truth = Truth(own, binding, samples=policy.instruments.noise_samples)
         example = next(samples.batches(_example_size(binding)))
-        expected = reference.run(example)
+        expected = reference.first_run(example)
         spread = reference.spread(example, expected)
         graph, graph_unread = _graph(candidate, Witness(own, reference.run, example), policy=policy)
         for track in tracks:
@@ -124,7 +128,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         examination = Examination(stand, candidate.subject.inputs, sha256=candidate.subject.sha256)
         advance = _Advance(progress, len(samples) + examination.samples)
         rounding = RoundingFloor(stand, tracks)
-        done = 0
+        done, start = 0, time.perf_counter()
         for batch in samples.batches(binding.batch_size):
             count = length(batch)
             span = Span(done, count, None if labels is None else labels[done : done + count])
@@ -137,6 +141,7 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
                 track.step(batch, expected, span, truth=true)
             done += count
             advance(count)
+        take_turns(stand, tracks, seconds=time.perf_counter() - start)
         rounding.widen()
         look_again(stand, tracks)
         search = examination.run(tracks, advance)
@@ -153,7 +158,8 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
             labelled=labels is not None,
             model_only=binding.model_only,
         ),
-        reference_latency=reference.latency(),
+        reference_latency=reference.meter.latency(),
+        reference_cost=reference.meter.cost(),
         reference_spread=spread,
         noise_unmeasured=truth.unmeasured,
         trace_search=search,
@@ -220,12 +226,14 @@ def _open(
         if track.absent_reason is not None:
             return
         by_inputs = binding if chosen.runtime.runs == "file" else None
-        with track.memory.watched():
-            session = chosen.open(
+        session = track.meter.open(
+            lambda: chosen.open(
                 RunnableFile(candidate, in_torch),
                 conditions=conditions(policy),
                 example=example if by_inputs is None else by_inputs.by_input(example),
-            )
+            ),
+            cuda=chosen.promises.bounds == "cuda",
+        )
         track.runner = Runner(session, candidate.subject, by_inputs)
     except PolicyError:
         raise

@@ -14,13 +14,12 @@ from gate.errors import EvidenceError, GateError, ModelError
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.float64.reference import Float64Reference
-from gate.parity.runners.latency import Stopwatch
+from gate.parity.runners.meter import Meter
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.parity.statistics.change import columns, worst_ratio
 from gate.parity.statistics.output import Array
 from gate.parity.track import describe_failure
 from gate.policy.policy import Policy
-from gate.records.evidence import Latency
 from gate.runtimes.runtime import Batch
 
 
@@ -29,7 +28,7 @@ class ReferencePass:
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:
         self._runner = TorchRunner(model, binding, device="cpu")
-        self._stopwatch = Stopwatch()
+        self.meter = Meter()
 
     @property
     def keys(self) -> tuple[str | None, ...]:
@@ -62,12 +61,22 @@ class ReferencePass:
         """The same, on the clock."""
         start = time.perf_counter()
         outputs = self.run(batch)
-        self._stopwatch.add(time.perf_counter() - start, batch_size=length(batch))
+        self.meter.batch(time.perf_counter() - start, batch_size=length(batch))
         return outputs
 
-    def latency(self) -> Latency | None:
-        """None before the first timed run."""
-        return self._stopwatch.result()
+    def single_run(self, sample: Batch) -> list[Array]:
+        """The same of a batch of one sample, beside the others."""
+        start = time.perf_counter()
+        outputs = self.run(sample)
+        self.meter.single(time.perf_counter() - start)
+        return outputs
+
+    def first_run(self, batch: Batch) -> list[Array]:
+        """The same of the first run of all."""
+        start = time.perf_counter()
+        outputs = self.run(batch)
+        self.meter.first(time.perf_counter() - start, batch_size=length(batch))
+        return outputs
 
 
 class Truth:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,8 +11,7 @@ from gate.errors import EvidenceError, GateError, first_line
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.runners.footprint import Footprint
-from gate.parity.runners.latency import Stopwatch
+from gate.parity.runners.meter import Meter
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
@@ -45,9 +43,7 @@ class Track:
         self.probes: list[ProbeParity] = []
         self._unprobed: list[str] = []
         self._comparison = OutputComparison(self.name, outputs, readings=readings)
-        self._stopwatch = Stopwatch()
-        self.memory = Footprint()
-        self._ran = False
+        self.meter = Meter()
 
     def step(
         self,
@@ -64,10 +60,9 @@ class Track:
         if self.runner is None:
             return
         try:
-            with contextlib.nullcontext() if self._ran else self.memory.watched():
+            with self.meter.watched():
                 outputs = self.runner.run(batch)
-            self._ran = True
-            self._stopwatch.add(self.runner.seconds, batch_size=span.count)
+            self.meter.batch(self.runner.seconds, batch_size=span.count)
             self._comparison.update(reference, outputs, span)
             if truth is not None:
                 self._comparison.update_noise(truth, reference, outputs, samples=span.count)
@@ -89,7 +84,19 @@ class Track:
         try:
             self._comparison.note_example(reference)
             self._comparison.check_keys(keys)
-            self.compute(batch, reference)
+            with self.meter.watched():
+                self.compute(batch, reference)
+            self.meter.first(self.runner.seconds, batch_size=len(next(iter(batch.values()))))
+        except Exception as error:
+            self.fail(error)
+
+    def single_step(self, sample: Batch, reference: Sequence[Array]) -> None:
+        """Compute a batch of one sample on the clock; a recording computes nothing."""
+        if self.runner is None or not self.runner.live:
+            return
+        try:
+            self.compute(sample, reference)
+            self.meter.single(self.runner.seconds)
         except Exception as error:
             self.fail(error)
 
@@ -185,7 +192,6 @@ class Track:
         )
 
     def _measured(self, proof: Proof, *, live: bool) -> RuntimeEvidence:
-        memory = self.memory.bytes if proof.memory_bytes is None else proof.memory_bytes
         return RuntimeEvidence(
             runtime=self.name,
             provider_requested=self.chosen.promises.provider,
@@ -194,8 +200,9 @@ class Track:
             fallback_nodes=proof.fallback_nodes,
             session_options=proof.session_options,
             outputs=self._outputs(),
-            latency=self._stopwatch.result() if live else None,
-            memory_bytes=memory if live else None,
+            latency=self.meter.latency() if live else None,
+            memory_bytes=self.meter.memory_bytes(proof) if live else None,
+            cost=self.meter.cost(proof) if live else None,
             probes=tuple(self.probes),
             unprobed=tuple(self._unprobed),
             identity=self.chosen.identity(proof),

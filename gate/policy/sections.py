@@ -15,6 +15,7 @@ from gate.storage.record import Record, later
 
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Required = Literal["always", "when_present", "never"]
 NonFinite = Literal["refuse", "same_places"]
 """NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
@@ -22,6 +23,9 @@ Role = Literal[
     "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
 ]
 """What an output is, and so how it is judged: docs/roles.md."""
+
+
+_COSTS = ("latency_ratio", "memory_mb")
 
 
 class PolicyRecord(Record):
@@ -71,11 +75,21 @@ class Bounds(PolicyRecord):
     """Of the samples, at each of the policy's operating points."""
     threshold_crossing_bound: Share | None = later(None)
     """Exact upper bound of that share, at the policy's confidence."""
+    latency_ratio: Positive | None = later(None)
+    """Median time of a batch, the runtime's by PyTorch's, on the CPU in the same run."""
+    memory_mb: Positive | None = later(None)
+    """Millions of bytes by which the process may grow while the file is opened and run."""
 
     @property
     def empty(self) -> bool:
-        """True if nothing at all is bounded."""
-        return all(value is None for _, value in self)
+        """True if no number of the outputs is bounded: a file that is fast and small may still be
+        wrong."""
+        return all(value is None for name, value in self if name not in _COSTS)
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """Those on time and memory, which hold for a runtime and not for an output."""
+        return {name: getattr(self, name) for name in _COSTS}
 
     def stated(self, names: Iterable[str]) -> list[str]:
         """Those of these bounds that are set."""
@@ -95,7 +109,9 @@ class RuntimePolicy(PolicyRecord):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         if self.required != "never" and self.bounds.empty:
-            raise ValueError("no bound is set, so everything would pass; set at least max_abs_diff")
+            raise ValueError(
+                "no bound is set on outputs, so everything would pass; set at least max_abs_diff"
+            )
         return self
 
 
@@ -199,7 +215,7 @@ class IncumbentPolicy(PolicyRecord):
     """Accuracy of the version that serves minus that of the new file."""
     min_agreement: Share | None = None
     """Share of samples to which both give the same class."""
-    max_latency_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    max_latency_ratio: Positive | None = None
     """Median time of a batch, new by old."""
     first_release: Literal["allow", "refuse"] = "allow"
     """Where no version serves, so that there is nothing to compare with."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from gate.records.cost import Cost, Latency
 from gate.records.instruments import GraphReport, ProbeParity, TraceSearch
 from gate.records.lint import LintFinding
 from gate.records.model_code import ModelCode
@@ -98,20 +99,20 @@ class Environment(Record):
     versions: dict[str, str]
     """Distribution name to version: python, torch, torchvision, onnx, onnxruntime, numpy."""
     cpu: str
+    cpu_flags: tuple[str, ...] | None = later(None)
+    """Instruction sets that change which kernels run, as the kernel reports them: avx2, avx512*,
+    amx*, *vnni; on ARM asimd*, sve*, i8mm, bf16. None: unknown, or of before they were recorded."""
+    cores: Count | None = later(None)
+    """Logical ones that the process may use."""
+    os: str | None = later(None)
+    """Name and version of the distribution."""
+    kernel: str | None = later(None)
+    """Its name, release and architecture."""
     cuda: str | None = None
     cudnn: str | None = None
     gpu: str | None = None
     driver: str | None = None
     determinism: Determinism
-
-
-class Latency(Record):
-    """Wall-clock milliseconds of one run of a batch, device transfers included."""
-
-    batch_size: Count
-    batches: Count
-    median_ms: Measured
-    p95_ms: Measured
 
 
 class RuntimeEvidence(Record):
@@ -132,9 +133,12 @@ class RuntimeEvidence(Record):
     session_options: dict[str, str] = Field(default_factory=dict)
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None
+    """Of the batches of the measurement."""
     memory_bytes: Count | None = later(None)
-    """By how much the process grew on the host while the runtime opened the file and ran its first
-    batch; roughly. None: not measured."""
+    """By how much the resident memory of its process grew at its peak while the runtime opened the
+    file and computed its first batches; roughly. None: not measured."""
+    cost: Cost | None = later(None)
+    """None: of before it was measured, or a recording."""
     probes: tuple[ProbeParity, ...] = later(())
     unprobed: tuple[str, ...] = later(())
     """Probes that could not be asked of it: a recording has no outputs for them."""
@@ -160,6 +164,7 @@ class Evidence(Record):
     environment: Environment
     runtimes: tuple[RuntimeEvidence, ...]
     reference_latency: Latency | None = None
+    reference_cost: Cost | None = later(None)
     reference_spread: Measured | None = later(None)
     """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the worst over the
     outputs. None: of before it was measured."""

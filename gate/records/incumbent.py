@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from gate.records.evidence import Latency
+from gate.records.cost import Latency
 from gate.storage.record import Count, Measured, Record, Sha256
 
 IncumbentState = Literal["compared", "first", "unvouched", "unrecorded", "incomparable"]

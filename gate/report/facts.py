@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from gate.decision.decision import Decision
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.names import EVIDENCE
+from gate.story.machine import fields_of
 
+_GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
+"""In one line, because most machines have none; versions and threads are in lines of others."""
 Facts = dict[str, tuple[tuple[str, str], ...]]
 
 
@@ -62,7 +65,9 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:
     environment = evidence.environment
     yield "versions", ", ".join(f"{key} {value}" for key, value in environment.versions.items())
-    yield "processor", environment.cpu
+    for name, text in fields_of(environment).items():
+        if not name.startswith(("version of ", "threads", *_GRAPHICS)):
+            yield name, text or "unknown"
     graphics = (environment.gpu, environment.driver, environment.cuda, environment.cudnn)
     yield "CUDA", ", ".join(part for part in graphics if part) or "none"
     switches = environment.determinism.to_plain()

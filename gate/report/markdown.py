@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gate.decision.checks import Verdict
 from gate.records.trend import TrendRow
+from gate.story.costs import COST_HEADINGS
 from gate.story.story import Finding, RuntimeProof, Story
 from gate.story.wording import number, printable
 from gate.story.words import measure
@@ -42,6 +43,7 @@ def describe(story: Story, links: Mapping[str, str]) -> str:
         lines += [f"**Try:** {_escape(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
     lines += [*_HEADER, *map(_row, story.proof), ""]
+    lines += [*_costs(story)]
     lines += [*_listed("Also to be known:", map(_escape, (*story.warnings, *story.notes)))]
     lines += [*_listed("Next:", _steps(story))]
     lines += ["What was judged:", "", *_bound_to(story), ""]
@@ -113,6 +115,8 @@ def _change(story: Story) -> Iterator[str]:
         yield f"- {_escape(row.name)}: {_escape(row.before)} → {_escape(row.now)}{sense}"
     if len(moved) > _CHANGES:
         yield f"- and {len(moved) - _CHANGES} more in the report"
+    if change.machines:
+        yield f"- {_escape(change.machines)}"
     yield ""
     yield from _trend(change.trend[-_RELEASES:])
 
@@ -144,6 +148,16 @@ def _row(row: RuntimeProof) -> str:
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
     cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
     return _table_row(map(_escape, cells))
+
+
+def _costs(story: Story) -> Iterator[str]:
+    if story.costs:
+        yield from ("Time and memory (median / 95th percentile):", "")
+        yield _table_row(COST_HEADINGS)
+        yield f"|---{'|---:' * (len(COST_HEADINGS) - 1)}|"
+        for row in story.costs:
+            yield _table_row(map(_escape, row.cells()))
+        yield ""
 
 
 def _bound_to(story: Story) -> Iterator[str]:

@@ -20,6 +20,7 @@ from gate.report.charts import gallery
 from gate.report.charts.drawing import Chart
 from gate.report.charts.trend import trend_charts
 from gate.report.report import Report
+from gate.story.costs import COST_HEADINGS
 from gate.story.wording import number, printable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def page(report: Report) -> str:
             checks=rows.checks(story, decision),
             layers=rows.layers(report.explanation.localisation),
             samples=rows.worst_samples(evidence, report.pictures),
+            cost_headings=COST_HEADINGS,
             facts=facts.of(evidence, decision),
             reproduce=facts.commands(evidence),
             style=_source("style.css"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.report.table import add_row, table
+from gate.story.costs import COST_HEADINGS
 from gate.story.story import Finding, RuntimeProof, Story, Word
 from gate.story.wording import cells, number, printable
 from gate.story.words import measure
@@ -51,6 +52,7 @@ def print_story(story: Story, console: Console, *, verbose: bool = False) -> Non
     lines = [verdict, *_lines(story, width=console.width, verbose=verbose)]
     _print(console, lines)
     if verbose:
+        _print_costs(story, console)
         _print_checks(story, console)
     _print_steps(story, console)
     long = console.is_terminal and len(lines) + len(story.steps) > console.height - 2
@@ -133,6 +135,8 @@ def _champion(story: Story) -> Iterator[_Line]:
     listed = "; ".join(moved[:_CHANGES]) or change.unmoved
     gap = ", " if change.absent else ": "
     yield _Line("before", f"champion is version {change.version}{gap}{listed}")
+    if change.machines:
+        yield _Line("", change.machines)
 
 
 def _print(console: Console, lines: list[_Line]) -> None:
@@ -157,6 +161,12 @@ def _print_steps(story: Story, console: Console) -> None:
         console.print(
             Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True
         )
+
+
+def _print_costs(story: Story, console: Console) -> None:
+    if story.costs:
+        rows = [row.cells() for row in story.costs]
+        console.print(table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
 
 
 def _print_checks(story: Story, console: Console) -> None:

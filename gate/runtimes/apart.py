@@ -89,9 +89,9 @@ class Apart(Runtime):
             "conditions": conditions.to_plain(),
         }
         process = self._started()
-        process.ask(header, example, limit_s=limit)
+        value, _ = process.ask(header, example, limit_s=limit)
         self._process = None  # the session's from here on
-        return _ApartSession(process, limit_s=limit)
+        return _ApartSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -116,9 +116,10 @@ class Apart(Runtime):
 class _ApartSession(Session):
     """A file that is open in the other process."""
 
-    def __init__(self, process: _Process, *, limit_s: float) -> None:
+    def __init__(self, process: _Process, *, limit_s: float, open_seconds: float) -> None:
         self._process = process
         self._limit_s = limit_s
+        self.open_seconds = open_seconds
 
     def run(self, batch: Batch) -> list[Array]:
         value, arrays = self._process.ask({"verb": "run"}, batch, limit_s=self._limit_s)

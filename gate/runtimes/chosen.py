@@ -142,7 +142,9 @@ def with_runtime(policy: Policy, name: RuntimeName) -> Policy:
         fitting = exact_bounds(chosen.promises.bounds, classes=policy.task != "tensors")
     finally:
         chosen.close()
-    bounds = fitting if wanted.bounds.empty else wanted.bounds
+    bounds = wanted.bounds
+    if bounds.empty:
+        bounds = fitting.model_copy(update=bounds.costs)
     plain = policy.to_plain()
     plain["runtimes"][name] = {**wanted.to_plain(), "bounds": bounds.to_plain()}
     plain["runtimes"][name]["required"] = "always"

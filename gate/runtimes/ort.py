@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,7 +102,9 @@ class OrtSession(Session):
 
     def _create(self, options: Any) -> Any:
         """A session of the file that was described, with the provider that was asked for."""
-        session = open_session(self._file.candidate.loadable(), options, self._setup)
+        loadable, start = self._file.candidate.loadable(), time.perf_counter()
+        session = open_session(loadable, options, self._setup)
+        self.open_seconds = time.perf_counter() - start
         self._check_names(session)
         return session
 

@@ -49,7 +49,10 @@ class Proof:
     """`float32`, where that is read back from what runs; a policy of precision `exact` asks for
     it."""
     memory_bytes: int | None = None
-    """None: whoever measures looks at its own process."""
+    """By how much what computes grew; None: whoever measures looks at its own process."""
+    peak_bytes: int | None = None
+    """Largest resident memory of the process that computes, where that is another than whoever
+    measures."""
 
 
 class Conditions(Record):
@@ -71,6 +74,8 @@ class Session(ABC):
 
     seconds: float | None = None
     """How long the last run took, where the session has a clock of its own."""
+    open_seconds: float | None = None
+    """How long opening the file took, likewise: without what only the gate asks for."""
     live: ClassVar[bool] = True
     """False: it gives back what was computed before, so that running it again says nothing new.
     Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from pydantic import BaseModel, ValidationError
 
 from gate.bounded.inside import die_with
@@ -23,6 +22,7 @@ from gate.errors import EvidenceError, OutputMismatch, PolicyError
 from gate.onnxfile.candidate import Candidate
 from gate.records.evidence import Subject
 from gate.runtimes import messages
+from gate.runtimes.footprint import Footprint
 from gate.runtimes.registry import runtime_at
 from gate.runtimes.runtime import Array, Conditions, Proof, RunnableFile, Runtime, Session
 
@@ -60,7 +60,7 @@ class _Worker:
         self._runtime: Runtime | None = None
         self._session: Session | None = None
         self._subject: Subject | None = None
-        self._before = self._most = 0
+        self._memory = Footprint()
 
     def answer(self, header: Header, arrays: dict[str, Array]) -> Answer:
         """Of one message, by its verb."""
@@ -96,23 +96,24 @@ class _Worker:
     def _open(self, header: Header, arrays: dict[str, Array]) -> Answer:
         runtime = self._loaded()
         self._subject = Subject.model_validate_json(json.dumps(header["subject"]))
-        self._before = self._most = _resident_bytes()
+        self._memory.begin()
+        start = time.perf_counter()
         self._session = runtime.open(
             RunnableFile(Candidate(Path(header["path"]), self._subject)),
             options=_options(runtime, header["options"]),
             conditions=Conditions.model_validate_json(json.dumps(header["conditions"])),
             example=arrays,
         )
+        seconds = time.perf_counter() - start
         _check_live(self._session)
-        self._most = _resident_bytes()
-        return {}, {}
+        own = self._session.open_seconds
+        return {"seconds": seconds if own is None else own}, {}
 
     def _run(self, _: Header, arrays: dict[str, Array]) -> Answer:
         session, subject = self._opened()
         start = time.perf_counter()
         outputs = session.run(arrays)
         seconds = time.perf_counter() - start
-        self._most = max(self._most, _resident_bytes())
         return {"seconds": session.seconds or seconds}, _numbers(outputs, subject)
 
     def _proof(self, _: Header, __: dict[str, Array]) -> Answer:
@@ -123,7 +124,8 @@ class _Worker:
         plain = asdict(proof)
         plain["versions"] = {**self._loaded().versions(), **proof.versions}
         if proof.memory_bytes is None:
-            plain["memory_bytes"] = max(0, self._most - self._before)
+            self._memory.end()
+            plain["memory_bytes"], plain["peak_bytes"] = self._memory.grown, self._memory.peak
         return plain, {}
 
     def _opened(self) -> tuple[Session, Subject]:
@@ -171,7 +173,3 @@ def _numbers(outputs: Sequence[Any], subject: Subject) -> dict[str, Array]:
             )
         found[str(place)] = array
     return found
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)

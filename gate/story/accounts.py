@@ -164,6 +164,15 @@ def _champion(scene: Scene) -> Account:
     return Account("the champion", clean(capital(text)), check.remedy)
 
 
+def _cost(scene: Scene) -> Account:
+    check = scene.shown
+    what = "is slower than the policy allows" if check.name == "latency_ratio" else (
+        "takes more memory than the policy allows"
+    )  # fmt: skip
+    text = f"{check.runtime} {what}: {check.name} {measure(check)}"
+    return Account(check.runtime, clean(text), check.remedy)
+
+
 def _waived(scene: Scene) -> Account:
     check = scene.shown
     why = check.explanation.rpartition("only when present: ")[2].partition(": ")[0]
@@ -215,6 +224,7 @@ _BY_CAUSE: dict[CauseKind, Callable[[Scene], Account]] = {
     "preprocessing": _preprocessing,
     "export": _export,
     "champion": _champion,
+    "cost": _cost,
     "model": _model,
     "samples": _samples,
     "numbers": _numbers,

@@ -28,6 +28,7 @@ TITLES: dict[CauseKind, str] = {
     "export": "The export itself warned",
     "preprocessing": "Other pixels than in training",
     "champion": "Against the champion",
+    "cost": "Slower or larger than the policy allows",
     "threshold": "Decisions at an operating point change",
     "labels": "Worse on the labels",
     "samples": "The samples prove nothing",
@@ -63,6 +64,8 @@ _BY_NAME: dict[str, CauseKind] = {
     "accuracy_drop": "labels",
     "threshold_crossing": "threshold",
     "incumbent": "champion",
+    "latency_ratio": "cost",
+    "memory_mb": "cost",
     "probes": "evidence",
     "graph": "evidence",
     "graph_training_mode": "training_mode",
@@ -77,7 +80,8 @@ _BY_NAME: dict[str, CauseKind] = {
     "preprocessing": "preprocessing",
 }
 """By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
-_BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence"}
+_BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence",
+                               "cost_unmeasured": "evidence"}  # fmt: skip
 _PROBES: dict[str, CauseKind] = {
     "batch": "batch",
     "size": "baked_in",

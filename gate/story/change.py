@@ -12,10 +12,11 @@ from typing import Literal
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision
-from gate.records.evidence import Evidence
+from gate.records.evidence import Environment, Evidence
 from gate.records.incumbent import Incumbent
 from gate.records.trend import TrendRow
 from gate.storage.digest import Digest
+from gate.story.machine import differences, fields_of, machines_sentence
 from gate.story.story import Change, ChangeRow
 from gate.story.wording import allowed, number, printable
 
@@ -62,6 +63,7 @@ def change_of(decision: Decision, evidence: Evidence, champion: Champion | None)
         version=champion.version,
         sha256=champion.sha256,
         rows=tuple(sorted(rows, key=lambda row: not row.changed)),
+        machines=machines_sentence(old.environment, evidence.environment, other="champion"),
         trend=trend,
     )
 
@@ -81,6 +83,7 @@ def change_between(
     return Change(
         sha256=old_decision.subject_sha256,
         rows=tuple(sorted(rows, key=lambda row: not row.changed)),
+        machines=machines_sentence(old.environment, evidence.environment, other="before"),
     )
 
 
@@ -159,10 +162,18 @@ def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
     )
     yield _texts("data", _short(old.dataset.sha256), _short(new.dataset.sha256))
     yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
-    versions = [each.environment.versions for each in (old, new)]
-    for library in dict.fromkeys((*versions[1], *versions[0])):
-        yield _texts(f"version of {library}", *(each.get(library) for each in versions))
-    yield _texts("processor", old.environment.cpu, new.environment.cpu)
+    yield from _machines(old.environment, new.environment)
+
+
+def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
+    """What differs of machines and libraries, and what both record alike."""
+    differing = {each.name: each for each in differences(old, new)}
+    before = fields_of(old)
+    for name, now in fields_of(new).items():
+        if name not in differing and None not in (now, before.get(name)):
+            yield _texts(name, now, now)
+    for each in differing.values():
+        yield _texts(each.name, each.before, each.now)
 
 
 def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:

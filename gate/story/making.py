@@ -9,6 +9,7 @@ from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.story.accounts import account_of, finding_of
 from gate.story.change import unasked
+from gate.story.costs import costs_of
 from gate.story.findings import groups_of
 from gate.story.proof import proof_of
 from gate.story.scene import Account
@@ -44,6 +45,7 @@ def story_of(
         subject=_subject(decision, evidence),
         findings=findings,
         proof=proof_of(decision, evidence),
+        costs=costs_of(evidence),
         change=change or unasked(),
         steps=steps_of(decision, evidence, headline.cause),
         warnings=tuple(_warnings(evidence, explanation)),

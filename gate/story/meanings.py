@@ -229,6 +229,18 @@ _ROWS: dict[str, Meaning] = {
         "The policy's incumbent.max_latency_ratio.",
     ),
     "incumbent": Meaning("Is there a champion to compare with?"),
+    "latency_ratio": Meaning(
+        "Is it slower than PyTorch on the CPU in the same run?",
+        "median(runtime) / median(PyTorch)",
+        "times",
+        "The policy's latency_ratio. Times are of one machine at one moment.",
+    ),
+    "memory_mb": Meaning(
+        "How much memory do opening and running the file take?",
+        "growth of the process at its peak",
+        "MB",
+        "The policy's memory_mb.",
+    ),
     "threshold_crossing_bound": Meaning(
         "How many decisions at this operating point may change, as far as so many samples prove?",
         "one-sided Clopper-Pearson bound",

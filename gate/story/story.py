@@ -12,7 +12,8 @@ from typing import Literal, Self
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.records.trend import TrendRow
-from gate.storage.record import Measured, Record, Sha256
+from gate.storage.record import Measured, Record, Sha256, later
+from gate.story.costs import CostRow
 
 CauseKind = Literal[
     "passed",
@@ -31,6 +32,7 @@ CauseKind = Literal[
     "export",
     "preprocessing",
     "champion",
+    "cost",
     "threshold",
     "labels",
     "samples",
@@ -125,6 +127,8 @@ class Change(Record):
     rows: tuple[ChangeRow, ...] = ()
     """What changed first."""
     absent: str | None = None
+    machines: str | None = later(None)
+    """Where the two were measured, by what of the machines differs; None: nothing does."""
     trend: tuple[TrendRow, ...] = ()
     """Of the versions before and this one, the oldest first."""
 
@@ -181,6 +185,7 @@ class Story(Record):
     findings: tuple[Finding, ...]
     """Those that decide first; what is waived last."""
     proof: tuple[RuntimeProof, ...]
+    costs: tuple[CostRow, ...] = ()
     change: Change
     steps: tuple[Step, ...]
     warnings: tuple[str, ...] = ()

@@ -6,8 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
+from gate.records.cost import Cost
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.output_parity import ClassParity, OutputParity
+from gate.story.costs import costs_of
 
 LARGEST, SMALLEST = "largest", "smallest"
 COMPARED = {
@@ -24,6 +26,7 @@ COMPARED = {
 """What becomes a metric of MLflow for each runtime, and which of several outputs' is the worst.
 `docs/metrics.md` says why these."""
 
+_MB = 1e6
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
 _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
@@ -51,6 +54,12 @@ def of_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
         if latency is not None:
             yield f"{name}/latency_median_ms", latency.median_ms
             yield f"{name}/latency_p95_ms", latency.p95_ms
+    costs = [("reference", evidence.reference_cost)]
+    costs += [(runtime.runtime, runtime.cost) for runtime in evidence.runtimes]
+    for name, cost in costs:
+        for number, value in _of_cost(cost):
+            yield f"{name}/{number}", value
+    yield from _by_costs(evidence)
 
 
 def compared(evidence: Evidence) -> dict[str, float]:
@@ -63,7 +72,7 @@ def compared(evidence: Evidence) -> dict[str, float]:
     for runtime in evidence.runtimes:
         for name, value in _compared_of(runtime):
             numbers[f"{runtime.runtime}/{name}"] = value
-    return numbers
+    return numbers | dict(_by_costs(evidence))
 
 
 def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
@@ -120,6 +129,30 @@ def _of_output(output: OutputParity) -> Iterator[tuple[str, float]]:
             yield name, getattr(output.stability, name)
     if output.classification is not None:
         yield from _of_classes(output.classification)
+
+
+def _of_cost(cost: Cost | None) -> Iterator[tuple[str, float]]:
+    """Milliseconds and megabytes."""
+    if cost is None:
+        return
+    for name, time in (("open_ms", cost.open_ms), ("first_ms", cost.first_ms)):
+        if time is not None:
+            yield name, time
+    if cost.single is not None:
+        yield "latency_single_median_ms", cost.single.median_ms
+        yield "latency_single_p95_ms", cost.single.p95_ms
+    for name, size in (("peak_mb", cost.peak_bytes), ("cuda_mb", cost.cuda_bytes)):
+        if size is not None:
+            yield name, size / _MB
+
+
+def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """What of the costs somebody compares between runs: the time beside PyTorch's, the memory."""
+    for row in costs_of(evidence):
+        if row.latency_ratio is not None:
+            yield f"{row.runtime}/latency_ratio", row.latency_ratio
+        if row.memory_bytes is not None:
+            yield f"{row.runtime}/memory_mb", row.memory_bytes / _MB
 
 
 def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:

@@ -44,6 +44,7 @@ _FILES = (
     MARKDOWN, PAGE, SAMPLES,
 )  # fmt: skip
 _FOLDERS = (PLOTS, PICTURES)
+_HARDWARE = ("cpu", "cores", "os", "kernel", "cuda", "cudnn", "gpu", "driver")
 _LONG = 5000
 """Characters of a tag or param: databases other than SQLite refuse more."""
 DECIDED_TAG = "gate.decision_sha256"
@@ -120,9 +121,8 @@ def write_evidence(
     """The numbers of the evidence, the switches, the machine, and the data set."""
     page.params(switches(policy))
     environment = evidence.environment
-    hardware = {
-        name: getattr(environment, name) for name in ("cpu", "cuda", "cudnn", "gpu", "driver")
-    }
+    hardware = {name: getattr(environment, name) for name in _HARDWARE}
+    hardware["cpu_flags"] = " ".join(environment.cpu_flags or ()) or None
     page.tags({f"environment.{name}": value for name, value in environment.versions.items()})
     page.tags({f"environment.{name}": value for name, value in hardware.items()})
     page.tags(

@@ -10,6 +10,7 @@ from gate.attestation.measurement import CodeVersion, MeasurementPredicate
 from gate.attestation.statements import verify_measurement
 from gate.errors import Untrusted
 from gate.records.evidence import Evidence
+from gate.records.runtime import RuntimeIdentity
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing
@@ -65,3 +66,25 @@ def test_the_files_are_its_subjects() -> None:
     files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
     statement = MeasurementPredicate.of(EVIDENCE, code=signing.CODE).about(files)
     assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
+
+
+def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
+    identity = RuntimeIdentity(
+        kind="openvino", options={"precision_hint": "f32"}, provider="OpenVINO CPU",
+        versions={"openvino": "2026.4.1"}, device="AMD EPYC", precision="float32",
+    )  # fmt: skip
+    own = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
+    measured = edited(runtimes=(own, *EVIDENCE.runtimes[1:]))
+    predicate = MeasurementPredicate.of(measured, code=signing.CODE)
+    assert predicate.runtimes[0].identity == identity.to_plain()
+    assert predicate.to_plain()["runtimes"][0]["identity"]["precision"] == "float32"
+    assert "identity" not in predicate.to_plain()["runtimes"][1]
+    signed = signing.statements(measured, DECISION).evidence
+    assert verify_measurement(signed, measured, trust=signing.trust(), now=signing.NOW)
+
+
+def test_it_has_the_machine_of_the_evidence() -> None:
+    machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
+    own = edited(environment=EVIDENCE.environment.model_copy(update=machine))
+    environment = MeasurementPredicate.of(own, code=signing.CODE).environment
+    assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

@@ -13,6 +13,10 @@ from tests.policy.test_runtimes import policy
 
 ANOTHER = {
     "another bound": ({"bounds": Bounds(max_abs_diff=0.5)}, False),
+    "bounds on its cost": (
+        {"bounds": Bounds(max_abs_diff=0.1, latency_ratio=1.5, memory_mb=100.0)},
+        False,
+    ),
     "another demand": ({"required": "when_present"}, False),
     "never": ({"required": "never"}, True),
     "another option": ({"options": {"providers": [CPU_PROVIDER], "threads": 2}}, True),

@@ -12,7 +12,8 @@ from PIL import Image
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision, decide
-from gate.records.evidence import Evidence, Latency
+from gate.records.cost import Cost, Latency
+from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, LayerRow, Localisation
 from gate.records.output_parity import Confidence, ConfidenceOfClass
 from gate.records.preprocessing import (
@@ -413,11 +414,20 @@ def _evidence(*, wrong: bool) -> Evidence:
                 probes=probes,
                 latency=Latency(batch_size=32, batches=13, median_ms=20.0 - 4 * place, p95_ms=25.0 - 3 * place),
                 memory_bytes=90_000_000 - 9_000_000 * place,
+                cost=Cost(
+                    open_ms=40.0 + 30 * place, first_ms=9.0, first_batch_size=1,
+                    single=Latency(batch_size=1, batches=19, median_ms=1.2 - 0.4 * place, p95_ms=1.5),
+                    peak_bytes=812_000_000,
+                ),
             )
             for place, name in enumerate(CPU)
         )
         + tuple(absent(name) for name in ("torch-cuda", "ort-cuda", "ort-cuda-optimized")),
         reference_latency=Latency(batch_size=32, batches=13, median_ms=31.0, p95_ms=36.0),
+        reference_cost=Cost(
+            first_ms=21.0, first_batch_size=1,
+            single=Latency(batch_size=1, batches=19, median_ms=3.1, p95_ms=3.6),
+        ),
         preprocessing=_preprocessing(),
     )  # fmt: skip
 

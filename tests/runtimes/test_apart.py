@@ -52,7 +52,10 @@ def test_one_that_is_right_passes_and_says_what_it_is(judged):
     assert theirs.identity.options == {"fast": True}
     assert theirs.identity.precision == "float32"
     assert theirs.providers_active == ("ACME",)
-    assert theirs.memory_bytes > 0
+    assert 0 < theirs.memory_bytes < theirs.cost.peak_bytes
+    assert theirs.cost.peak_bytes < ours.cost.peak_bytes
+    assert theirs.cost.open_ms > 0
+    assert theirs.cost.single.batch_size == 1
     assert theirs.latency.median_ms > 0
     assert theirs.outputs[0].samples == ours.outputs[0].samples == 20
     assert theirs.outputs[0].stability is not None

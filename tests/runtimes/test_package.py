@@ -14,7 +14,7 @@ import pytest
 
 from gate import cli
 from gate.errors import PolicyError
-from gate.policy.policy import Policy
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
 from gate.runtimes.chosen import with_runtime
 from tests import small_project
 
@@ -89,6 +89,11 @@ def test_it_is_added_by_name_within_the_bounds_that_it_promises_to_fit():
     added = with_runtime(Policy.default(), "acme").runtimes["acme"]
     assert added.required == "always"
     assert added.bounds == Policy.default().runtimes["ort-cpu"].bounds
+    waiting = RuntimePolicy(required="never", bounds=Bounds(memory_mb=100.0))
+    asked = Policy.default()
+    asked = asked.model_copy(update={"runtimes": {**asked.runtimes, "acme": waiting}})
+    merged = with_runtime(asked, "acme").runtimes["acme"].bounds
+    assert merged == added.bounds.model_copy(update={"memory_mb": 100.0})
     with pytest.raises(PolicyError, match="no runtime named 'acmee'.*Did you mean 'acme'"):
         with_runtime(Policy.default(), "acmee")
     assert cli.main([*arguments("good.onnx"), "--runtime", "acmee"]) == 2

@@ -100,7 +100,7 @@ def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
     assert decision.verdict is Verdict.PASS, [c.explanation for c in decision.problems]
     assert set(decision.runtimes) == {"ort-cpu", "phone"}
     assert not decision.waived
-    assert (phone.latency, phone.memory_bytes, phone.unprobed) == (None, None, ())
+    assert (phone.latency, phone.memory_bytes, phone.cost, phone.unprobed) == (None, None, None, ())
     assert all(output.stability is None for output in phone.outputs)
     assert phone.identity.device == "Jetson Orin Nano"
     assert phone.identity.versions == {"TensorRT": "10.3"}
@@ -108,7 +108,7 @@ def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
     assert checks["noise_ratio"].verdict is Verdict.PASS
     said = checks["recording"].explanation
     assert "by TensorRT 10.3 on Jetson Orin Nano" in said
-    assert "repeatability, batch invariance and latency are unmeasured" in said
+    assert "batch invariance, latency and memory are unmeasured" in said
 
 
 def test_a_zip_is_as_good_as_a_folder(judged, made, tmp_path):

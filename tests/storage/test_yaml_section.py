@@ -78,6 +78,20 @@ def test_every_bad_field_gets_its_own_line(tmp_path):
         ("gate: {runtimes: {}}", "runtimes"),
         ("gate: {min_samples: 5}", "runtimes: Field required"),
         ("gate: {runtimes: {ort-cpu: {required: always}}}", "no bound is set"),
+        # Fast and small is not right.
+        (
+            "gate: {runtimes: {ort-cpu: {required: always, bounds: {latency_ratio: 2.0}}}}",
+            "no bound is set",
+        ),
+        (
+            "gate: {runtimes: {ort-cpu: {required: always, bounds: {memory_mb: 0}}}}",
+            "greater than 0",
+        ),
+        (
+            "gate: {runtimes: {ort-cpu: {required: always, bounds: {latency_ratio: .nan}}}}",
+            "finite",
+        ),
+        ("gate: {runtimes: {ort-cpu: {required: always, bounds: {memory_mb: .inf}}}}", "finite"),
         ("gate: 3", "gate"),
         ("gate: *nowhere", "not valid YAML"),
         (b"\xff\xfe", "not UTF-8"),

@@ -194,3 +194,24 @@ def test_another_file_with_the_same_numbers_is_not_called_unchanged() -> None:
     print_story(story, Console(file=stream, width=200))
     assert f"champion is version 3: {expected}" in stream.getvalue()
     assert f"- {expected}" in describe(story, {})
+
+
+def test_where_the_two_were_measured_is_said_if_the_machines_differ() -> None:
+    new = builders.evidence()
+    other = new.environment.model_copy(update={"cpu": "Intel Xeon", "cpu_flags": ("avx512f",)})
+    new = new.model_copy(
+        update={"environment": new.environment.model_copy(update={"cpu_flags": ()})}
+    )
+    made = change(champion(old_evidence(environment=other)), new)
+    assert made.machines == "measured on: test, no avx512f | champion: Intel Xeon, avx512f"
+    assert row(made, "processor").changed
+    assert not row(made, "threads").changed
+    story = story_of(of(builders.policy(), new), new, change=made)
+    stream = io.StringIO()
+    print_story(story, Console(file=stream, width=120))
+    assert made.machines in stream.getvalue()
+    assert "champion: Intel Xeon, avx512f" in describe(story, {})
+
+
+def test_of_one_machine_nothing_is_said() -> None:
+    assert change(champion()).machines is None

@@ -10,6 +10,7 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision, decide
+from gate.records.cost import Cost, Latency
 from gate.records.evidence import Evidence
 from gate.records.samples import Crossing
 from gate.registry.release import Promotion
@@ -164,6 +165,29 @@ def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
     spoilt = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
     nothing = numbers.compared(evidence(runtimes=(runtime_evidence(outputs=spoilt),)))
     assert str(nothing["ort-cpu/max_abs_diff"]) == "nan"
+
+
+def test_the_costs_are_logged_in_milliseconds_and_megabytes() -> None:
+    batch = Latency(batch_size=32, batches=9, median_ms=20.0, p95_ms=25.0)
+    single = Latency(batch_size=1, batches=9, median_ms=1.0, p95_ms=2.0)
+    cost = Cost(open_ms=40.0, first_ms=5.0, single=single, peak_bytes=800_000_000)
+    reference = cost.model_copy(update={"single": single.model_copy(update={"median_ms": 4.0})})
+    measured = evidence(
+        runtimes=(runtime_evidence(latency=batch, cost=cost, memory_bytes=30_000_000),),
+        reference_latency=batch,
+        reference_cost=reference,
+    )
+    found = numbers.compared(measured)
+    assert (found["ort-cpu/latency_ratio"], found["ort-cpu/memory_mb"]) == (1.0, 30.0)
+    everything = dict(numbers.of_evidence(measured))
+    assert {name: everything[f"ort-cpu/{name}"] for name in (
+        "open_ms", "first_ms", "latency_single_median_ms", "latency_single_p95_ms", "peak_mb",
+        "latency_ratio", "memory_mb",
+    )} == {
+        "open_ms": 40.0, "first_ms": 5.0, "latency_single_median_ms": 1.0,
+        "latency_single_p95_ms": 2.0, "peak_mb": 800.0, "latency_ratio": 1.0, "memory_mb": 30.0,
+    }  # fmt: skip
+    assert everything["reference/latency_single_median_ms"] == 4.0
 
 
 def test_every_metric_that_is_compared_has_its_line_in_the_docs() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.rules import (
     comparisons,
+    costs,
     devices,
     export,
     incumbent,
@@ -89,3 +90,4 @@ def _of_runtime(
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
     yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)
+    yield from costs.costs(runtime_policy.bounds, evidence, runtime)

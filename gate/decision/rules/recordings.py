@@ -19,7 +19,7 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     options = runtime.session_options
     lacking = [key for key in ("recording", "runtime", "recorded_at") if not options.get(key)]
     problems = [f"it does not say its {', '.join(lacking)}"] if lacking else []
-    if any(output.stability is not None for output in runtime.outputs) or runtime.latency:
+    if any(output.stability is not None for output in runtime.outputs) or _has_cost(runtime):
         problems.append("it has numbers of a run, and a recording does not run")
     device = runtime.identity.device if runtime.identity else None
     yield statement(
@@ -28,6 +28,10 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
         place=(runtime.runtime, None),
         fine=f"Computed elsewhere: by {options.get('runtime')} on {device or 'an unnamed device'}, "
         f"recorded {options.get('recorded_at')}, by the word of whoever packed it "
-        f"({options.get('recording')}). It was not run here: repeatability, batch invariance and "
-        "latency are unmeasured, and the policy asks for none of them.",
+        f"({options.get('recording')}). It was not run here: repeatability, batch invariance, "
+        "latency and memory are unmeasured.",
     )
+
+
+def _has_cost(runtime: RuntimeEvidence) -> bool:
+    return bool(runtime.latency or runtime.cost or runtime.memory_bytes is not None)

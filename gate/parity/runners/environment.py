@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from importlib import metadata
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from gate.parity.runners.processor import describe_processor
 from gate.records.evidence import Determinism, Environment
 
 _DISTRIBUTIONS = {
@@ -23,11 +25,16 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 def describe_environment(determinism: Determinism) -> Environment:
     """Versions and hardware, with the switches that were in force."""
+    cpu, flags = describe_processor()
     device = torch.cuda.device_count() > 0
     cudnn = torch.backends.cudnn.version() if device else None  # type: ignore[no-untyped-call]
     return Environment(
         versions=_versions(),
-        cpu=_cpu(),
+        cpu=cpu,
+        cpu_flags=flags,
+        cores=_cores(),
+        os=_os(),
+        kernel=f"{platform.system()} {platform.release()} {platform.machine()}".strip() or None,
         cuda=torch.version.cuda if device else None,
         cudnn=None if cudnn is None else str(cudnn),
         gpu=torch.cuda.get_device_name(0) if device else None,
@@ -49,13 +56,21 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _cpu() -> str:
+def _cores() -> int | None:
+    """Those that the process may use, else all."""
+    import psutil
+
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+        return len(psutil.Process().cpu_affinity())
+    except (AttributeError, psutil.Error):  # macOS has no affinity
+        return os.cpu_count()
+
+
+def _os() -> str | None:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform(terse=True) or None
 
 
 def _driver_version() -> str | None:

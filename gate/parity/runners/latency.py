@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from gate.records.evidence import Latency
+from gate.records.cost import Latency
 
 KEPT = 4096
 """Batches whose times are kept: the latest, so that memory does not grow with the samples."""
@@ -21,6 +21,11 @@ class Stopwatch:
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
         self._rest: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a batch was timed."""
+        return self._first is not None
 
     def add(self, seconds: float, *, batch_size: int) -> None:
         """Add one batch."""
@@ -40,4 +45,5 @@ class Stopwatch:
             batches=len(milliseconds),
             median_ms=float(np.median(milliseconds)),
             p95_ms=float(np.percentile(milliseconds, 95)),
+            cold=not self._rest,
         )

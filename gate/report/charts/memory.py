@@ -16,7 +16,7 @@ _MB = 1e6
 
 
 def memory(evidence: Evidence) -> Chart | None:
-    """By how much the process grew for each runtime; None: not measured."""
+    """By how much the process grew at its peak for each runtime; None: not measured."""
     measured = [(one.runtime, one.memory_bytes) for one in evidence.runtimes]
     grown = [(str(name), size / _MB) for name, size in measured if size is not None]
     if not grown:
@@ -33,7 +33,7 @@ def memory(evidence: Evidence) -> Chart | None:
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.set_yticks([])
         axes.grid(visible=True, axis="x")
-        axes.set_xlabel("megabytes that the process grew by; roughly")
+        axes.set_xlabel("megabytes that the process grew by at its peak; roughly")
 
     return chart(
         "memory",

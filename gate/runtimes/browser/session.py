@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,9 @@ class BrowserSession(Session):
             )
             self._adapter = self._page.call("adapter") if engine.gpu else None
             self._before = _chromium_bytes()
+            start = time.perf_counter()
             self._opened: Mapping[str, Any] = self._page.call("open", question)
+            self.open_seconds = time.perf_counter() - start
             for _, place in question["files"]:
                 self._server.remove(place)
             self._check()

@@ -7,7 +7,8 @@ import pytest
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, Latency
+from gate.records.cost import Cost, Latency
+from gate.records.evidence import Evidence
 from gate.records.runtime import RuntimeIdentity
 from tests import builders
 from tests.policy.test_recorded import policy
@@ -61,7 +62,8 @@ def test_one_that_does_not_say_it_fails(key):
 def test_numbers_of_a_run_are_not_those_of_a_recording():
     latency = Latency(batch_size=1, batches=1, median_ms=1.0, p95_ms=1.0)
     outputs = builders.evidence().runtime("ort-cpu").outputs
-    for fields in ({"latency": latency}, {"outputs": outputs}):
+    costs = ({"latency": latency}, {"cost": Cost(single=latency)}, {"memory_bytes": 1})
+    for fields in (*costs, {"outputs": outputs}):
         _, checks = judged(REQUIRED, **fields)
         assert checks["recording"].verdict is Verdict.FAIL
 
@@ -91,3 +93,14 @@ def test_a_runtime_that_computes_can_lack_no_probe():
     made = good.model_copy(update={"runtimes": (ours, *others)})
     decision = decide(builders.policy(), made, decided_at="now")
     assert decision.verdict is Verdict.ERROR
+
+
+def test_bounds_on_cost_are_an_error_that_says_what_a_recording_lacks():
+    bounds = REQUIRED.runtimes["phone"].bounds
+    bounded = bounds.model_copy(update={"latency_ratio": 2.0, "memory_mb": 100.0})
+    phone = REQUIRED.runtimes["phone"].model_copy(update={"bounds": bounded})
+    asked = REQUIRED.model_copy(update={"runtimes": {**REQUIRED.runtimes, "phone": phone}})
+    decision, checks = judged(asked)
+    assert decision.verdict is Verdict.ERROR
+    assert checks["latency_ratio"].verdict is checks["memory_mb"].verdict is Verdict.ERROR
+    assert "a recording has no times" in checks["latency_ratio"].explanation

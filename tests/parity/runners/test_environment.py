@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import platform
+
+import psutil
 import torch
 
 from gate.parity.runners import environment
@@ -35,3 +38,27 @@ def test_the_driver_version_is_read(monkeypatch, tmp_path):
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
     )
     assert environment.describe_environment(SWITCHES).driver == "580.65.06"
+
+
+def test_the_machine_is_told_apart_from_others():
+    found = environment.describe_environment(SWITCHES)
+    assert found.cores is not None
+    assert found.cores >= 1
+    assert found.os
+    assert found.kernel
+    assert platform.release() in found.kernel
+    assert platform.machine() in found.kernel
+
+
+def test_a_system_without_affinity_or_a_name_is_no_error(monkeypatch):
+    def missing(*_: object) -> None:
+        raise OSError
+
+    def unsupported(_: object) -> None:
+        raise AttributeError
+
+    monkeypatch.setattr(platform, "freedesktop_os_release", missing)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", unsupported)
+    found = environment.describe_environment(SWITCHES)
+    assert found.os
+    assert found.cores

@@ -1,0 +1,123 @@
+"""Checks of time and memory, where the policy bounds them. What was not measured is an ERROR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.remedies import REMEDIES
+from gate.decision.rules.comparisons import BoundedMetric
+from gate.policy.policy import Bounds
+from gate.records.cost import Latency
+from gate.records.evidence import Evidence, RuntimeEvidence
+
+_MB = 1e6
+
+
+def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """One check for each bound: the time beside PyTorch's, and the memory."""
+    if bounds.latency_ratio is not None:
+        yield _latency(bounds.latency_ratio, evidence, runtime)
+    if bounds.memory_mb is not None:
+        yield _memory(bounds.memory_mb, runtime)
+
+
+def latency_ratios(
+    evidence: Evidence, runtime: RuntimeEvidence
+) -> tuple[dict[int, float], str | None]:
+    """Median time of a batch, the runtime's by PyTorch's, by batch size: NaN for what is no time.
+    And why that is not all that can be measured; None: it is.
+
+    Both sides took turns under the same threads, or the runtime's own. A batch that was the first
+    and the only one is left out.
+    """
+    one, other = runtime.cost, evidence.reference_cost
+    if one is None or other is None:
+        return {}, (
+            "nobody timed it beside PyTorch: a recording has no times, nor has evidence of before"
+        )
+    pairs = [(runtime.latency, evidence.reference_latency)]
+    if one.single is not None or not _has_fixed_batch(evidence):
+        pairs.append((one.single, other.single))
+    found: dict[int, float] = {}
+    for latency, reference in pairs:
+        if latency is None or reference is None:
+            return found, "its batches, and those of one sample, were not timed on both sides"
+        if latency.batch_size != reference.batch_size:
+            return found, (
+                f"batches of {latency.batch_size} were timed beside batches of "
+                f"{reference.batch_size} in PyTorch"
+            )
+        if not (latency.cold or reference.cold):
+            found[latency.batch_size] = _ratio(latency, reference)
+    return found, None if found else "only one batch was timed, the first, which warms up"
+
+
+def _has_fixed_batch(evidence: Evidence) -> bool:
+    """Then it can't take one sample; by the file, not by the word of who measured."""
+    sizes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
+    return any(isinstance(size, int) for size in sizes)
+
+
+def _ratio(latency: Latency, reference: Latency) -> float:
+    new, old = latency.median_ms, reference.median_ms
+    timed = latency.batches > 0 and reference.batches > 0
+    return new / old if timed and new > 0.0 and 0.0 < old < math.inf else math.nan
+
+
+def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+    ratios, problem = latency_ratios(evidence, runtime)
+    if problem is not None:
+        return _check(_metric("latency_ratio", None, bound), runtime, problem)
+    worst = max(ratios.values(), key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+    listed = ", ".join(f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items())
+    reason = runtime.cost.single_unmeasured if runtime.cost and not runtime.cost.single else None
+    text = f"Of PyTorch's time on the CPU, by batch: {listed}{_threads(evidence, runtime)}"
+    if reason:
+        text += f"; not of one sample: {reason}"
+    return _check(_metric("latency_ratio", worst, bound), runtime, text)
+
+
+def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
+    grown = runtime.memory_bytes
+    if grown is None:
+        return _check(_metric("memory_mb", None, bound), runtime, "nobody measured its memory")
+    text = "By so much the process grew at its peak, while it opened the file and ran it"
+    return _check(_metric("memory_mb", grown / _MB, bound), runtime, text)
+
+
+def _metric(name: str, observed: float | None, bound: float) -> BoundedMetric:
+    return BoundedMetric(name, observed, "<=", bound)
+
+
+def _check(metric: BoundedMetric, runtime: RuntimeEvidence, text: str) -> CheckResult:
+    name, observed, relation, bound, _ = metric
+    if observed is None:
+        verdict, explanation = Verdict.ERROR, f"{name} was not measured: {text}."
+    else:
+        verdict = Verdict.PASS if metric.holds() else Verdict.FAIL
+        explanation = f"{name} is {observed:.6g}, allowed {relation} {bound:.6g}. {text}."
+    return CheckResult(
+        name=name,
+        runtime=runtime.runtime,
+        observed=observed,
+        bound=bound,
+        relation=relation,
+        verdict=verdict,
+        explanation=explanation,
+        remedy=REMEDIES["cost_unmeasured" if observed is None else name],
+    )
+
+
+def _samples(size: int) -> str:
+    return "one sample" if size == 1 else f"{size} samples"
+
+
+def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> str:
+    """Where the runtime was given another number of threads than PyTorch has."""
+    own = runtime.session_options.get("intra_op_num_threads")
+    threads = evidence.environment.determinism.threads
+    if own in (None, str(threads)):
+        return ""
+    return f" (with {own} threads beside {threads} of PyTorch)"

@@ -1,0 +1,99 @@
+"""What it takes to open one runtime and to run it, collected while it is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gate.parity.runners.device_memory import DeviceMemory
+from gate.parity.runners.latency import Stopwatch
+from gate.records.cost import Cost, Latency
+from gate.runtimes.footprint import Footprint
+from gate.runtimes.runtime import Proof, Session
+
+
+class _Run(NamedTuple):
+    seconds: float
+    batch_size: int
+
+
+class Meter:
+    """All times are given in seconds, by the clock of whoever ran. The reference has a meter, too,
+    of times alone."""
+
+    def __init__(self) -> None:
+        self.single_unmeasured: str | None = None
+        """Why no batches of one sample are timed."""
+        self._memory = Footprint()
+        self._device: DeviceMemory | None = None
+        self._open_seconds: float | None = None
+        self._first: _Run | None = None
+        self._batches, self._singles = Stopwatch(), Stopwatch()
+
+    def open(self, opened: Callable[[], Session], *, cuda: bool) -> Session:
+        """The session that `opened` gives, which may raise anything. `cuda`: it takes memory of
+        such a device."""
+        if cuda:
+            self._device = DeviceMemory()
+        start = time.perf_counter()
+        with self.watched():
+            session = opened()
+        own = session.open_seconds
+        self._open_seconds = time.perf_counter() - start if own is None else own
+        return session
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count memory, up to the end of the first batch of the samples; later ones take what it
+        left. What fails is not counted."""
+        if self._batches.is_running:
+            yield
+            return
+        self._memory.begin()
+        yield
+        self._memory.end()
+        if self._device is not None:
+            self._device.look()
+
+    def first(self, seconds: float, *, batch_size: int) -> None:
+        """The first run of all."""
+        self._first = _Run(seconds, batch_size)
+
+    def batch(self, seconds: float, *, batch_size: int) -> None:
+        """A batch of the samples."""
+        self._batches.add(seconds, batch_size=batch_size)
+
+    def single(self, seconds: float) -> None:
+        """A batch of one sample, beside the others."""
+        self._singles.add(seconds, batch_size=1)
+
+    def latency(self) -> Latency | None:
+        """Of the batches of the samples; None: there was none."""
+        return self._batches.result()
+
+    def memory_bytes(self, proof: Proof) -> int | None:
+        """By how much it grew: by the runtime's own word where it has a process of its own."""
+        return self._memory.grown if proof.memory_bytes is None else proof.memory_bytes
+
+    def cost(self, proof: Proof | None = None) -> Cost:
+        """All else. `proof`: of a runtime, the reference has none."""
+        single = self._singles.result()
+        batches = self._batches.result()
+        if batches is not None and batches.batch_size == 1:
+            single = batches
+        apart = proof is not None and proof.memory_bytes is not None
+        return Cost(
+            open_ms=_milliseconds(self._open_seconds),
+            first_ms=_milliseconds(self._first and self._first.seconds),
+            first_batch_size=self._first and self._first.batch_size,
+            single=single,
+            single_unmeasured=self.single_unmeasured,
+            peak_bytes=proof.peak_bytes if proof and apart else self._memory.peak,
+            cuda_bytes=None if self._device is None else self._device.grown,
+        )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000.0 * seconds

@@ -1,0 +1,41 @@
+"""The time of one sample: the reference and all runtimes compute the first one in turns, so that
+what slows the machine down slows down all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gate.parity.stand import Stand
+from gate.parity.track import Track
+
+_LEAST, _MOST = 3, 20
+"""Turns; the first one warms up."""
+_SHARE = 0.02
+"""Of the time that the samples took: so much more may the turns take beyond the least."""
+_FREE_S = 0.05
+"""So much they may take in any case."""
+
+
+def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None:
+    """Time batches of one sample. `seconds`: how long all samples took.
+
+    A file with a fixed batch can't take one, which is noted. A runtime that breaks has failed.
+    Raises EvidenceError where the reference breaks.
+    """
+    size = stand.binding.batch_size
+    if size == 1:  # its batches are of one sample
+        return
+    if stand.binding.fixed:
+        reason = f"the file has a fixed batch axis of {size}"
+        for meter in (stand.reference.meter, *(track.meter for track in tracks)):
+            meter.single_unmeasured = reason
+        return
+    sample = next(stand.samples.batches(1))
+    allowed, start = max(_SHARE * seconds, _FREE_S), time.perf_counter()
+    for turn in range(_MOST):
+        if turn >= _LEAST and time.perf_counter() - start > allowed:
+            return
+        expected = stand.reference.single_run(sample)
+        for track in tracks:
+            track.single_step(sample, expected)

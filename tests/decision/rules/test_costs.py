@@ -1,0 +1,180 @@
+"""Bounds on time and memory: what is slower or larger fails, what nobody measured is an ERROR."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import decide
+from gate.decision.rules.costs import costs, latency_ratios
+from gate.policy.policy import Bounds, RuntimePolicy
+from gate.records.cost import Cost, Latency
+from gate.records.evidence import Evidence, RuntimeEvidence
+from tests.builders import absent, evidence, policy, runtime_evidence
+
+
+def latency(median_ms: float, **overrides: Any) -> Latency:
+    fields = {"batch_size": 32, "batches": 9, "median_ms": median_ms, "p95_ms": median_ms}
+    return Latency(**fields | overrides)
+
+
+def single(median_ms: float, **overrides: Any) -> Latency:
+    return latency(median_ms, batch_size=1, **overrides)
+
+
+def timed(**overrides: Any) -> RuntimeEvidence:
+    """Half of PyTorch's time for a batch, as much for one sample."""
+    fields: dict[str, Any] = {
+        "latency": latency(10.0),
+        "cost": Cost(single=single(2.0)),
+        "memory_bytes": 50_000_000,
+    }
+    return runtime_evidence("ort-cpu", **fields | overrides)
+
+
+def measured(runtime: RuntimeEvidence, **overrides: Any) -> Evidence:
+    fields: dict[str, Any] = {
+        "runtimes": (runtime,),
+        "reference_latency": latency(20.0),
+        "reference_cost": Cost(single=single(2.0)),
+    }
+    return evidence(**fields | overrides)
+
+
+def judged(
+    runtime: RuntimeEvidence, bounds: Bounds | None = None, **overrides: Any
+) -> dict[str, CheckResult]:
+    bounds = bounds or Bounds(latency_ratio=1.5, memory_mb=60.0)
+    return {check.name: check for check in costs(bounds, measured(runtime, **overrides), runtime)}
+
+
+def test_what_is_as_fast_and_small_as_allowed_passes() -> None:
+    checks = judged(timed())
+    assert {name: (check.observed, check.verdict) for name, check in checks.items()} == {
+        "latency_ratio": (1.0, Verdict.PASS),
+        "memory_mb": (50.0, Verdict.PASS),
+    }
+    assert "0.5 for 32 samples, 1 for one sample" in checks["latency_ratio"].explanation
+
+
+def test_nothing_is_asked_where_nothing_is_bounded() -> None:
+    assert judged(timed(), Bounds(noise_ratio=1.5)) == {}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "verdict"),
+    [
+        ({"latency": latency(31.0)}, Verdict.FAIL),
+        ({"cost": Cost(single=single(3.1))}, Verdict.FAIL),
+        ({"latency": latency(math.nan)}, Verdict.FAIL),
+        ({"latency": latency(math.inf)}, Verdict.FAIL),
+        ({"latency": latency(0.0)}, Verdict.FAIL),
+        ({"latency": latency(-1.0)}, Verdict.FAIL),
+        ({"latency": latency(10.0, batches=0)}, Verdict.FAIL),
+        ({"latency": None}, Verdict.ERROR),
+        ({"latency": latency(10.0, batch_size=8)}, Verdict.ERROR),
+        ({"cost": None}, Verdict.ERROR),
+        ({"cost": Cost()}, Verdict.ERROR),
+        # The file takes any batch, whoever says that it does not.
+        ({"cost": Cost(single_unmeasured="the file has a fixed batch axis of 32")}, Verdict.ERROR),
+        ({"latency": latency(1.0, cold=True), "cost": Cost(single=single(1.0, cold=True))}, Verdict.ERROR),
+    ],
+)  # fmt: skip
+def test_what_is_slower_or_no_time_or_was_not_timed_never_passes(
+    spoilt: dict[str, Any], verdict: Verdict
+) -> None:
+    check = judged(timed(**spoilt))["latency_ratio"]
+    assert check.verdict is verdict
+    assert check.remedy
+    assert (check.observed is None) == (verdict is Verdict.ERROR)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"reference_latency": None},
+        {"reference_cost": None},
+        {"reference_cost": Cost()},
+        {"reference_latency": latency(20.0, batch_size=8)},
+    ],
+)
+def test_without_pytorch_in_the_same_run_there_is_nothing_to_compare_with(spoilt: Any) -> None:
+    assert judged(timed(), **spoilt)["latency_ratio"].verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("median", [0.0, math.nan, math.inf, -3.0])
+def test_a_time_of_pytorch_that_is_none_is_no_pass(median: float) -> None:
+    check = judged(timed(), reference_latency=latency(median))["latency_ratio"]
+    assert check.verdict is Verdict.FAIL
+
+
+def test_a_first_batch_alone_does_not_count() -> None:
+    cold = latency(1000.0, batches=1, cold=True)
+    check = judged(timed(latency=cold), reference_latency=cold)["latency_ratio"]
+    assert (check.verdict, check.observed) == (Verdict.PASS, 1.0)
+
+
+def test_a_file_with_a_fixed_batch_is_judged_by_its_batch() -> None:
+    base = evidence().subject
+    fixed = base.inputs[0].model_copy(update={"shape": (32, 3, 64, 64)})
+    reason = "the file has a fixed batch axis of 32"
+    without = Cost(single_unmeasured=reason)
+    check = judged(
+        timed(cost=without),
+        subject=base.model_copy(update={"inputs": (fixed,)}),
+        reference_cost=without,
+    )["latency_ratio"]
+    assert (check.verdict, check.observed) == (Verdict.PASS, 0.5)
+    assert f"not of one sample: {reason}" in check.explanation
+
+
+def test_other_threads_than_pytorchs_are_said() -> None:
+    options = timed().session_options | {"intra_op_num_threads": "8"}
+    assert (
+        "8 threads beside 2" in judged(timed(session_options=options))["latency_ratio"].explanation
+    )
+    assert "threads" not in judged(timed())["latency_ratio"].explanation  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "verdict"),
+    [(60_000_000, Verdict.PASS), (60_000_001, Verdict.FAIL), (None, Verdict.ERROR)],
+)
+def test_memory_is_what_the_process_grew_by(size: int | None, verdict: Verdict) -> None:
+    assert judged(timed(memory_bytes=size))["memory_mb"].verdict is verdict
+
+
+@given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
+def test_slower_is_never_better(median: float, factor: float) -> None:
+    one, other = (
+        max(latency_ratios(measured(runtime), runtime)[0].values())
+        for runtime in (timed(latency=latency(ms)) for ms in (median, median * factor))
+    )
+    assert other >= one
+
+
+def test_who_does_not_run_here_is_not_blamed_and_who_is_slow_does_not_pass() -> None:
+    base = policy()
+    bounds = base.runtimes["ort-cpu"].bounds.model_copy(update={"latency_ratio": 0.75})
+    bounded = base.model_copy(
+        update={
+            "runtimes": {
+                name: RuntimePolicy(required=each.required, bounds=bounds)
+                for name, each in base.runtimes.items()
+                if name in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")
+            }
+        }
+    )
+    fast = runtime_evidence(
+        "ort-cpu-optimized", latency=latency(10.0), cost=Cost(single=single(1.0))
+    )
+    record = measured(timed(), runtimes=(timed(), fast, absent("ort-cuda")))  # fmt: skip
+    decision = decide(bounded, record, decided_at="now")
+    asked = {c.runtime: c.verdict for c in decision.checks if c.name == "latency_ratio"}
+    assert asked == {"ort-cpu": Verdict.FAIL, "ort-cpu-optimized": Verdict.PASS}
+    assert (decision.verdict, decision.runtimes) == (Verdict.FAIL, ("ort-cpu-optimized",))

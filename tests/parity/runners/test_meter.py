@@ -1,0 +1,90 @@
+"""Times and memory of one runtime, as they are collected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.parity.runners.meter import Meter
+from gate.runtimes.runtime import Proof, Session
+
+
+class Opened(Session):
+    def run(self, batch: Any) -> list[Any]:
+        return list(batch.values())
+
+    def proof(self) -> Proof:
+        return Proof()
+
+
+def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches() -> None:
+    meter = Meter()
+    meter.open(Opened, cuda=False)
+    meter.first(0.5, batch_size=2)
+    for seconds in (0.9, 0.2, 0.4):
+        meter.batch(seconds, batch_size=8)
+    for seconds in (0.9, 0.01, 0.03):
+        meter.single(seconds)
+    cost, batch = meter.cost(Proof()), meter.latency()
+    assert batch is not None
+    assert (batch.batch_size, batch.batches, batch.median_ms) == (8, 2, pytest.approx(300.0))
+    assert (cost.first_ms, cost.first_batch_size) == (500.0, 2)
+    assert cost.single is not None
+    assert (cost.single.batch_size, cost.single.batches) == (1, 2)
+    assert cost.single.median_ms == pytest.approx(20.0)
+    assert not cost.single.cold
+    assert cost.open_ms is not None
+    assert cost.cuda_bytes is None
+
+
+def test_a_sessions_own_clock_counts() -> None:
+    session, meter = Opened(), Meter()
+    session.open_seconds = 0.25
+    assert meter.open(lambda: session, cuda=False) is session
+    assert meter.cost(Proof()).open_ms == 250.0
+
+
+def test_batches_of_one_sample_are_the_single_ones() -> None:
+    meter = Meter()
+    meter.batch(0.5, batch_size=1)
+    single = meter.cost().single
+    assert single is not None
+    assert (single, single.cold) == (meter.latency(), True)
+
+
+def test_memory_is_watched_up_to_the_first_batch() -> None:
+    meter = Meter()
+    session = meter.open(Opened, cuda=False)
+    with meter.watched():
+        session.kept = np.ones(1 << 25, np.uint8)  # type: ignore[attr-defined]
+    meter.batch(0.1, batch_size=4)
+    grown, peak = meter.memory_bytes(Proof()), meter.cost(Proof()).peak_bytes
+    assert grown is not None
+    assert peak is not None
+    assert 0.9 * (1 << 25) <= grown <= peak
+    with meter.watched():
+        more = np.ones(1 << 26, np.uint8)
+    assert more.any()
+    assert meter.memory_bytes(Proof()) == grown
+
+
+def test_a_process_of_its_own_speaks_for_itself() -> None:
+    meter, proof = Meter(), Proof(memory_bytes=3, peak_bytes=7)
+    meter.open(Opened, cuda=False)
+    assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (3, 7)
+    browser = Proof(memory_bytes=3)
+    assert meter.cost(browser).peak_bytes is None
+
+
+def test_cuda_memory_is_what_the_device_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([900, 600, 700])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
+    meter = Meter()
+    meter.open(Opened, cuda=True)
+    with meter.watched():
+        pass
+    assert meter.cost(Proof()).cuda_bytes == 300

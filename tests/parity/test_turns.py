@@ -1,0 +1,82 @@
+"""One sample in turns, measured on real files."""
+
+from __future__ import annotations
+
+from gate.parity import turns
+from gate.parity.case import Case
+from gate.parity.measure import Measurement, measure
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from tests.parity import tiny
+
+POLICY = Policy(
+    task="tensors",
+    instruments=Instruments.none(),
+    runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1e-3))},
+)
+
+
+def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Measurement:
+    return measure(Case(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size))
+
+
+def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good) -> None:
+    found = measured(model, good)
+    (runtime,) = found.runtimes
+    for latency, cost in (
+        (found.reference_latency, found.reference_cost),
+        (runtime.latency, runtime.cost),
+    ):
+        assert latency is not None
+        assert cost is not None
+        assert cost.single is not None
+        assert (latency.batch_size, latency.batches, latency.cold) == (4, 2, False)
+        assert cost.single.batch_size == 1
+        assert turns._LEAST - 1 <= cost.single.batches < turns._MOST
+        assert 0.0 < cost.single.median_ms <= cost.single.p95_ms
+        assert cost.first_batch_size == 1
+        assert cost.first_ms is not None
+        assert cost.first_ms > 0.0
+    assert runtime.cost is not None
+    assert runtime.cost.open_ms is not None
+    assert runtime.cost.open_ms > 0.0
+    assert runtime.memory_bytes is not None
+    assert runtime.cost.peak_bytes is not None
+    assert runtime.cost.peak_bytes > runtime.memory_bytes
+    assert found.reference_cost is not None
+    assert found.reference_cost.open_ms is None
+
+
+def test_a_fixed_batch_is_no_failure(model, tmp_path) -> None:
+    fixed = tiny.export(
+        model, tmp_path / "fixed.onnx", example={"input": tiny.images(4)}, dynamic=False
+    )
+    found = measured(model, fixed)
+    (runtime,) = found.runtimes
+    assert runtime.measured
+    assert runtime.latency is not None
+    for cost in (runtime.cost, found.reference_cost):
+        assert cost is not None
+        assert cost.single is None
+        assert cost.single_unmeasured == "the file has a fixed batch axis of 4"
+
+
+def test_batches_of_one_are_taken_as_they_are(model, good) -> None:
+    found = measured(model, good, count=4, batch_size=1)
+    (runtime,) = found.runtimes
+    assert runtime.cost is not None
+    assert runtime.cost.single == runtime.latency
+
+
+def test_the_only_batch_is_cold(model, good) -> None:
+    (runtime,) = measured(model, good, count=4).runtimes
+    assert runtime.latency is not None
+    assert (runtime.latency.batches, runtime.latency.cold) == (1, True)
+
+
+def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
+    fixed = tiny.export(
+        model, tmp_path / "one.onnx", example={"input": tiny.images(1)}, dynamic=False
+    )
+    (runtime,) = measured(model, fixed, count=4).runtimes
+    assert runtime.cost is not None
+    assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)

@@ -1,0 +1,93 @@
+"""Memory of one runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gate.runtimes import footprint
+from gate.runtimes.footprint import Footprint
+
+SIZE = 64 * 2**20
+
+
+def test_growth_adds_up_and_shrinking_counts_as_nothing() -> None:
+    memory = Footprint()
+    assert memory.grown is None
+    with memory.watched():
+        first = np.ones(SIZE, np.uint8)
+    grown = memory.grown
+    assert grown is not None
+    assert grown >= 0.9 * SIZE
+    with memory.watched():
+        del first
+    assert memory.grown is not None
+    assert memory.grown >= grown
+    with memory.watched():
+        second = np.ones(SIZE, np.uint8)
+    assert memory.grown >= grown + 0.5 * SIZE
+    assert second.any()
+
+
+def test_what_fails_is_not_counted() -> None:
+    memory = Footprint()
+    with pytest.raises(ValueError, match="broken"), memory.watched():
+        raise ValueError("broken")
+    assert memory.grown is None
+
+
+def test_a_peak_that_is_over_at_the_end_counts() -> None:
+    memory = Footprint()
+    with memory.watched():
+        gone = np.ones(SIZE, np.uint8)
+        del gone
+    assert memory.grown is not None
+    assert memory.grown >= 0.9 * SIZE
+    assert memory.peak is not None
+    assert memory.peak > memory.grown
+
+
+def test_where_no_peak_is_counted_the_end_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(footprint, "_CLEAR", tmp_path / "nowhere" / "clear_refs")
+    memory = Footprint()
+    with memory.watched():
+        kept = np.ones(SIZE, np.uint8)
+    assert memory.grown is not None
+    assert memory.peak is not None
+    assert 0.9 * SIZE <= memory.grown < memory.peak
+    assert kept.any()
+    with memory.watched():
+        more = np.ones(SIZE, np.uint8)
+        del more
+    assert memory.grown < 1.5 * SIZE
+
+
+def test_what_allocators_held_is_no_gift() -> None:
+    held = [np.ones(100_000, np.uint8) for _ in range(400)]  # in glibc's heap, not mapped
+    last = held[-1]
+    del held[:-1]
+    memory = Footprint()
+    with memory.watched():
+        taken = [np.ones(100_000, np.uint8) for _ in range(399)]
+    assert memory.grown is not None
+    assert memory.grown >= 0.8 * 399 * 100_000
+    assert last.any()
+    assert taken[0].any()
+
+
+def test_looks_one_after_the_other_are_one_growth() -> None:
+    memory = Footprint()
+    memory.begin()
+    first = np.ones(SIZE, np.uint8)
+    memory.end()
+    second = np.ones(SIZE, np.uint8)
+    memory.end()
+    memory.end()
+    assert memory.grown is not None
+    assert 1.9 * SIZE <= memory.grown <= 2.2 * SIZE
+    assert first.any()
+    assert second.any()
