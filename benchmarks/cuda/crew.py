@@ -108,8 +108,13 @@ class Crew:
         while len(self._seats) < count:
             self._seats.append(_Seat(self, len(self._seats)))
         with ThreadPoolExecutor(max(1, count)) as pool:
-            for working in [pool.submit(self._work, queue, seat) for seat in self._seats[:count]]:
-                working.result()
+            working = [pool.submit(self._work, queue, seat) for seat in self._seats[:count]]
+            try:
+                for one in working:
+                    one.result()
+            except BaseException:  # Ctrl-C too: nothing begins any more
+                self.deadline = time.monotonic()
+                raise
 
     def report(self, job: Job, subject: str) -> None:
         """A subject is done."""
@@ -118,7 +123,7 @@ class Crew:
 
     @staticmethod
     def _work(queue: deque[Job], seat: _Seat) -> None:
-        while queue and seat.left_s > 0:
+        while queue:  # past the deadline a seat does nothing
             try:
                 job = queue.popleft()
             except IndexError:  # somebody else was quicker

@@ -371,13 +371,16 @@ def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(enough: Non
     assert found.tf32_passing == ()
 
 
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize(
     ("ratio", "escapes"), [(1.1, True), (31.0, True), (33.0, False), (float("nan"), False)]
 )
-def test_a_fault_passes_where_no_runtime_on_cuda_refuses_it(ratio: float, escapes: bool) -> None:
+def test_a_fault_passes_where_no_runtime_on_cuda_refuses_it(
+    ratio: float, escapes: bool, at: int
+) -> None:
     cells = [in_corpus(FAULT), in_corpus(FAULT, "ort-cuda-optimized"), in_corpus(FAULT, "ort-cpu")]
     kept = {cell: measured(cell) for cell in cells}
-    kept[cells[1]] = measured(cells[1], ratio=ratio)
+    kept[cells[at]] = measured(cells[at], ratio=ratio)
     kept[cells[2]] = measured(cells[2], ratio=1000.0)  # the CPU's refusal is not theirs
     assert proposal.faults_passing(cells_of(kept)) == ((FAULT,) if escapes else ())
 
@@ -466,9 +469,22 @@ def test_tests_are_counted_and_a_skipped_one_is_not_passed(tmp_path: Path) -> No
     )
     kept = run_gpu_tests(tmp_path, limit_s=60)
     assert (kept.status, kept.reason) == ("failed", "1 failed")
-    (tmp_path / "tests" / "test_a.py").write_text(f"{mark}\nimport no_such_module\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def test_x(): pass\n", "is marked gpu"),
+        ("# pytest.mark.{}\ndef test_x(): pass\n", "pytest ran no test (exit status 5)"),
+        ("import no_such_module  # pytest.mark.{}\n", "1 failed"),
+    ],
+)
+def test_no_test_at_all_is_no_success(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(text.format("gpu"))
     kept = run_gpu_tests(tmp_path, limit_s=60)
     assert kept.status == "failed"
+    assert reason in kept.reason
 
 
 # The whole command
