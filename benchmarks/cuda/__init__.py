@@ -1,0 +1,1 @@
+"""Everything that only a CUDA device can show, in one command: see docs/cuda.md."""

@@ -1,0 +1,106 @@
+"""Nets that a CUDA device computes otherwise than the CPU: by other kernels, or in other sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchmarks.corpus.models.attention import SelfAttention
+
+
+class TwoTexts(nn.Module):
+    """Tokens and their mask to scores: the usual encoder, 4 layers of width 128."""
+
+    def __init__(self, classes: int = 12, vocabulary: int = 500, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(128, width)
+        self.blocks = nn.ModuleList(_Masked(width, 8) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        kept = mask.to(torch.float32).unsqueeze(-1)
+        x = self.embedding(tokens) + self.positions(places)
+        for block in self.blocks:
+            x = block(x, mask == 0)
+        x = self.norm(x) * kept
+        return self.fc(x.sum(1) / kept.sum(1).clamp(min=1.0))
+
+
+class _Masked(nn.Module):
+    """Attention that sees no padding, and a perceptron, each behind a LayerNorm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), padding)
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Grouped(nn.Module):
+    """Depthwise, grouped and dilated convolutions, each with BatchNorm, and a gate by channel:
+    cuDNN has other kernels for each, and ONNX Runtime fuses BatchNorm into them."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = _convolved(3, 32, 3, stride=2, padding=1)
+        self.depthwise = _convolved(32, 32, 5, padding=2, groups=32)
+        self.widen = _convolved(32, 96, 1)
+        self.grouped = _convolved(96, 96, 3, padding=1, groups=8)
+        self.dilated = _convolved(96, 96, 3, padding=4, dilation=4, groups=96)
+        self.gate = nn.Conv2d(96, 96, 1)
+        self.fc = nn.Linear(96, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.widen(self.depthwise(self.stem(x)))
+        x = x + self.dilated(self.grouped(x))
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+        return self.fc(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """A GRU in both directions and an LSTM of two layers: cuDNN's own loops, with sums of their
+    own and TF32 by a switch of their own."""
+
+    def __init__(self, classes: int = 8, features: int = 12) -> None:
+        super().__init__()
+        self.gru = nn.GRU(features, 48, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(96, 64, num_layers=2, batch_first=True)
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, series: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.lstm(self.gru(series)[0])[0].mean(1))
+
+
+class Volumes(nn.Module):
+    """Convolutions in three dimensions and back up by a transposed one, GroupNorm and
+    InstanceNorm: sums over long windows, and gradients' kernels run forwards."""
+
+    def __init__(self, classes: int = 6) -> None:
+        super().__init__()
+        self.down = nn.Conv3d(1, 16, 3, stride=2, padding=1)
+        self.grouped = nn.GroupNorm(4, 16)
+        self.deep = nn.Conv3d(16, 32, (3, 5, 5), padding=(1, 2, 2))
+        self.up = nn.ConvTranspose2d(32 * 4, 24, 4, stride=2, padding=1)
+        self.single = nn.InstanceNorm2d(24, affine=True)
+        self.fc = nn.Linear(24, classes)
+
+    def forward(self, volume: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.grouped(self.down(volume)))
+        x = torch.nn.functional.silu(self.deep(x))
+        x = torch.relu(self.single(self.up(x.flatten(1, 2))))
+        return self.fc(x.square().mean((2, 3)))
+
+
+def _convolved(channels: int, out: int, kernel: int, **how: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, out, kernel, bias=False, **how), nn.BatchNorm2d(out), nn.SiLU()
+    )
