@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 from ruamel.yaml import YAML
 
+from gate import cli
 from gate.deploy.manifest import EXACT
 from gate.deploy.store import Store
 from gate.ledger.entry import LedgerEntry
@@ -27,6 +28,7 @@ from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote
+from gate.service import keyring
 from pipelines.stack import encryption_key
 from tests import builders
 from tests.golden_vectors import vectors
@@ -142,13 +144,12 @@ class Stack:
 
     def register(self) -> None:
         """Have the server send its events to where the service listens now."""
-        done = subprocess.run(
-            [sys.executable, "-m", "gate", "webhooks", "register", "--tracking-uri",
-             self.server.uri, "--url", f"{self.address}/webhooks/mlflow", "--name", self.model,
-             "--secret-file", str(self.folder / "secrets")],
-            check=False, capture_output=True, text=True,
+        code = cli.main(
+            ["webhooks", "register", "--tracking-uri", self.server.uri, "--url",
+             f"{self.address}/webhooks/mlflow", "--name", self.model, "--secret-file",
+             str(self.folder / "secrets")],
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        assert code == 0
 
     def unregister(self) -> None:
         """Else the server's senders are busy with services that are gone."""
@@ -191,11 +192,7 @@ def stack(
     """A service for one model, with the webhook registered; nothing is promoted."""
     made = Stack(folder, server, model)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
-    subprocess.run(
-        [sys.executable, "-c", "import sys; from pathlib import Path; "
-         "from gate.service.keyring import write; write(Path(sys.argv[1]), ['s' * 40])",
-         str(folder / "secrets")], check=True,
-    )  # fmt: skip
+    keyring.write(folder / "secrets", ["s" * 40])
     made.registry.ensure_model(model)
     made.launch()
     try:

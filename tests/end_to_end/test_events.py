@@ -40,6 +40,7 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     assert "libtorch" not in loaded  # it needs no PyTorch
 
 
+@pytest.mark.proof
 def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
     good = served(whole)
     refused = whole.hand_in(2).version
@@ -53,6 +54,7 @@ def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
     assert ("deployed", refused) not in whole.lines()
 
 
+@pytest.mark.proof
 def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     whole: Stack,
 ) -> None:
@@ -73,6 +75,7 @@ def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     assert whole.deployed() == whole.digest(good)
 
 
+@pytest.mark.proof
 def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack) -> None:
     gone, good = whole.hand_in(1).version, whole.hand_in(2).version
     assert gone is not None
@@ -87,6 +90,7 @@ def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack)
     assert until(lambda: "gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text)
 
 
+@pytest.mark.proof
 def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
     good, bad = served(whole), whole.hand_in(2).version
     assert bad is not None
@@ -105,6 +109,7 @@ def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
     assert whole.deployed() == whole.digest(good)
 
 
+@pytest.mark.proof
 def test_what_was_missed_is_made_up_for_at_the_start(whole: Stack) -> None:
     number = whole.hand_in(1).version
     assert number is not None

@@ -80,6 +80,7 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     page.screenshot(path=SHOTS / "run.png")
 
 
+@pytest.mark.proof
 def test_a_rejection_in_the_pages_is_final(whole: Stack, page: Page) -> None:
     number = whole.hand_in(1).version
     assert number is not None

@@ -76,7 +76,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return f"sqlite:///{folder}/mlflow.db", folder / "artifacts"
 
 
-@pytest.fixture(params=["database", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["database", pytest.param("server", marks=[pytest.mark.slow, pytest.mark.proof])]
+)
 def place(request: pytest.FixtureRequest) -> Place:
     if request.param == "server":
         server = request.getfixturevalue("server")
