@@ -49,6 +49,7 @@ def test_a_correct_net_passes(seed: int) -> None:
     assert outcome.ruling == Ruling(True)
 
 
+@pytest.mark.proof
 def test_a_small_fault_is_refused() -> None:
     outcome = judge(FAULTY, faulty=True)
 

@@ -26,7 +26,10 @@ def test_all_below_the_limit_and_no_others() -> None:
     assert "vit_l_16" not in chosen
 
 
-@pytest.mark.parametrize(("name", "side"), [("shufflenet_v2_x0_5", 224), ("squeezenet1_1", 128)])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [pytest.param("shufflenet_v2_x0_5", 224, marks=pytest.mark.proof), ("squeezenet1_1", 128)],
+)
 def test_a_correct_export_passes_the_default_policy(
     name: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +44,7 @@ def test_a_correct_export_passes_the_default_policy(
     assert row["parameters"] > 1_000_000
 
 
+@pytest.mark.proof
 def test_a_changed_weight_is_a_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     export = torchvision_sweep.export_first
 

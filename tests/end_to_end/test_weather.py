@@ -23,7 +23,7 @@ from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
 from tests.registry.servers import Server
 from tests.service.places import Beginning, Model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 @pytest.fixture(scope="module")
@@ -106,20 +106,13 @@ DONE = {
 """What is done, and the champion afterwards."""
 
 
-QUICK: tuple[Fault, ...] = ("flipped",)
-"""In make test; the others are proofs."""
-
-
 AT_ONCE: tuple[Fault, ...] = ("503", "hang", "page", "lost")
 """One of each sort also strikes the very first request."""
 
 
 @pytest.mark.parametrize(
     ("fault", "spared"),
-    [
-        *((f, 1) if f in QUICK else pytest.param(f, 1, marks=pytest.mark.proof) for f in FAULTS),
-        *(pytest.param(f, 0, marks=pytest.mark.proof) for f in AT_ONCE),
-    ],
+    [*((fault, 1) for fault in FAULTS), *((fault, 0) for fault in AT_ONCE)],
 )
 @pytest.mark.parametrize(("begin", "champion"), DONE.values(), ids=list(DONE))
 def test_after_bad_weather_all_is_right_within_two_looks(

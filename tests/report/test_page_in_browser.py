@@ -91,9 +91,9 @@ def test_the_answer_is_on_the_first_screen(
     ("name", "size", "scheme"),
     [
         ("rejected", TELEPHONE, "light"),
-        ("rejected", LAPTOP, "dark"),
-        ("passed", LAPTOP, "light"),
-        ("unjudged", TELEPHONE, "dark"),
+        pytest.param("rejected", LAPTOP, "dark", marks=pytest.mark.proof),
+        pytest.param("passed", LAPTOP, "light", marks=pytest.mark.proof),
+        pytest.param("unjudged", TELEPHONE, "dark", marks=pytest.mark.proof),
     ],
 )
 def test_axe_finds_nothing_serious(
