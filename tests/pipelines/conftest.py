@@ -63,27 +63,38 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project with tiny settings, as current folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    shutil.copy(empty_database, folder)
-    shutil.copy(REPOSITORY / "params.yaml", folder)
-    (folder / "data" / "raw").mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    override(TINY)
-    return folder
-
-
 @pytest.fixture(scope="session")
-def trained_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/, models/ and reports/ after prepare and train."""
-    folder = tmp_path_factory.mktemp("trained")
+def tiny_params(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's params.yaml with tiny settings, written once: it takes a second."""
+    folder = tmp_path_factory.mktemp("tiny")
     shutil.copy(REPOSITORY / "params.yaml", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         override(TINY)
+    return folder / "params.yaml"
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, empty_database: Path, tiny_params: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """An empty project with tiny settings, as current folder."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(empty_database, folder)
+    shutil.copy(tiny_params, folder)
+    (folder / "data" / "raw").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, models/ and reports/ after prepare and train."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copy(tiny_params, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         assert prepare.main() == 0
         assert train.main() == 0
     return folder
