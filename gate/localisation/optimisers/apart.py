@@ -83,16 +83,16 @@ def blame_apart(inquiry: Inquiry, right: Sequence[RightAnswer]) -> OptimiserBlam
 
 def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[str, Any]:
     """The child's side of `blame_apart`."""
-    asked = _INQUIRY.validate_json(json.dumps(inquiry))
+    given = _INQUIRY.validate_json(json.dumps(inquiry))
     right = _read(_PLACES.validate_json(json.dumps(places)), Path(folder))
     trials = OptimiserTrials(
-        asked.candidate,
-        asked.limits.setup.optimised,
-        OutputJudge(right, asked.limits, bound=asked.bound),
-        threads=asked.threads,
-        deterministic=asked.deterministic,
+        given.candidate,
+        given.limits.setup.optimised,
+        OutputJudge(right, given.limits, bound=given.bound),
+        threads=given.threads,
+        deterministic=given.deterministic,
     )
-    return blame(trials, size_bytes=asked.candidate.subject.size_bytes).to_plain()
+    return blame(trials, size_bytes=given.candidate.subject.size_bytes).to_plain()
 
 
 def _written(right: Sequence[RightAnswer], folder: Path) -> list[_Places]:

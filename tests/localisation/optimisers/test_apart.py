@@ -59,16 +59,16 @@ def test_what_is_asked_and_the_arrays_arrive_as_they_are(candidate, right, monke
     """Without a process: the child's side, called here."""
     arrived = {}
 
-    def judge(given, limits, *, bound):
-        arrived.update(right=given, limits=limits, bound=bound)
+    def judge(answers, limits, *, bound):
+        arrived.update(right=answers, limits=limits, bound=bound)
         raise DigestMismatch("far enough")
 
     monkeypatch.setattr(apart, "OutputJudge", judge)
     monkeypatch.setattr(apart, "call", lambda _, arguments, **__: tried(**arguments))
-    asked = inquiry(candidate)
-    found = blame_apart(dataclasses.replace(asked, bound=0.25), right)
+    given = inquiry(candidate)
+    found = blame_apart(dataclasses.replace(given, bound=0.25), right)
     assert found == OptimiserBlame(reason="far enough")
-    assert (arrived["limits"], arrived["bound"]) == (asked.limits, 0.25)
+    assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
     for before, after in zip(right, arrived["right"], strict=True):
         assert before.first == after.first
         for name in ("feed", "outputs", "truths"):
@@ -76,19 +76,24 @@ def test_what_is_asked_and_the_arrays_arrive_as_they_are(candidate, right, monke
 
 
 @pytest.mark.parametrize(
-    ("does", "given", "limit_s", "reason"),
+    ("does", "limit_s", "reason"),
     [
-        ("die", {"number": 6}, 40.0, "the process that did it died of SIGABRT"),
-        ("for_ever", {}, 0.5, "switching off optimisers took more than the 0.5 s that are allowed"),
-        ("stumble", {}, 40.0, "KeyError"),
-        ("echo", {"names": 5}, 40.0, "names"),
+        (("die", {"number": 6}), 40.0, "the process that did it died of SIGABRT"),
+        (
+            ("for_ever", {}),
+            0.5,
+            "switching off optimisers took more than the 0.5 s that are allowed",
+        ),
+        (("stumble", {}), 40.0, "KeyError"),
+        (("echo", {"names": 5}), 40.0, "names"),
     ],
 )
 def test_what_breaks_there_is_a_reason_and_no_error(
-    candidate, right, monkeypatch, does, given, limit_s, reason
+    candidate, right, monkeypatch, does, limit_s, reason
 ):
     def other(_, arguments, **options):
-        return call(f"tests.bounded.behaviour:{does}", given, **options)
+        function, given = does
+        return call(f"tests.bounded.behaviour:{function}", given, **options)
 
     monkeypatch.setattr(apart, "LIMIT_S", limit_s)
     monkeypatch.setattr(apart, "call", other)
