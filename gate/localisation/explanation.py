@@ -45,11 +45,13 @@ def _of_broken(case: Case, evidence: Evidence) -> Explanation:
     """Of the first runtime that breaks with optimisations on: empty where they are not to blame,
     because then what it raised says more."""
     runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
+    if runtime is None:
+        return Explanation()
     try:
-        found = runtime and _located(case, runtime, refused=[runtime.runtime])
+        found = _located(case, runtime, refused=[runtime.runtime])
     except Exception:
         return Explanation()
-    return Explanation(localisation=found if found is not None and found.optimiser else None)
+    return Explanation(localisation=found if found.optimiser else None)
 
 
 def _breaks_optimised(case: Case, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
