@@ -41,6 +41,16 @@ def first_line(error: BaseException, *, empty: str = "no message") -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), empty)
 
 
+def describe_failure(error: Exception) -> str:
+    """The exception in one line; the gate's own errors speak for themselves."""
+    if isinstance(error, GateError):
+        return str(error).strip()
+    line, remedy = first_line(error), ""
+    if isinstance(error, MemoryError) or "memory" in line.lower():
+        remedy = " Use a smaller batch size, or free the device."
+    return f"{type(error).__name__}: {line}{remedy}"
+
+
 class GateError(Exception):
     """Base of all errors that the gate raises on purpose."""
 

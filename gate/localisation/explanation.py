@@ -6,17 +6,18 @@ It comes after the verdict and never changes it; what breaks in it is told, not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
+from gate.errors import describe_failure
 from gate.localisation.locate import locate
 from gate.parity.case import Case
-from gate.parity.track import describe_failure
 from gate.policy.runtimes import ort_setup
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.localisation import Explanation, Localisation
-from gate.records.runtime import traits_of
+from gate.records.runtime import RuntimeName, traits_of
 
 SAMPLES = 8
 """Samples on which the layers are compared."""
@@ -30,11 +31,12 @@ def explain(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
     """
     if decision.verdict is not Verdict.FAIL:
         return Explanation()
-    runtime = _failed(case, evidence, decision)
+    failed = _failed(decision)
+    runtime = _shown(case, evidence, failed)
     if runtime is None:
         return _of_broken(case, evidence)
     try:
-        return Explanation(localisation=_located(case, runtime))
+        return Explanation(localisation=_located(case, runtime, refused=failed))
     except Exception as error:
         return Explanation(failure=describe_failure(error))
 
@@ -43,11 +45,13 @@ def _of_broken(case: Case, evidence: Evidence) -> Explanation:
     """Of the first runtime that breaks with optimisations on: empty where they are not to blame,
     because then what it raised says more."""
     runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
+    if runtime is None:
+        return Explanation()
     try:
-        found = None if runtime is None else _located(case, runtime)
+        found = _located(case, runtime, refused=[runtime.runtime])
     except Exception:
         return Explanation()
-    return Explanation(localisation=found if found is not None and found.optimiser else None)
+    return Explanation(localisation=found if found.optimiser else None)
 
 
 def _breaks_optimised(case: Case, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
@@ -59,22 +63,27 @@ def _breaks_optimised(case: Case, evidence: Evidence, runtime: RuntimeEvidence) 
     return not any(other and other == other.plain and off.failure for other, off in others)
 
 
-def _located(case: Case, runtime: RuntimeEvidence) -> Localisation:
+def _located(
+    case: Case, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
+) -> Localisation:
     places = _places(case, runtime)
     samples = case.samples.pick(places)
     return locate(
-        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=True
+        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=refused
     )
 
 
-def _failed(case: Case, evidence: Evidence, decision: Decision) -> RuntimeEvidence | None:
-    """The first runtime of which a number of an output is beyond its bound: one of ONNX Runtime,
-    which shows its tensors, where there is one."""
-    failed = [
+def _failed(decision: Decision) -> list[RuntimeName]:
+    """The runtimes of which a number of an output is beyond its bound."""
+    return [
         check.runtime
         for check in decision.problems
         if _is_comparison(check) and check.runtime and traits_of(check.runtime).engine != "torch"
     ]
+
+
+def _shown(case: Case, evidence: Evidence, failed: Sequence[RuntimeName]) -> RuntimeEvidence | None:
+    """The first of them: one of ONNX Runtime, which shows its tensors, where there is one."""
     shown = [name for name in failed if ort_setup(case.policy, name) is not None]
     name = next(iter(shown or failed), None)
     return None if name is None else evidence.runtime(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from gate.errors import EvidenceError, GateError, PolicyError
+from gate.errors import EvidenceError, GateError, PolicyError, describe_failure
 from gate.localisation.bench import BUDGET, Bench
 from gate.localisation.finder import Finder
 from gate.localisation.findings import Findings
@@ -17,9 +18,8 @@ from gate.localisation.layout import Layout
 from gate.localisation.matching import ValueMatcher
 from gate.localisation.measuring import Measured, Measuring
 from gate.localisation.names import Paths
-from gate.localisation.optimisers.blame import blame
-from gate.localisation.optimisers.judge import OutputJudge
-from gate.localisation.optimisers.trials import OptimiserTrials
+from gate.localisation.optimisers.answers import right_answers
+from gate.localisation.optimisers.apart import Inquiry, blame_apart
 from gate.localisation.sides import ModelSide
 from gate.localisation.telling import tell
 from gate.localisation.values import Survey
@@ -28,7 +28,6 @@ from gate.onnxfile.candidate import Candidate
 from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
-from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 from gate.policy.policy import Policy
 from gate.policy.runtimes import ort_setup
@@ -47,14 +46,14 @@ def locate(
     runtime: RuntimeName,
     limit: int = 8,
     budget: int = BUDGET,
-    refused: bool = False,
+    refused: Collection[RuntimeName] = (),
 ) -> Localisation:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
-    bytes of tensors that are held at a time on each side. `refused`: a policy did so, and an
-    optimiser may be to blame for less than what is a divergence here. The model and all global
-    switches are afterwards as they were.
+    bytes of tensors that are held at a time on each side. `refused`: by the policy. Where `runtime`
+    is, an optimiser may be to blame for less than what is a divergence here; where the same without
+    optimisations is, none is. The model and all global switches are afterwards as they were.
 
     Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
     samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
@@ -90,9 +89,14 @@ def locate(
             layout = Finder(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
             measured = _measured(bench, survey, layout, setup)
-            limits = Limits(runtime, setup, float64=measured.noise_unmeasured is None)
-            refused = refused or any(map(limits.is_source, measured.layers.values()))
-            doubt = limits.doubt(measured.whole, refused=refused)
+            limits = Limits(
+                runtime,
+                setup,
+                float64=measured.noise_unmeasured is None,
+                plain_refused=any(_is_plain(policy, name, setup) for name in refused),
+            )
+            finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))
+            doubt = limits.doubt(measured.whole, refused=finer)
             blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
         except GateError:
             raise
@@ -125,6 +129,12 @@ def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
     return setup
 
 
+def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
+    """Whether the runtime is that of `setup` with optimisations off."""
+    other = ort_setup(policy, runtime)
+    return other is not None and other == other.plain and other.providers == setup.providers
+
+
 def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> Measured:
     """All samples in the runtime; where its optimisations break the pieces of the file, without
     them; where a batch of another size does not fit the tensors, the first samples."""
@@ -149,11 +159,17 @@ def _blame(
     if bound is None:
         return None
     try:
-        judge = OutputJudge(bench, survey, limits, bound=bound)
-        trials = OptimiserTrials(candidate, limits.setup.optimised, judge)
+        right = right_answers(bench, survey)
     except Exception as error:
         return OptimiserBlame(reason=describe_failure(error))
-    return blame(trials, size_bytes=candidate.subject.size_bytes)
+    inquiry = Inquiry(
+        candidate=replace(candidate, path=candidate.path.resolve()),
+        limits=limits,
+        bound=bound,
+        threads=torch.get_num_threads(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return blame_apart(inquiry, right)
 
 
 @contextmanager

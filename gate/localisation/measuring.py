@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gate.errors import GateError, ModelError
+from gate.errors import GateError, ModelError, describe_failure
 from gate.localisation.bench import Bench
 from gate.localisation.layout import Layout
 from gate.localisation.listeners import AnotherWay
@@ -16,7 +16,6 @@ from gate.localisation.sides import Truths
 from gate.localisation.values import Survey
 from gate.parity.stand import length
 from gate.parity.statistics.output import Array
-from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 from gate.runtimes.runtime import Batch
 

@@ -10,13 +10,17 @@ import math
 import weakref
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from gate.localisation.tape import Moment
 from gate.parity.statistics.output import Array
+
+if TYPE_CHECKING:  # whoever compares arrays only imports no torch
+    import torch
+
+    from gate.localisation.tape import Moment
 
 ELEMENTS = 8192
 """Enough to see one channel of hundreds, few enough that hundreds of layers cost nothing."""
@@ -136,6 +140,8 @@ def sketch(array: Array) -> Array:
 
 def sketch_of(tensor: torch.Tensor) -> Array:
     """As `sketch`, of a tensor."""
+    import torch
+
     flat = tensor.detach().reshape(-1)[torch.from_numpy(places(tensor.numel()))]
     array: Array = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
     return array

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gate.localisation.measuring import LayerDeviations, Level
 from gate.localisation.rows import Deviation
 from gate.policy.ort_options import OrtSetup
 from gate.records.runtime import RuntimeName
+
+if TYPE_CHECKING:  # the process that tries optimisers imports no torch
+    from gate.localisation.measuring import LayerDeviations, Level
 
 _ALONE = (8.0, 24.0)
 """Bounds on `ratio` and `peak` of a layer alone.
@@ -27,8 +30,8 @@ _OUTPUT = (8.0, 64.0)
 """Bounds on `ratio` and `peak` of the outputs of the file as it is: right ones have at most 3 and
 7. Wider than the policy's, because here are few samples and no verdict depends on it."""
 _FARTHER = 2.0
-"""By what factor an answer must be farther off with optimisations on for these to be in doubt while
-both are within limits."""
+"""By what factor an answer must be farther off with optimisations on for these to be in doubt: the
+limit may lie between two that are off by nearly the same."""
 _ON_CUDA = 10.0
 """Other algorithms, with other orders of summation, round more; the policy's bounds for CUDA are as
 much wider."""
@@ -44,6 +47,9 @@ class Limits:
     setup: OrtSetup
     float64: bool
     """False if the model can't run in float64."""
+    plain_refused: bool = False
+    """True if the same providers with optimisations off were refused: then no optimiser is at fault
+    alone."""
 
     @property
     def level(self) -> Level:
@@ -52,8 +58,9 @@ class Limits:
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
     def is_optimiser(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
-        """True if the file as it is agrees with optimisations off, and not with them on."""
-        return self.agrees(whole["ORT_DISABLE_ALL"]) and not self.agrees(whole["ORT_ENABLE_ALL"])
+        """True if the file as it is agrees with optimisations off, and not with them on, by more
+        than the limit lies between the two."""
+        return self.doubt(whole, refused=False) is not None
 
     def doubt(
         self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
@@ -62,8 +69,8 @@ class Limits:
         in doubt; else None. `refused`: with them on it is not right enough, though within limits.
         """
         off, on = self.strain(whole["ORT_DISABLE_ALL"]), self.strain(whole["ORT_ENABLE_ALL"])
-        finer = refused and self.level != "ORT_DISABLE_ALL" and on >= _FARTHER * off and on > 0.0
-        if not (off <= 1.0 and (on > 1.0 or finer)):
+        wrong = on > 1.0 or (refused and self.level != "ORT_DISABLE_ALL" and on > 0.0)
+        if self.plain_refused or not (off <= 1.0 and wrong and on >= _FARTHER * off):
             return None
         return min(1.0, math.sqrt(max(off, on / _FARTHER**4) * on))
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from torch import nn
 
-from gate.errors import DataError, EvidenceError, PolicyError
+from gate.errors import DataError, EvidenceError, PolicyError, describe_failure
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import check_labels
@@ -27,7 +27,7 @@ from gate.parity.stand import ReferencePass, Stand, Truth, length
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.statistics.table import SampleTable
-from gate.parity.track import Track, describe_failure
+from gate.parity.track import Track
 from gate.parity.turns import take_turns
 from gate.policy.policy import Policy
 from gate.records.cost import Cost, Latency

@@ -13,14 +13,13 @@ from functools import cached_property
 
 import numpy as np
 
-from gate.errors import EvidenceError, GateError
+from gate.errors import EvidenceError, GateError, describe_failure
 from gate.parity.float64.floor import DRAWS, seed
 from gate.parity.rounding.rounding import RandomRounding
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.change import by_column, columns, worse_columns, worst_ratio
 from gate.parity.statistics.output import Array
 from gate.parity.statistics.tally import Floats
-from gate.parity.track import describe_failure
 from gate.records.instruments import EPSILON, StabilityParity
 from gate.runtimes.runtime import Batch
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
-from gate.errors import EvidenceError, GateError, ModelError
+from gate.errors import EvidenceError, GateError, ModelError, describe_failure
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.float64.reference import Float64Reference
@@ -18,7 +18,6 @@ from gate.parity.runners.meter import Meter
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.parity.statistics.change import columns, worst_ratio
 from gate.parity.statistics.output import Array
-from gate.parity.track import describe_failure
 from gate.policy.policy import Policy
 from gate.runtimes.runtime import Batch
 

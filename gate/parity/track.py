@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import EvidenceError, GateError, first_line
+from gate.errors import EvidenceError, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
@@ -220,13 +220,3 @@ class Track:
             output.model_copy(update={"stability": stability})
             for output, stability in zip(outputs, self.stability, strict=True)
         )
-
-
-def describe_failure(error: Exception) -> str:
-    """The exception in one line; the gate's own errors speak for themselves."""
-    if isinstance(error, GateError):
-        return str(error).strip()
-    line, remedy = first_line(error), ""
-    if isinstance(error, MemoryError) or "memory" in line.lower():
-        remedy = " Use a smaller batch size, or free the device."
-    return f"{type(error).__name__}: {line}{remedy}"

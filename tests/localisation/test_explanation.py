@@ -46,7 +46,7 @@ def asked(monkeypatch):
     calls = []
 
     def locate(case, *, runtime, limit, refused):
-        assert refused
+        assert runtime in refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
         return Localisation(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -114,7 +115,9 @@ def whole(off: float, on: float) -> dict:
         (1.0, math.inf, False, True),
         (1.0, math.nan, False, True),
         (0.0, 800.0, False, True),
-        (7.9, 8.1, False, True),
+        (7.9, 8.1, False, False),  # one fault, and the limit between two roundings of it
+        (7.9, 8.1, True, False),
+        (4.0, 8.1, False, True),
         (1.0, 6.0, False, False),
         (1.0, 6.0, True, True),
         (0.0, 6.0, True, True),
@@ -133,6 +136,17 @@ def test_when_optimisations_are_in_doubt(off, on, refused, doubted):
     if bound is not None:
         assert limits.strain({"y": Fixed(off)}) <= bound <= 1.0
         assert not limits.strain({"y": Fixed(on)}) <= bound
+
+
+@pytest.mark.parametrize(("off", "on"), [(7.9, 8.1), (1.0, 800.0)])
+def test_no_optimiser_is_at_fault_alone_where_it_is_refused_without_them_too(off, on):
+    limits = dataclasses.replace(limits_of("ort-cpu-optimized"), plain_refused=True)
+    assert limits.doubt(whole(off, on), refused=True) is None
+    assert not limits.is_optimiser(whole(off, on))
+
+
+def test_a_limit_between_both_makes_no_optimiser():
+    assert not limits_of("ort-cpu-optimized").is_optimiser(whole(7.9, 8.1))
 
 
 def test_a_policy_that_refused_a_runtime_without_optimisations_doubts_none():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 
 import pytest
 
@@ -34,3 +37,29 @@ def test_a_list_of_the_callers_has_the_lines_after_an_error_too() -> None:
         os.write(2, b"heard\n")
         raise ValueError("inside")
     assert lines == ["before", "heard"]
+
+
+def test_two_threads_at_once_leave_the_descriptor_as_it_was() -> None:
+    """The first to begin is the first to end."""
+    began, before = threading.Event(), os.fstat(2).st_ino
+
+    def hears(*, for_s: float) -> None:
+        with captured_stderr():
+            began.set()
+            time.sleep(for_s)
+
+    first = threading.Thread(target=hears, kwargs={"for_s": 0.1})
+    second = threading.Thread(target=hears, kwargs={"for_s": 0.2})
+    first.start()
+    began.wait()
+    second.start()
+    first.join()
+    second.join()
+    assert os.fstat(2).st_ino == before
+
+
+def test_a_process_without_a_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with captured_stderr() as lines:
+        os.write(2, b"heard\n")
+    assert lines == ["heard"]

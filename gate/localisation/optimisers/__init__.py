@@ -7,4 +7,6 @@ judge      whether what a session answers is what the model computes
 search     the fewest that must be off
 nodes      the nodes that they made of others
 blame      all of it
+answers    what the model computes, as arrays
+apart      blame in a process of its own, which may die
 """

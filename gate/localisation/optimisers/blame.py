@@ -7,21 +7,19 @@ answers what the model computes, as it does with all optimisations off.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from gate.errors import describe_failure
 from gate.localisation.optimisers.log import LEVELS, changing
 from gate.localisation.optimisers.nodes import MOST_BYTES, exchanged
 from gate.localisation.optimisers.rules import RULES
 from gate.localisation.optimisers.search import fewest
 from gate.localisation.optimisers.trials import OptimiserTrials, Spent
-from gate.parity.track import describe_failure
 from gate.policy.ort_options import OPTIMISATIONS_OFF
 from gate.records.localisation import OptimiserBlame
 
 _ROUNDS = 4
 """How often those are added that only then change the graph."""
-_steps = logging.getLogger("gate.steps")
 
 
 class _Clear(Exception):
@@ -33,7 +31,6 @@ def blame(trials: OptimiserTrials, *, size_bytes: int) -> OptimiserBlame:
 
     `size_bytes`: of the file; of large ones the nodes are not compared.
     """
-    _steps.debug("switching off optimisers of ONNX Runtime")
     level = below = raises = None
     try:
         log: list[str] = []

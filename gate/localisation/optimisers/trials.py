@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gate.errors import EvidenceError, GateError
+from gate.errors import EvidenceError, GateError, describe_failure
 from gate.localisation.optimisers.judge import OutputJudge
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.session import open_session, quiet_run, session_options, tell_all
 from gate.parity.statistics.output import Array
-from gate.parity.track import describe_failure
 from gate.policy.ort_options import OrtSetup
 
 SESSIONS = 32
@@ -40,9 +37,19 @@ class TrialOutcome:
 class OptimiserTrials:
     """Opens one session after the other and remembers what each did."""
 
-    def __init__(self, candidate: Candidate, setup: OrtSetup, judge: OutputJudge) -> None:
-        """`setup`: with the optimisations that are doubted. Raises DigestMismatch, StorageError."""
+    def __init__(
+        self,
+        candidate: Candidate,
+        setup: OrtSetup,
+        judge: OutputJudge,
+        *,
+        threads: int = 1,
+        deterministic: bool = False,
+    ) -> None:
+        """`setup`: with the optimisations that are doubted. `threads`, `deterministic`: as of
+        `session_options`. Raises DigestMismatch, StorageError."""
         self.setup = setup
+        self._threads, self._deterministic = threads, deterministic
         self._model = candidate.loadable()
         self._judge = judge
         self._until = time.monotonic() + LIMIT_S
@@ -104,9 +111,9 @@ class OptimiserTrials:
             optimization=level,
             settings=settings.model_copy(update={"disabled_optimizers": both}),
         )
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        threads = torch.get_num_threads()
-        return setup, session_options(setup, threads=threads, deterministic=deterministic)
+        return setup, session_options(
+            setup, threads=self._threads, deterministic=self._deterministic
+        )
 
     def _is_own(self, level: str, outcome: TrialOutcome) -> bool:
         return outcome.agrees and level == self.setup.optimization

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import GateError, OutputMismatch
+from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.parity.float64.floor import DRAWS
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.probes.jitter import jittered
@@ -18,7 +18,6 @@ from gate.parity.probes.observed import Probe
 from gate.parity.probes.rows import Rows
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
-from gate.parity.track import describe_failure
 from gate.records.instruments import UNDERFLOW, ProbeParity
 from gate.runtimes.runtime import Batch
 

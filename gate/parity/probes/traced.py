@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.errors import ModelError
+from gate.errors import ModelError, describe_failure
 from gate.model.call import leaves
 from gate.parity.arrays.binding import Binding
 from gate.parity.probes.watch import Watch
 from gate.parity.runners.torch_runner import call_of
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
-from gate.parity.track import describe_failure
 from gate.runtimes.runtime import Batch
 
 _TORCH = Path(torch.__file__).parent

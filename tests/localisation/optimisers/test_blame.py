@@ -159,6 +159,14 @@ class TestOtherSetups:
         assert (told.diverges, told.blame) == (False, None)
 
 
+def test_none_is_blamed_where_the_file_is_refused_without_optimisations_too(tmp_path):
+    fault = FAULTS["a transposed matrix by a vector"]
+    candidate, samples = fault.file(tmp_path / "m.onnx"), Samples.of({"input": fault.inputs})
+    case = Case(fault.model().eval(), candidate, samples, tiny.policy())
+    told = locate(case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"])
+    assert (told.diverges, told.blame, told.optimiser) == (True, None, False)
+
+
 class Scripted(OptimiserTrials):
     """Real sessions with another outcome: the simulator of optimisers that are to blame."""
 

@@ -1,0 +1,110 @@
+"""The search for an optimiser runs in another process: what breaks there is a reason, and the
+process of the verdict opens no session of those that it tries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from gate.bounded.call import call
+from gate.errors import DigestMismatch
+from gate.localisation.optimisers import apart
+from gate.localisation.optimisers.apart import Inquiry, blame_apart, tried
+from gate.localisation.optimisers.judge import RightAnswer
+from gate.localisation.optimisers.trials import OptimiserTrials
+from gate.localisation.verdicts import Limits
+from gate.onnxfile.candidate import Candidate
+from gate.policy.runtimes import plain_setup
+from gate.records.localisation import OptimiserBlame
+from tests.localisation.optimisers.faults import FAULTS
+
+FAULT = FAULTS["a transposed matrix by a vector"]
+
+
+@pytest.fixture(scope="module")
+def candidate(tmp_path_factory) -> Candidate:
+    return FAULT.file(tmp_path_factory.mktemp("fault") / "m.onnx")
+
+
+@pytest.fixture(scope="module")
+def right() -> list[RightAnswer]:
+    """What the model computes; the float64 reference computes the same, as far as this goes."""
+    wanted = FAULT.model().eval()(torch.from_numpy(FAULT.inputs)).detach().numpy()
+    truths = {"logits": wanted.astype(np.float64).reshape(-1)}
+    return [
+        RightAnswer({"input": FAULT.inputs[:2]}, {"logits": wanted[:2]}, True, None),
+        RightAnswer({"input": FAULT.inputs}, {"logits": wanted}, False, truths),
+    ]
+
+
+def inquiry(candidate: Candidate) -> Inquiry:
+    setup = plain_setup("ort-cpu-optimized")
+    limits = Limits("ort-cpu-optimized", setup, float64=False)
+    return Inquiry(candidate, limits, bound=1.0, threads=1, deterministic=False)
+
+
+def test_it_is_found_there(candidate, right, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a session was opened in the process of the verdict")
+
+    monkeypatch.setattr(OptimiserTrials, "outcome", never)
+    found = blame_apart(inquiry(candidate), right)
+    assert (found.names, found.reason) == (FAULT.names, None)
+
+
+def test_what_is_asked_and_the_arrays_arrive_as_they_are(candidate, right, monkeypatch):
+    """Without a process: the child's side, called here."""
+    arrived = {}
+
+    def judge(answers, limits, *, bound):
+        arrived.update(right=answers, limits=limits, bound=bound)
+        raise DigestMismatch("far enough")
+
+    monkeypatch.setattr(apart, "OutputJudge", judge)
+    monkeypatch.setattr(apart, "call", lambda _, arguments, **__: tried(**arguments))
+    given = inquiry(candidate)
+    found = blame_apart(dataclasses.replace(given, bound=0.25), right)
+    assert found == OptimiserBlame(reason="far enough")
+    assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
+    for before, after in zip(right, arrived["right"], strict=True):
+        assert before.first == after.first
+        for name in ("feed", "outputs", "truths"):
+            np.testing.assert_equal(getattr(after, name), getattr(before, name))
+
+
+@pytest.mark.parametrize(
+    ("does", "limit_s", "reason"),
+    [
+        (("die", {"number": 6}), 40.0, "the process that did it died of SIGABRT"),
+        (
+            ("for_ever", {}),
+            0.5,
+            "switching off optimisers took more than the 0.5 s that are allowed",
+        ),
+        (("stumble", {}), 40.0, "KeyError"),
+        (("echo", {"names": 5}), 40.0, "names"),
+    ],
+)
+def test_what_breaks_there_is_a_reason_and_no_error(
+    candidate, right, monkeypatch, does, limit_s, reason
+):
+    def other(_, arguments, **options):
+        function, given = does
+        return call(f"tests.bounded.behaviour:{function}", given, **options)
+
+    monkeypatch.setattr(apart, "LIMIT_S", limit_s)
+    monkeypatch.setattr(apart, "call", other)
+    found = blame_apart(inquiry(candidate), right)
+    assert found.names == ()
+    assert reason in found.reason
+    assert "Nothing was decided" not in found.reason
+
+
+def test_what_no_file_can_hold_is_a_reason(candidate, right):
+    odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
+    found = blame_apart(inquiry(candidate), [odd])
+    assert (found.names, found.remedy) == ((), None)
+    assert "ValueError" in found.reason
