@@ -21,7 +21,9 @@ from tests.builders import (
     runtime_evidence,
 )
 
-REMEDIES_OF_SEVERAL = {"probe_as_samples", "threshold_unmeasured", "unsure"}
+REMEDIES_OF_SEVERAL = {
+    "cost_unmeasured", "probe_as_samples", "threshold_unmeasured", "unsure",
+}  # fmt: skip
 """They are no names of checks."""
 
 
