@@ -69,6 +69,11 @@ class Meter:
         """A batch of one sample, beside the others."""
         self._singles.add(seconds, batch_size=1)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether no batch of the samples was timed but the first."""
+        return self._batches.is_cold
+
     def latency(self) -> Latency | None:
         """Of the batches of the samples; None: there was none."""
         return self._batches.result()
