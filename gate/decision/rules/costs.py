@@ -89,10 +89,17 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
 
 
 def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
-    grown = runtime.memory_bytes
+    """0 is right where the process had the memory before."""
+    grown, none = runtime.memory_bytes, _metric("memory_mb", None, bound)
     if grown is None:
-        return _check(_metric("memory_mb", None, bound), runtime, "nobody measured its memory")
-    text = "By so much the process grew at its peak, while it opened the file and ran it"
+        return _check(none, runtime, "nobody measured its memory, or it could not be read")
+    if runtime.cost is None:
+        problem = "evidence of before has it by another definition"
+        return _check(none, runtime, problem)
+    text = (
+        "By so much memory grew while it opened the file and ran it: at the peak of the process, "
+        "of a browser at the end"
+    )
     return _check(_metric("memory_mb", grown / _MB, bound), runtime, text)
 
 

@@ -151,10 +151,21 @@ def test_other_threads_than_pytorchs_are_said() -> None:
 
 @pytest.mark.parametrize(
     ("size", "verdict"),
-    [(60_000_000, Verdict.PASS), (60_000_001, Verdict.FAIL), (None, Verdict.ERROR)],
+    [
+        (0, Verdict.PASS),
+        (60_000_000, Verdict.PASS),
+        (60_000_001, Verdict.FAIL),
+        (None, Verdict.ERROR),
+    ],
 )
 def test_memory_is_what_the_process_grew_by(size: int | None, verdict: Verdict) -> None:
     assert judged(timed(memory_bytes=size))["memory_mb"].verdict is verdict
+
+
+def test_memory_by_the_definition_of_before_is_none() -> None:
+    check = judged(timed(cost=None, memory_bytes=1))["memory_mb"]
+    assert (check.verdict, check.observed) == (Verdict.ERROR, None)
+    assert "by another definition" in check.explanation
 
 
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
