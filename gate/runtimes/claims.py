@@ -10,23 +10,23 @@ import math
 import numbers
 
 
-def count_of(said: object) -> int | None:
+def count_of(value: object) -> int | None:
     """Bytes; None for what is no whole number from 0 on."""
-    number = _number(said)
+    number = _number(value)
     return int(number) if number is not None and number >= 0 and number == int(number) else None
 
 
-def seconds_of(said: object) -> float | None:
+def seconds_of(value: object) -> float | None:
     """None for what is no time above 0."""
-    number = _number(said)
+    number = _number(value)
     return number if number is not None and number > 0 else None
 
 
-def _number(said: object) -> float | None:
-    if not isinstance(said, numbers.Real) or isinstance(said, bool):
+def _number(value: object) -> float | None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return None
     try:
-        number = float(said)
+        number = float(value)
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
