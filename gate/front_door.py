@@ -152,7 +152,8 @@ def check(
     Without a policy the built-in one applies: each output is judged as what it is seen to be. The
     model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
     changed meanwhile, or the record of the export is about another, EvidenceError if the model's
-    source files changed meanwhile; a bad file is a returned decision.
+    source files changed meanwhile; a bad file is a returned decision. On Linux the peak of this
+    process (`VmHWM`, `ru_maxrss`) is counted anew.
     """
     policy = policy or Policy.default()
     if workload.recordings:

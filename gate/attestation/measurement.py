@@ -5,7 +5,7 @@ The predicate is our own; its schema is in docs/attestation.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from gate.attestation.statement import Resource, Statement, Worded, resources
 from gate.records.evidence import Evidence
@@ -81,6 +81,17 @@ class MeasurementPredicate(Worded):
                 for each in evidence.runtimes
             ),
         )
+
+    def in_words_of(self, signed: Self) -> Self:
+        """The same, without what `signed` does not say because its words came later: the identity
+        of a runtime. The digest of the evidence covers it."""
+        if len(self.runtimes) != len(signed.runtimes):
+            return self
+        runtimes = tuple(
+            mine.model_copy(update={"identity": None} if theirs.identity is None else {})
+            for mine, theirs in zip(self.runtimes, signed.runtimes, strict=True)
+        )
+        return self.model_copy(update={"runtimes": runtimes})
 
     def about(self, subjects: dict[str, Digest]) -> Statement:
         """The statement about these files, by name."""

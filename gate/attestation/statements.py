@@ -94,7 +94,7 @@ def verify_measurement(
     """Who vouches that exactly this was measured. Raises Untrusted."""
     what = "the statement on the evidence"
     found = _predicate(MeasurementPredicate, signed, MEASUREMENT_TYPE, what=what)
-    expected = MeasurementPredicate.of(evidence, code=found.code)
+    expected = MeasurementPredicate.of(evidence, code=found.code).in_words_of(found)
     if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
         raise Untrusted(
             f"{what} is about evidence {found.evidence.sha256}, on {found.model}; this is "

@@ -152,8 +152,9 @@ REMEDIES: dict[str, str] = {
     "(latency_ratio).",
     "memory_mb": "The runtime takes more memory than allowed: a smaller batch size, or a smaller "
     "model; look at the peak in the table of costs; or allow more (memory_mb).",
-    "cost_unmeasured": "Measure again with this version, on samples for two batches at least; a "
-    "recording has no times: bound another runtime, or leave the bound out.",
+    "cost_unmeasured": "Measure again with this version. A recording has neither times nor memory, "
+    "and some systems say of no process what it takes: bound another runtime, or leave the bound "
+    "out.",
     "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
     "order and precision; without labels, give --labels.",
 }

@@ -232,7 +232,7 @@ def _open(
                 conditions=conditions(policy),
                 example=example if by_inputs is None else by_inputs.by_input(example),
             ),
-            cuda=chosen.promises.bounds == "cuda",
+            cuda=chosen.takes_cuda,
         )
         track.runner = Runner(session, candidate.subject, by_inputs)
     except PolicyError:

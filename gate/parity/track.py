@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,13 +91,23 @@ class Track:
         except Exception as error:
             self.fail(error)
 
+    def repeat(self, batch: Batch, reference: Sequence[Array]) -> None:
+        """Compute a full batch of the samples again, on the clock; a recording computes nothing."""
+        size = len(next(iter(batch.values())))
+        self._take_turn(batch, reference, partial(self.meter.batch, batch_size=size))
+
     def single_step(self, sample: Batch, reference: Sequence[Array]) -> None:
         """Compute a batch of one sample on the clock; a recording computes nothing."""
+        self._take_turn(sample, reference, self.meter.single)
+
+    def _take_turn(
+        self, batch: Batch, reference: Sequence[Array], note: Callable[[float], None]
+    ) -> None:
         if self.runner is None or not self.runner.live:
             return
         try:
-            self.compute(sample, reference)
-            self.meter.single(self.runner.seconds)
+            self.compute(batch, reference)
+            note(self.runner.seconds)
         except Exception as error:
             self.fail(error)
 

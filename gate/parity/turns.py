@@ -1,10 +1,10 @@
-"""The time of one sample: the reference and all runtimes compute the first one in turns, so that
-what slows the machine down slows down all of them."""
+"""Batches that are computed once more for their time alone: the reference and all runtimes take
+turns, so that what slows the machine down slows down all of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gate.parity.stand import Stand
 from gate.parity.track import Track
@@ -18,12 +18,20 @@ _FREE_S = 0.05
 
 
 def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None:
-    """Time batches of one sample. `seconds`: how long all samples took.
+    """Time batches of one sample, and the first full batch where there was no second one: its one
+    time is that of a first run. `seconds`: how long all samples took.
 
-    A file with a fixed batch can't take one, which is noted. A runtime that breaks has failed.
-    Raises EvidenceError where the reference breaks.
+    A file with a fixed batch can't take one sample, which is noted. A runtime that breaks has
+    failed. Raises EvidenceError where the reference breaks.
     """
     size = stand.binding.batch_size
+    allowed = max(_SHARE * seconds, _FREE_S)
+    if stand.reference.meter.is_cold:
+        batch = next(stand.samples.batches(size))
+        for _ in _turns(allowed, taken=1):
+            expected = stand.reference.timed_run(batch)
+            for track in tracks:
+                track.repeat(batch, expected)
     if size == 1:  # its batches are of one sample
         return
     if stand.binding.fixed:
@@ -32,10 +40,16 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
             meter.single_unmeasured = reason
         return
     sample = next(stand.samples.batches(1))
-    allowed, start = max(_SHARE * seconds, _FREE_S), time.perf_counter()
-    for turn in range(_MOST):
-        if turn >= _LEAST and time.perf_counter() - start > allowed:
-            return
+    for _ in _turns(allowed):
         expected = stand.reference.single_run(sample)
         for track in tracks:
             track.single_step(sample, expected)
+
+
+def _turns(allowed: float, *, taken: int = 0) -> Iterator[int]:
+    """As many as that many seconds allow; `taken` were before."""
+    start = time.perf_counter()
+    for turn in range(taken, _MOST):
+        if turn >= _LEAST and time.perf_counter() - start > allowed:
+            return
+        yield turn

@@ -135,8 +135,9 @@ class RuntimeEvidence(Record):
     latency: Latency | None = None
     """Of the batches of the measurement."""
     memory_bytes: Count | None = later(None)
-    """By how much the resident memory of its process grew at its peak while the runtime opened the
-    file and computed its first batches; roughly. None: not measured."""
+    """By how much the resident memory of its process grew at its peak (of a browser: at the end)
+    while the runtime opened the file and computed its first batches; roughly. None: not measured.
+    Without `cost` it is by another definition."""
     cost: Cost | None = later(None)
     """None: of before it was measured, or a recording."""
     probes: tuple[ProbeParity, ...] = later(())

@@ -13,13 +13,14 @@ from gate.errors import EvidenceError, PolicyError
 from gate.policy.built_in import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
-from gate.records.runtime import RUNTIMES, RuntimeIdentity, RuntimeName
+from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeIdentity, RuntimeName
 from gate.runtimes import registry
 from gate.runtimes.apart import Apart
 from gate.runtimes.recorded import Recorded
 from gate.runtimes.runtime import Batch, Conditions, Promises, Proof, RunnableFile, Session
 from gate.storage.yaml_section import first_problem
 
+_ON_CUDA = (CUDA_PROVIDER, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 Installed = Mapping[RuntimeName, tuple[registry.Entry, ...]]
 
 
@@ -54,6 +55,11 @@ class ChosenRuntime:
                 return Promises("")
             self._promises = self.runtime.promised(self._options)
         return self._promises
+
+    @property
+    def takes_cuda(self) -> bool:
+        """Whether it is to compute on a CUDA device, from this process."""
+        return not isinstance(self.runtime, Apart) and self.promises.provider in _ON_CUDA
 
     def absent_reason(self) -> str | None:
         """Why it can't run on this machine. Raises PolicyError for options that it does not take,

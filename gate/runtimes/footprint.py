@@ -5,13 +5,14 @@ Elsewhere, and where that is refused, memory is looked at between the runs alone
 hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had
 held looked as if it took a third of what it takes. More often costs more time than it shows.
 Runtimes that share a process share libraries, too: a figure to compare runtimes and releases by,
-roughly.
+roughly. Where the system does not say how much memory is taken, there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,26 +28,31 @@ class Footprint:
 
     def __init__(self) -> None:
         self.grown: int | None = None
-        """By how much it grew at its peak; what shrinks counts as nothing. None: nobody looked."""
+        """By how much it grew at its peak; what shrinks counts as nothing. None: nobody looked, or
+        could once not look."""
         self.peak: int | None = None
         """The largest resident memory, everything else in the process included."""
         self._kept = self._before = 0
-        self._is_exact = False
+        self._is_exact = self._is_broken = False
 
     def begin(self) -> None:
         """From here on memory is the runtime's."""
-        if self.grown is None:
-            _give_back()
-        self._is_exact = _restart_peak()
-        self._before = _resident()
+        with self._unless_broken():
+            if self.grown is None:
+                _give_back()
+            self._is_exact = _restart_peak()
+            self._before = _resident()
 
     def end(self) -> None:
         """Up to here it was."""
-        now = _resident()
-        peak = max(now, _highest() if self._is_exact else 0)
-        grown = self._kept + max(0, peak - self._before)
-        self.grown, self.peak = max(self.grown or 0, grown), max(self.peak or 0, peak)
-        self._kept, self._before = self._kept + max(0, now - self._before), now
+        with self._unless_broken():
+            now = _resident()
+            peak = max(now, _highest() if self._is_exact else 0)
+            grown = self._kept + max(0, peak - self._before)
+            self._kept, self._before = self._kept + max(0, now - self._before), now
+            if not self._is_broken:
+                self.grown = max(self.grown or 0, grown)
+                self.peak = max(self.peak or 0, peak)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -55,14 +61,32 @@ class Footprint:
         yield
         self.end()
 
+    @contextlib.contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """A part of the figure would be too little, so that what breaks once leaves none. It is no
+        fault of the runtime's."""
+        try:
+            yield
+        except Exception:
+            self._is_broken = True
+            self.grown = self.peak = None
+
 
 def _resident() -> int:
+    """By `/proc/self`, which is this process even where its number is another's in `/proc`: there
+    psutil reads the other one."""
+    if sys.platform == "linux":
+        return _status("VmRSS:")
     return int(psutil.Process().memory_info().rss)
 
 
 def _highest() -> int:
+    return _status("VmHWM:")
+
+
+def _status(name: str) -> int:
     lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def _restart_peak() -> bool:

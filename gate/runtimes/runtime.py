@@ -49,10 +49,14 @@ class Proof:
     """`float32`, where that is read back from what runs; a policy of precision `exact` asks for
     it."""
     memory_bytes: int | None = None
-    """By how much what computes grew; None: whoever measures looks at its own process."""
+    """By how much what computes grew, in another process; None: whoever measures looks at its own,
+    unless `own_process`."""
     peak_bytes: int | None = None
     """Largest resident memory of the process that computes, where that is another than whoever
     measures."""
+    own_process: bool = False
+    """It computes in another process than whoever measures: what it does not say of its memory,
+    nobody knows."""
 
 
 class Conditions(Record):
@@ -73,7 +77,8 @@ class Session(ABC):
     """A file that was opened."""
 
     seconds: float | None = None
-    """How long the last run took, where the session has a clock of its own."""
+    """How long the last run took, where the session has a clock of its own; what is no time above
+    0 counts as none."""
     open_seconds: float | None = None
     """How long opening the file took, likewise: without what only the gate asks for."""
     live: ClassVar[bool] = True

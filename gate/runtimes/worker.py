@@ -22,6 +22,7 @@ from gate.errors import EvidenceError, OutputMismatch, PolicyError
 from gate.onnxfile.candidate import Candidate
 from gate.records.evidence import Subject
 from gate.runtimes import messages
+from gate.runtimes.claims import count_of, seconds_of
 from gate.runtimes.footprint import Footprint
 from gate.runtimes.registry import runtime_at
 from gate.runtimes.runtime import Array, Conditions, Proof, RunnableFile, Runtime, Session
@@ -106,15 +107,14 @@ class _Worker:
         )
         seconds = time.perf_counter() - start
         _check_live(self._session)
-        own = self._session.open_seconds
-        return {"seconds": seconds if own is None else own}, {}
+        return {"seconds": seconds_of(self._session.open_seconds) or seconds}, {}
 
     def _run(self, _: Header, arrays: dict[str, Array]) -> Answer:
         session, subject = self._opened()
         start = time.perf_counter()
         outputs = session.run(arrays)
         seconds = time.perf_counter() - start
-        return {"seconds": session.seconds or seconds}, _numbers(outputs, subject)
+        return {"seconds": seconds_of(session.seconds) or seconds}, _numbers(outputs, subject)
 
     def _proof(self, _: Header, __: dict[str, Array]) -> Answer:
         session, _subject = self._opened()
@@ -123,10 +123,12 @@ class _Worker:
             raise EvidenceError(f"proof() gave {type(proof).__name__}, expected a Proof")
         plain = asdict(proof)
         plain["versions"] = {**self._loaded().versions(), **proof.versions}
-        if proof.memory_bytes is None:
+        if proof.memory_bytes is None and not proof.own_process:
             self._memory.end()
             plain["memory_bytes"], plain["peak_bytes"] = self._memory.grown, self._memory.peak
-        return plain, {}
+        for name in ("memory_bytes", "peak_bytes"):
+            plain[name] = count_of(plain[name])
+        return {**plain, "own_process": True}, {}
 
     def _opened(self) -> tuple[Session, Subject]:
         if self._session is None or self._subject is None:

@@ -29,7 +29,7 @@ class CostRow(Record):
     latency_ratio: Measured | None = None
     """Of the median times, by PyTorch's; of two batch sizes the larger one."""
     memory_bytes: Count | None = None
-    """Growth at its peak."""
+    """Growth at its peak, of a browser at the end."""
     peak_bytes: Count | None = None
     """Of its whole process."""
     cuda_bytes: Count | None = None

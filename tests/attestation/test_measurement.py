@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from gate.attestation.envelope import SignedStatement
 from gate.attestation.measurement import CodeVersion, MeasurementPredicate
 from gate.attestation.statements import verify_measurement
 from gate.errors import Untrusted
@@ -68,13 +71,57 @@ def test_the_files_are_its_subjects() -> None:
     assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
 
 
-def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
-    identity = RuntimeIdentity(
-        kind="openvino", options={"precision_hint": "f32"}, provider="OpenVINO CPU",
-        versions={"openvino": "2026.4.1"}, device="AMD EPYC", precision="float32",
-    )  # fmt: skip
+IDENTITY = RuntimeIdentity(
+    kind="openvino", options={"precision_hint": "f32"}, provider="OpenVINO CPU",
+    versions={"openvino": "2026.4.1"}, device="AMD EPYC", precision="float32",
+)  # fmt: skip
+
+
+def identified(identity: RuntimeIdentity = IDENTITY) -> Evidence:
     own = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
-    measured = edited(runtimes=(own, *EVIDENCE.runtimes[1:]))
+    return edited(runtimes=(own, *EVIDENCE.runtimes[1:]))
+
+
+def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object]) -> Any:
+    """The statement on it, with the runtimes changed."""
+    statement = signing.statements(evidence, DECISION).evidence.statement
+    predicate = json.loads(json.dumps(statement.predicate))
+    change(predicate["runtimes"])
+    return SignedStatement.sign(
+        statement.model_copy(update={"predicate": predicate}), signing.key()
+    )
+
+
+def test_a_statement_from_before_identities_still_vouches() -> None:
+    measured = identified()
+    old = resigned(measured, lambda runtimes: runtimes[0].pop("identity"))
+    assert "identity" not in json.dumps(old.statement.predicate)
+    assert verify_measurement(old, measured, trust=signing.trust(), now=signing.NOW)
+    other = identified(IDENTITY.model_copy(update={"precision": "bfloat16"}))
+    with pytest.raises(Untrusted, match="The evidence was edited"):
+        verify_measurement(old, other, trust=signing.trust(), now=signing.NOW)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda runtimes: runtimes.pop(),
+        lambda runtimes: runtimes.append(runtimes[-1]),
+        lambda runtimes: runtimes[0]["identity"].update(precision="bfloat16"),
+        lambda runtimes: runtimes[1].update(identity=runtimes[0]["identity"]),
+        lambda runtimes: runtimes[0].update(identity={}),
+    ],
+)
+def test_a_statement_that_says_other_runtimes_does_not(change: Any) -> None:
+    measured = identified()
+    with pytest.raises(Untrusted, match="The evidence was edited"):
+        verify_measurement(
+            resigned(measured, change), measured, trust=signing.trust(), now=signing.NOW
+        )
+
+
+def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
+    identity, measured = IDENTITY, identified()
     predicate = MeasurementPredicate.of(measured, code=signing.CODE)
     assert predicate.runtimes[0].identity == identity.to_plain()
     assert predicate.to_plain()["runtimes"][0]["identity"]["precision"] == "float32"

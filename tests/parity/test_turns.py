@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gate.parity import turns
 from gate.parity.case import Case
 from gate.parity.measure import Measurement, measure
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.runtimes.ort import OrtSession
 from tests.parity import tiny
 
 POLICY = Policy(
@@ -67,10 +70,37 @@ def test_batches_of_one_are_taken_as_they_are(model, good) -> None:
     assert runtime.cost.single == runtime.latency
 
 
-def test_the_only_batch_is_cold(model, good) -> None:
+@pytest.mark.parametrize(
+    ("count", "batch_size", "fixed"), [(4, 4, False), (7, 4, False), (4, 4, True), (1, 4, False)]
+)
+def test_the_only_full_batch_is_repeated_until_it_is_warm(
+    model, good, tmp_path, count, batch_size, fixed
+) -> None:
+    example = {"input": tiny.images(batch_size)}
+    if fixed:
+        good = tiny.export(model, tmp_path / "fixed.onnx", example=example, dynamic=False)
+    found = measured(model, good, count=count, batch_size=batch_size)
+    (runtime,) = found.runtimes
+    for latency in (found.reference_latency, runtime.latency):
+        assert latency is not None
+        assert not latency.cold
+        assert latency.batch_size == min(count, batch_size)
+        assert turns._LEAST - 1 <= latency.batches < turns._MOST
+
+
+def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monkeypatch) -> None:
+    ran = []
+
+    def run(self, batch):
+        ran.append(len(batch["input"]))
+        if ran.count(4) > 1:
+            raise RuntimeError("worn out")
+        return original(self, batch)
+
+    original = OrtSession.run
+    monkeypatch.setattr(OrtSession, "run", run)
     (runtime,) = measured(model, good, count=4).runtimes
-    assert runtime.latency is not None
-    assert (runtime.latency.batches, runtime.latency.cold) == (1, True)
+    assert runtime.failure == "RuntimeError: worn out"
 
 
 def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:

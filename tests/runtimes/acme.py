@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel
 
 from gate.runtimes import Promises, Proof, Runtime, Session
@@ -200,3 +202,30 @@ def install(folder: Path, points: dict[str, str], *, name: str = "acme-parity") 
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
     lines = "".join(f"{point} = {place}\n" for point, place in points.items())
     (info / "entry_points.txt").write_text(f"[parity_gate.runtimes]\n{lines}")
+
+
+class _Saying(Running):
+    """It answers rightly, and says this of its time and memory."""
+
+    def __init__(self, path, said, **proof):
+        super().__init__(path)
+        self.seconds = self.open_seconds = said
+        self.proven = {"memory_bytes": said, "peak_bytes": said, **proof}
+
+    def proof(self):
+        return replace(super().proof(), **self.proven)
+
+
+class Boasts(Acme):
+    def open(self, file, **_):
+        return _Saying(str(file.path), np.int64(15))
+
+
+class Babbles(Acme):
+    def open(self, file, **_):
+        return _Saying(str(file.path), "little")
+
+
+class ElsewhereAgain(Acme):
+    def open(self, file, **_):
+        return _Saying(str(file.path), None, own_process=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from gate.runtimes import footprint
@@ -91,3 +93,37 @@ def test_looks_one_after_the_other_are_one_growth() -> None:
     assert 1.9 * SIZE <= memory.grown <= 2.2 * SIZE
     assert first.any()
     assert second.any()
+
+
+def test_where_memory_can_t_be_read_there_is_no_figure_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Footprint()
+    with memory.watched():
+        pass
+    assert memory.grown is not None
+    status = footprint._STATUS
+    monkeypatch.setattr(footprint, "_STATUS", tmp_path / "nowhere")
+    with memory.watched():
+        pass
+    assert (memory.grown, memory.peak) == (None, None)
+    monkeypatch.setattr(footprint, "_STATUS", status)
+    with memory.watched():  # what was missed stays missed
+        pass
+    assert (memory.grown, memory.peak) == (None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of /proc")
+def test_it_is_this_process_whatever_its_number_is_in_proc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def another(_: object = None) -> None:
+        raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "Process", another)
+    memory = Footprint()
+    with memory.watched():
+        kept = np.ones(SIZE, np.uint8)
+    assert memory.grown is not None
+    assert memory.grown >= 0.9 * SIZE
+    assert kept.any()

@@ -21,9 +21,7 @@ from tests.builders import (
     runtime_evidence,
 )
 
-REMEDIES_OF_SEVERAL = {
-    "cost_unmeasured", "probe_as_samples", "threshold_unmeasured", "unsure",
-}  # fmt: skip
+REMEDIES_OF_SEVERAL = {"cost_unmeasured", "probe_as_samples", "threshold_unmeasured", "unsure"}
 """They are no names of checks."""
 
 

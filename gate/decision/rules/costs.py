@@ -30,7 +30,7 @@ def latency_ratios(
     And why that is not all that can be measured; None: it is.
 
     Both sides took turns under the same threads, or the runtime's own. A batch that was the first
-    and the only one is left out.
+    and the only one has no time that counts.
     """
     one, other = runtime.cost, evidence.reference_cost
     if one is None or other is None:
@@ -39,8 +39,9 @@ def latency_ratios(
         )
     pairs = [(runtime.latency, evidence.reference_latency)]
     if one.single is not None or not _has_fixed_batch(evidence):
-        pairs.append((one.single, other.single))
+        pairs.append((_of_one(one.single), _of_one(other.single)))
     found: dict[int, float] = {}
+    cold: str | None = None
     for latency, reference in pairs:
         if latency is None or reference is None:
             return found, "its batches, and those of one sample, were not timed on both sides"
@@ -49,9 +50,17 @@ def latency_ratios(
                 f"batches of {latency.batch_size} were timed beside batches of "
                 f"{reference.batch_size} in PyTorch"
             )
-        if not (latency.cold or reference.cold):
+        if latency.cold or reference.cold:
+            size = _samples(latency.batch_size)
+            cold = f"of {size} only one batch was timed, the first, which warms up"
+        else:
             found[latency.batch_size] = _ratio(latency, reference)
-    return found, None if found else "only one batch was timed, the first, which warms up"
+    return found, cold
+
+
+def _of_one(single: Latency | None) -> Latency | None:
+    """Batches of another size are no answer to how long one sample takes."""
+    return single if single is not None and single.batch_size == 1 else None
 
 
 def _has_fixed_batch(evidence: Evidence) -> bool:
@@ -80,10 +89,17 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
 
 
 def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
-    grown = runtime.memory_bytes
+    """0 is right where the process had the memory before."""
+    grown, none = runtime.memory_bytes, _metric("memory_mb", None, bound)
     if grown is None:
-        return _check(_metric("memory_mb", None, bound), runtime, "nobody measured its memory")
-    text = "By so much the process grew at its peak, while it opened the file and ran it"
+        return _check(none, runtime, "nobody measured its memory, or it could not be read")
+    if runtime.cost is None:
+        problem = "evidence of before has it by another definition"
+        return _check(none, runtime, problem)
+    text = (
+        "By so much memory grew while it opened the file and ran it: at the peak of the process, "
+        "of a browser at the end"
+    )
     return _check(_metric("memory_mb", grown / _MB, bound), runtime, text)
 
 

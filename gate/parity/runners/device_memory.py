@@ -10,21 +10,28 @@ import torch
 
 
 class DeviceMemory:
-    """Of the first device, from the moment that this is made. Nothing without one."""
+    """Of the first device, from the moment that this is made. Nothing without one, nor where the
+    device can't be asked."""
 
     def __init__(self) -> None:
         self._before = _used()
         self.grown: int | None = None
-        """In bytes; None: there is no device, or nobody looked."""
+        """In bytes; None: there is no device, or it did not say."""
 
     def look(self) -> None:
         """After a step."""
-        if self._before is not None:
-            self.grown = max(self.grown or 0, (_used() or 0) - self._before)
+        now = _used()
+        if self._before is None or now is None:
+            self._before = self.grown = None
+        else:
+            self.grown = max(self.grown or 0, now - self._before)
 
 
 def _used() -> int | None:
-    if not torch.cuda.is_available():
+    try:
+        if not torch.cuda.is_available():
+            return None
+        free, total = torch.cuda.mem_get_info(0)
+    except Exception:  # a device that is full, or gone: whether it computes, the outputs show
         return None
-    free, total = torch.cuda.mem_get_info(0)
     return int(total - free)

@@ -27,6 +27,11 @@ class Stopwatch:
         """Whether a batch was timed."""
         return self._first is not None
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether the only full batch was the first one, which warms up."""
+        return self.is_running and not self._rest
+
     def add(self, seconds: float, *, batch_size: int) -> None:
         """Add one batch."""
         if self._first is None:
@@ -45,5 +50,5 @@ class Stopwatch:
             batches=len(milliseconds),
             median_ms=float(np.median(milliseconds)),
             p95_ms=float(np.percentile(milliseconds, 95)),
-            cold=not self._rest,
+            cold=self.is_cold,
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gate.parity.runners.device_memory import DeviceMemory
 from gate.parity.runners.latency import Stopwatch
 from gate.records.cost import Cost, Latency
+from gate.runtimes.claims import count_of, seconds_of
 from gate.runtimes.footprint import Footprint
 from gate.runtimes.runtime import Proof, Session
 
@@ -40,7 +41,7 @@ class Meter:
         start = time.perf_counter()
         with self.watched():
             session = opened()
-        own = session.open_seconds
+        own = seconds_of(session.open_seconds)
         self._open_seconds = time.perf_counter() - start if own is None else own
         return session
 
@@ -69,13 +70,18 @@ class Meter:
         """A batch of one sample, beside the others."""
         self._singles.add(seconds, batch_size=1)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether no batch of the samples was timed but the first."""
+        return self._batches.is_cold
+
     def latency(self) -> Latency | None:
         """Of the batches of the samples; None: there was none."""
         return self._batches.result()
 
     def memory_bytes(self, proof: Proof) -> int | None:
         """By how much it grew: by the runtime's own word where it has a process of its own."""
-        return self._memory.grown if proof.memory_bytes is None else proof.memory_bytes
+        return count_of(proof.memory_bytes) if _apart(proof) else self._memory.grown
 
     def cost(self, proof: Proof | None = None) -> Cost:
         """All else. `proof`: of a runtime, the reference has none."""
@@ -83,16 +89,20 @@ class Meter:
         batches = self._batches.result()
         if batches is not None and batches.batch_size == 1:
             single = batches
-        apart = proof is not None and proof.memory_bytes is not None
+        apart = proof is not None and _apart(proof)
         return Cost(
             open_ms=_milliseconds(self._open_seconds),
             first_ms=_milliseconds(self._first and self._first.seconds),
             first_batch_size=self._first and self._first.batch_size,
             single=single,
             single_unmeasured=self.single_unmeasured,
-            peak_bytes=proof.peak_bytes if proof and apart else self._memory.peak,
+            peak_bytes=count_of(proof.peak_bytes) if proof and apart else self._memory.peak,
             cuda_bytes=None if self._device is None else self._device.grown,
         )
+
+
+def _apart(proof: Proof) -> bool:
+    return proof.own_process or proof.memory_bytes is not None
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -32,5 +32,5 @@ def describe_processor() -> tuple[str, tuple[str, ...] | None]:
 
 def _field(text: str, name: str) -> str | None:
     """The first one of this name: cores of one machine are alike, or nobody can say more."""
-    found = re.search(rf"^{name}\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    found = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
     return found.group(1).strip() if found else None

@@ -12,6 +12,7 @@ from gate.errors import OutputMismatch
 from gate.parity.arrays.binding import Binding
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject
+from gate.runtimes.claims import seconds_of
 from gate.runtimes.runtime import Array, Batch, Conditions, Proof, Session
 
 
@@ -51,7 +52,7 @@ class Runner:
         fed = self._fed(batch)
         start = time.perf_counter()
         outputs = compute(fed)
-        own = self._session.seconds
+        own = seconds_of(self._session.seconds)
         self.seconds = time.perf_counter() - start if own is None else own
         for spec, output in zip(self._subject.outputs, outputs, strict=False):
             if not isinstance(output, np.ndarray) or output.dtype.kind not in "biuf":

@@ -128,8 +128,13 @@ class BrowserSession(Session):
             versions={package.NAME: self._opened["version"], "Chromium": self._page.version},
             device=_device(self._adapter),
             precision="float32",
-            memory_bytes=max(0, _chromium_bytes() - self._before),
+            memory_bytes=self._grown(),
+            own_process=True,
         )
+
+    def _grown(self) -> int | None:
+        now = _chromium_bytes()
+        return None if now is None or self._before is None else max(0, now - self._before)
 
     def close(self) -> None:
         """End Chromium."""
@@ -218,10 +223,14 @@ def _device(adapter: Mapping[str, Any] | None) -> str | None:
     return f"{text} (software)" if adapter["software"] else text
 
 
-def _chromium_bytes() -> int:
-    """Memory that the processes of Chromium have for themselves; most of the rest is shared."""
-    found = 0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            found += process.memory_full_info().uss
-    return int(found)
+def _chromium_bytes() -> int | None:
+    """Memory that the processes of Chromium have for themselves; most of the rest is shared. None:
+    there is one that may not be looked at, as in Chromium's own sandbox, or there is none."""
+    found = []
+    try:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                found.append(process.memory_full_info().uss)
+    except (psutil.Error, OSError):
+        return None
+    return int(sum(found)) if found else None

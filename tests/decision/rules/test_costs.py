@@ -113,10 +113,18 @@ def test_a_time_of_pytorch_that_is_none_is_no_pass(median: float) -> None:
     assert check.verdict is Verdict.FAIL
 
 
-def test_a_first_batch_alone_does_not_count() -> None:
+def test_a_first_batch_alone_is_no_time_and_is_not_left_out() -> None:
     cold = latency(1000.0, batches=1, cold=True)
     check = judged(timed(latency=cold), reference_latency=cold)["latency_ratio"]
-    assert (check.verdict, check.observed) == (Verdict.PASS, 1.0)
+    assert (check.verdict, check.observed) == (Verdict.ERROR, None)
+    assert "of 32 samples only one batch was timed" in check.explanation
+
+
+def test_batches_of_another_size_are_none_of_one_sample() -> None:
+    check = judged(timed(cost=Cost(single=latency(2.0))), reference_cost=Cost(single=latency(2.0)))[
+        "latency_ratio"
+    ]
+    assert check.verdict is Verdict.ERROR
 
 
 def test_a_file_with_a_fixed_batch_is_judged_by_its_batch() -> None:
@@ -143,10 +151,21 @@ def test_other_threads_than_pytorchs_are_said() -> None:
 
 @pytest.mark.parametrize(
     ("size", "verdict"),
-    [(60_000_000, Verdict.PASS), (60_000_001, Verdict.FAIL), (None, Verdict.ERROR)],
+    [
+        (0, Verdict.PASS),
+        (60_000_000, Verdict.PASS),
+        (60_000_001, Verdict.FAIL),
+        (None, Verdict.ERROR),
+    ],
 )
 def test_memory_is_what_the_process_grew_by(size: int | None, verdict: Verdict) -> None:
     assert judged(timed(memory_bytes=size))["memory_mb"].verdict is verdict
+
+
+def test_memory_by_the_definition_of_before_is_none() -> None:
+    check = judged(timed(cost=None, memory_bytes=1))["memory_mb"]
+    assert (check.verdict, check.observed) == (Verdict.ERROR, None)
+    assert "by another definition" in check.explanation
 
 
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))

@@ -88,3 +88,45 @@ def test_cuda_memory_is_what_the_device_has_less(monkeypatch: pytest.MonkeyPatch
     with meter.watched():
         pass
     assert meter.cost(Proof()).cuda_bytes == 300
+
+
+def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([(900, 1000), (600, 1000)])
+
+    def asked(device: int) -> tuple[int, int]:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise RuntimeError("CUDA error: out of memory") from None
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
+    meter = Meter()
+    meter.open(Opened, cuda=True)
+    with meter.watched():
+        pass
+    assert meter.cost(Proof()).cuda_bytes is None
+    late = Meter()
+    late.open(Opened, cuda=True)
+    assert late.cost(Proof()).cuda_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
+)
+def test_words_that_are_no_figure_stop_nobody(said: Any, expected: int | None) -> None:
+    session, meter = Opened(), Meter()
+    session.open_seconds = said
+    meter.open(lambda: session, cuda=False)
+    proof = Proof(memory_bytes=said, peak_bytes=said)
+    cost = meter.cost(proof)
+    assert (meter.memory_bytes(proof), cost.peak_bytes) == (expected, expected)
+    assert cost.open_ms is not None
+    assert cost.open_ms > 0
+
+
+def test_a_process_of_its_own_that_says_nothing_is_not_the_gates() -> None:
+    meter, proof = Meter(), Proof(own_process=True)
+    meter.open(Opened, cuda=False)
+    assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)

@@ -24,6 +24,8 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf
         (X86, ("amx_int8", "amx_tile", "avx2", "avx512_vnni", "avx512f", "avx_vnni")),
         (ARM, ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")),
         ("flags : fpu sse\n", ()),
+        ("model name\t:\nflags\t\t:\nbugs\t\t: avx2\n", None),
+        ("flags\t\t: \nbugs\t\t: avx2\n", None),
         ("", None),
         (None, None),
     ],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnxruntime
+import psutil
 import pytest
 from onnx import TensorProto, helper
 
@@ -163,3 +166,26 @@ def test_an_onnxruntime_web_that_was_changed_is_not_opened(tmp_path, monkeypatch
         opened(model)
     with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
         BrowserWasm().versions()
+
+
+def test_a_chromium_that_may_not_be_looked_at_has_no_figure(monkeypatch):
+    class Process:
+        def __init__(self, found):
+            self.found = found
+
+        def memory_full_info(self):
+            if isinstance(self.found, Exception):
+                raise self.found
+            return SimpleNamespace(uss=self.found)
+
+    ended, closed = psutil.NoSuchProcess(7), psutil.AccessDenied(7)
+    for found, expected in (
+        ([3, 4], 7),
+        ([3, ended], 3),
+        ([3, closed], None),
+        ([closed, closed], None),
+        ([], None),
+    ):
+        processes = [Process(each) for each in found]
+        monkeypatch.setattr(psutil.Process, "children", lambda self, recursive, p=processes: p)
+        assert module._chromium_bytes() == expected
