@@ -98,8 +98,8 @@ def chart(
         layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)
         drawn = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
         paint(drawn)
-        FigureCanvasSVG(drawn)
-        drawn.savefig(stream, format="svg", metadata={"Date": None})
+        # Figure.savefig would draw it twice.
+        FigureCanvasSVG(drawn).print_svg(stream, metadata={"Date": None})
     words = printable(title), printable(alternative)
     return Chart(name, *words, _inlined(stream.getvalue(), name, words))
 
