@@ -31,10 +31,11 @@ from tests.registry.releases import evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.test_preprocessing_beside import made
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof]
+pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
 POLICY = builders.policy()
 SPARED = "spared"
-SETTLED_S = 240.0
+SETTLED_S = 600.0
+"""For fifty deployments, each with processes of its own, on a machine that does more than that."""
 MEMORY_KB = 600 * 1024
 
 
