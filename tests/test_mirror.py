@@ -47,7 +47,6 @@ ELSEWHERE = {
     "preprocess/by/torchvision": ("preprocess/test_implementations.py", ALIKE),
     "preprocess/dumped": ("commands/test_preprocess.py", "only the command reads dumped tensors"),
     "records/incumbent": ("decision/rules/test_incumbent.py", AS_DATA),
-    "records/localisation": ("localisation/test_locate.py", AS_DATA),
     "records/names": ("report/test_folder.py", AS_DATA),
     "records/trials": ("test_export_trials.py", AS_DATA),
     "registry/mlflow/experiment": ("pipelines/test_run.py", "the runs of the pipeline use it"),

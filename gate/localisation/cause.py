@@ -16,6 +16,7 @@ from gate.localisation.layout import Layout
 from gate.localisation.loose import tensor_names, tensors_around
 from gate.localisation.rows import Deviation
 from gate.localisation.values import ComputedValue
+from gate.records.localisation import listed
 
 _TF32 = 2.0**-12
 """Typical relative error (rms) of rounding to 10 bits of mantissa."""
@@ -120,9 +121,10 @@ class Detective:
         text = f"{shown} computes something else than {kind}"
         same, unfound = self._compared(suspect, places, nodes)
         if same:
-            text = f"{_listed(same)} {'is' if len(same) == 1 else 'are'} the model's, but {text}"
+            are = "is" if len(same) == 1 else "are"
+            text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
         if unfound:
-            text += f" (not compared: {_listed(unfound)})"
+            text += f" (not compared: {listed(unfound, most=_NAMES)})"
         return Cause(path, text, _OPERATOR)
 
     def nowhere(self, value: ComputedValue, behind: str) -> Cause:
@@ -245,11 +247,6 @@ class Detective:
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
         text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
         return Cause(value.path, text, _CODE)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:_NAMES]) + ([f"{len(names) - _NAMES} more"] if len(names) > _NAMES else [])
-    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

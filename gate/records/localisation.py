@@ -149,15 +149,16 @@ class Explanation(Record):
     failure: str | None = None
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them: `a, b and c`."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+def listed(names: Sequence[str], *, most: int | None = None) -> str:
+    """Names as a sentence has them: `a, b and c`, or `a, b and 4 more` beyond so many; empty for
+    none."""
+    more = 0 if most is None else len(names) - most
+    shown = [*names[:most], *([f"{more} more"] if more > 0 else [])]
+    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
 
 
 def _nodes(nodes: Sequence[str]) -> str:
     """The operators of nodes, those that come several times with their number."""
     counted = Counter(node.partition(" ")[0] for node in nodes)
     names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
-    more = len(names) - _SHOWN
-    shown = names[:_SHOWN] + ([f"{more} more"] if more > 0 else [])
-    return listed(shown) if shown else "nothing"
+    return listed(names, most=_SHOWN) or "nothing"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from gate.decision.rules.costs import latency_ratios
+from gate.decision.rules.costs import largest_ratio, latency_ratios
 from gate.records.cost import Cost, Latency
-from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.evidence import Evidence
 from gate.storage.record import Count, Measured, Record
 from gate.story.wording import printable
 
@@ -63,8 +62,10 @@ def _rows(evidence: Evidence) -> Iterator[CostRow]:
     for runtime in evidence.runtimes:
         if runtime.measured and runtime.cost is not None:
             row = _row(printable(runtime.runtime), runtime.cost, runtime.latency)
-            ratio, memory = _ratio(evidence, runtime), runtime.memory_bytes
-            yield row.model_copy(update={"latency_ratio": ratio, "memory_bytes": memory})
+            ratio = largest_ratio(latency_ratios(evidence, runtime)[0])
+            yield row.model_copy(
+                update={"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
+            )
 
 
 def _row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
@@ -77,11 +78,6 @@ def _row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
         peak_bytes=cost.peak_bytes,
         cuda_bytes=cost.cuda_bytes,
     )
-
-
-def _ratio(evidence: Evidence, runtime: RuntimeEvidence) -> float | None:
-    ratios = latency_ratios(evidence, runtime)[0].values()
-    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=None)
 
 
 def _time(milliseconds: float | None) -> str:

@@ -133,7 +133,7 @@ def test_whatever_happens_has_an_end(function, arguments, limits, message):
     began = time.monotonic()
     with pytest.raises(LimitExceeded, match=f"(?s)^the work.*{message}") as caught:
         _call(function, limits=limits, **arguments)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert "Nothing was decided" in str(caught.value)
 
 

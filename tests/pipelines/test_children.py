@@ -89,7 +89,7 @@ def is_dead(process: psutil.Process) -> bool:
         return True
 
 
-def until(found: Callable[[], bool], seconds: float = 20) -> None:
+def until(found: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline

@@ -145,7 +145,7 @@ def test_what_is_deployed_says_how_pictures_become_its_input(
     place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = spoiled
     begun = time.monotonic()
     assert ("guard", "reverted", "1") in service.look()
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 30
     live = service.store.live(NAME)
     assert live is not None
     assert live.slots[EXACT].preprocessing == IMAGENET

@@ -132,7 +132,7 @@ def test_what_an_editor_writes_condemns_that_version_and_stops_no_look(
     begun = time.monotonic()
     with pytest.raises(DigestMismatch):
         stored.look(number)
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 30
     assert [line.version for line in stored.model.ledger.entries()][3:] == [number]
     for other in {"1", "2", "3"} - {number}:
         stored.look(other)

@@ -136,7 +136,7 @@ def running(
         parts.inbox.close()
 
 
-def until(holds: Callable[[], Any], *, seconds: float = 20) -> None:
+def until(holds: Callable[[], Any], *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come about in time"

@@ -67,7 +67,7 @@ def test_silent_connections_keep_no_delivery_out(small: Service, say: bytes) -> 
 def test_a_silent_connection_is_closed(small: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_timeout_s", 0.3)
     with connected(small, 3) as silent, connected(small, 3, say=b"GET /heal") as slow:
-        until(lambda: all(is_closed(one) for one in (*silent, *slow)), seconds=10)
+        until(lambda: all(is_closed(one) for one in (*silent, *slow)), seconds=30)
 
 
 def test_dribbling_wins_no_time(small: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_dribbling_wins_no_time(small: Service, monkeypatch: pytest.MonkeyPatch)
         while time.monotonic() - begun < 10:
             one.sendall(b"x")
             time.sleep(0.05)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 9
 
 
 def test_after_an_answer_the_next_head_has_its_time(

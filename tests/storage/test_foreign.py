@@ -114,7 +114,7 @@ def test_what_is_no_strict_json_is_refused_at_once(data: bytes, says: str) -> No
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 30
     assert most < 150e6
 
 
@@ -125,7 +125,7 @@ def test_yaml_has_no_aliases_and_is_flat(data: bytes) -> None:
     begun = time.monotonic()
     with pytest.raises(EvidenceError, match="no plain YAML"):
         plain_yaml(data, what="it")
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - begun < 30
 
 
 def test_plain_yaml_is_read() -> None:

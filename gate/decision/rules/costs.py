@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
@@ -63,6 +63,12 @@ def _of_one(single: Latency | None) -> Latency | None:
     return single if single is not None and single.batch_size == 1 else None
 
 
+def largest_ratio(ratios: Mapping[int, float]) -> float | None:
+    """What `latency_ratio` bounds: NaN if one of them is; None: there is none."""
+    worst = max(ratios.values(), default=None)
+    return math.nan if any(map(math.isnan, ratios.values())) else worst
+
+
 def _has_fixed_batch(evidence: Evidence) -> bool:
     """Then it can't take one sample; by the file, not by the word of who measured."""
     sizes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
@@ -79,7 +85,7 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
     ratios, problem = latency_ratios(evidence, runtime)
     if problem is not None:
         return _check(_metric("latency_ratio", None, bound), runtime, problem)
-    worst = max(ratios.values(), key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+    worst = largest_ratio(ratios)
     listed = ", ".join(f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items())
     reason = runtime.cost.single_unmeasured if runtime.cost and not runtime.cost.single else None
     text = f"Of PyTorch's time on the CPU, by batch: {listed}{_threads(evidence, runtime)}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import decide
-from gate.decision.rules.costs import costs, latency_ratios
+from gate.decision.rules.costs import costs, largest_ratio, latency_ratios
 from gate.policy.policy import Bounds, RuntimePolicy
 from gate.records.cost import Cost, Latency
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -197,3 +197,18 @@ def test_who_does_not_run_here_is_not_blamed_and_who_is_slow_does_not_pass() -> 
     asked = {c.runtime: c.verdict for c in decision.checks if c.name == "latency_ratio"}
     assert asked == {"ort-cpu": Verdict.FAIL, "ort-cpu-optimized": Verdict.PASS}
     assert (decision.verdict, decision.runtimes) == (Verdict.FAIL, ("ort-cpu-optimized",))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "largest"),
+    [({}, None), ({1: 0.5}, 0.5), ({1: 0.5, 32: 2.0}, 2.0), ({1: 3.0, 32: 2.0}, 3.0)],
+)
+def test_the_largest_ratio_counts(ratios: dict[int, float], largest: float | None) -> None:
+    assert largest_ratio(ratios) == largest
+
+
+@pytest.mark.parametrize("ratios", [{1: math.nan, 32: 0.4}, {1: 0.4, 32: math.nan}])
+def test_a_ratio_that_is_no_number_hides_behind_no_other(ratios: dict[int, float]) -> None:
+    largest = largest_ratio(ratios)
+    assert largest is not None
+    assert math.isnan(largest)

@@ -163,7 +163,7 @@ class TestServers:
             usable("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
         with pytest.raises(RegistryUnavailable):
             MlflowRegistry("postgresql+psycopg://gate@127.0.0.1:9/x").has_model("digits")
-        assert time.monotonic() - begun < 10  # MLflow by itself: 100 s
+        assert time.monotonic() - begun < 50  # MLflow by itself: 100 s
 
     def test_somebody_listens_and_never_answers(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

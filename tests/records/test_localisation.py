@@ -1,0 +1,24 @@
+"""Names in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.records.localisation import listed
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "text"),
+    [
+        ("", None, ""),
+        ("", 2, ""),
+        ("a", None, "a"),
+        ("ab", None, "a and b"),
+        ("abc", None, "a, b and c"),
+        ("abc", 3, "a, b and c"),
+        ("abc", 2, "a, b and 1 more"),
+        ("abcd", 1, "a and 3 more"),
+    ],
+)
+def test_names_as_a_sentence_has_them(names: str, most: int | None, text: str) -> None:
+    assert listed(list(names), most=most) == text
