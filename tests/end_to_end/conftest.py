@@ -7,6 +7,9 @@ import pytest
 
 from tests.end_to_end.stack import Stack, mlflow_server, stack
 from tests.registry.servers import Server
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 
 @pytest.fixture(scope="session")

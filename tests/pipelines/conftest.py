@@ -17,6 +17,9 @@ from mlflow import MlflowClient
 from pipelines import export, parity, prepare, promote, train
 from pipelines.override import override
 from pipelines.run import RunReference, tracking_uri
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = (

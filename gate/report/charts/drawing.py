@@ -85,6 +85,12 @@ def chart(
     name: str, paint: Callable[[Figure], None], *, title: str, alternative: str, height: float
 ) -> Chart:
     """The chart that `paint` draws on an empty figure of this height in pixels."""
+    words = printable(title), printable(alternative)
+    return Chart(name, *words, _inlined(_painted(name, paint, height=height), name, words))
+
+
+def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+    """The document that matplotlib makes of it."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -100,8 +106,7 @@ def chart(
         paint(drawn)
         # Figure.savefig would draw it twice.
         FigureCanvasSVG(drawn).print_svg(stream, metadata={"Date": None})
-    words = printable(title), printable(alternative)
-    return Chart(name, *words, _inlined(stream.getvalue(), name, words))
+    return stream.getvalue()
 
 
 def literal(text: str, most: int = 46) -> str:

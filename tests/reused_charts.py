@@ -1,0 +1,31 @@
+"""Charts that are painted once in a process, for tests of what is around them: painting those of one
+report takes longer than all the rest of a promotion. What they show has tests of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gate.report.charts import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_paint = drawing._painted
+
+
+@pytest.fixture(autouse=True)
+def reused_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chart of each name stands for all of that name."""
+    monkeypatch.setattr(drawing, "_painted", _reused)
+
+
+_PAINTED: dict[str, str] = {}
+
+
+def _reused(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+    if name not in _PAINTED:
+        _PAINTED[name] = _paint(name, paint, height=height)
+    return _PAINTED[name]
