@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +14,10 @@ from hypothesis import settings
 # Two processes run the tests on two cores: more threads in each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Thousands of small databases: where memory can hold them, nobody waits for a disk.
+_MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # How fast an example is says something about the machine alone.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
@@ -25,9 +32,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that none of them is alone at the end of a run by two."""
+    """Files with slow tests first, so that none of them is alone at the end of a run by several.
+    A further row of a table is marked: it runs the lines that the first one ran."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    rows: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
+        if rows[test] > 1:
+            item.add_marker("again")
 
 
 def _encodable(text: str) -> str:

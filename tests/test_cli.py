@@ -160,6 +160,7 @@ class TestExitCodes:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+    @pytest.mark.proof
     def test_a_full_disk_behind_stdout(self, arguments: list[str]) -> None:
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
         with Path("/dev/full").open("w") as full:
@@ -172,7 +173,13 @@ class TestExitCodes:
         assert "Traceback" not in done.stderr
 
     @pytest.mark.parametrize(
-        "arguments", [["--help"], ["check", "--help"], ["doctor"], ["doctor", "--json"]]
+        "arguments",
+        [
+            ["--help"],
+            ["check", "--help"],
+            ["doctor"],
+            pytest.param(["doctor", "--json"], marks=pytest.mark.proof),
+        ],
     )
     def test_a_reader_that_went_away(self, arguments: list[str]) -> None:
         assert _unread(arguments) == (141, "")

@@ -65,6 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.proof
 def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = _lines(README, "gate")
     assert [words[1] for words in commands] == [
@@ -139,6 +140,7 @@ def test_the_picture_loads_nothing_from_elsewhere() -> None:
     assert "layer3.conv2.weight" in picture
 
 
+@pytest.mark.proof
 def test_each_picture_has_words_and_is_small() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+\.png)\)", README)
     assert len(pictures) == 3

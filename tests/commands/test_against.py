@@ -79,6 +79,7 @@ def promote(capsys, file: Path, report: str) -> tuple[int, dict[str, Any]]:
     return run(capsys, "promote", str(file), "--name", "small", *options)
 
 
+@pytest.mark.proof
 def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> None:
     good, against = made() / "good.onnx", ("--against", "small")
     code, told = check(capsys, good, "small_models:build", "unasked")

@@ -58,6 +58,7 @@ def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
     assert "digits" in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_refusals_exit_with_1(folder: Path, capsys) -> None:
     assert cli.main([*DEPLOY, "--sha256", "0" * 64]) == 1
     assert "refused: model.onnx has digest" in capsys.readouterr().out

@@ -97,6 +97,7 @@ def test_from_the_exact_file_to_a_release_of_two(place: Path, capsys) -> None:
     assert "never in its place" in told["reason"]
 
 
+@pytest.mark.proof
 def test_both_are_deployed_together(place: Path, capsys) -> None:
     quantize(capsys)
     judge(capsys, made() / "good.onnx", "exact.yaml", "report")

@@ -39,6 +39,7 @@ def answer(whole: Stack, number: str) -> str:
     return whole.registry.version(whole.model, number).tags.get("gate.review_result", "")
 
 
+@pytest.mark.proof
 def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     number = whole.hand_in(1).version
     assert number is not None

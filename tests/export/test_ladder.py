@@ -77,6 +77,7 @@ def test_a_small_vision_transformer(tmp_path: Path) -> None:
     assert_passes(verdicted)
 
 
+@pytest.mark.proof
 def test_a_small_maxvit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = MaxVit(

@@ -59,6 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[nn.Module, Pat
 
 @given(net=st.integers(0, 4), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=10, derandomize=True)
+@pytest.mark.proof
 def test_no_verdict_gets_worse(files, net: int, seed: int) -> None:
     model, onnx = files[net]
     rows = np.random.default_rng(seed).normal(size=(COUNTS[-1], FEATURES)).astype(np.float32)

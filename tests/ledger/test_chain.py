@@ -149,6 +149,7 @@ def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) ->
 @settings(max_examples=60)
 @given(STEPS)
 @example([("read", 0), ("append", 0), ("flip", 30)])
+@pytest.mark.proof
 def test_it_says_what_one_says_that_reads_all_of_it(tmp_path_factory, steps) -> None:
     ledger = Ledger(tmp_path_factory.mktemp("chain") / "ledger.db")
     reader, copies = Reader(ledger.state), [[]]

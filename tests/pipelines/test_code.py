@@ -112,6 +112,7 @@ def test_refresh_writes_down_another_version_and_takes_dead_links_away(own: Path
     assert record.read_text() == "{"
 
 
+@pytest.mark.proof
 def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> None:
     evidence = Evidence.load(paths.EVIDENCE)
     assert evidence.source.code is not None

@@ -23,6 +23,7 @@ def promoted(promoted_project: Path) -> PromotionReport:
     return report
 
 
+@pytest.mark.proof
 def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
     project: Path, request: pytest.FixtureRequest
 ) -> None:

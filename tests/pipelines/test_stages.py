@@ -176,6 +176,7 @@ def test_promoting_again_is_a_no_op(measured: Path) -> None:
     assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
 
 
+@pytest.mark.proof
 def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
     assert promote.main() == Status.DONE
     assert export.main() == Status.DONE
@@ -317,6 +318,7 @@ def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> Non
     assert str(champion().version) == "1"
 
 
+@pytest.mark.proof
 def test_against_the_version_that_serves(measured: Path) -> None:
     """A first release, the file that serves, and then the same network with one weight changed."""
     text = paths.PARAMS.read_text()
@@ -368,6 +370,7 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     assert code_of(promote.main) == Status.NOT_JUDGED
 
 
+@pytest.mark.proof
 def test_an_experiment_decides_and_reports_only(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

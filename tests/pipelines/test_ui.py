@@ -76,6 +76,7 @@ def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_the_server_comes_up_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
     assert promote.main() == Status.DONE
     port = free_port()

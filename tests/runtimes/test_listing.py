@@ -22,6 +22,7 @@ def rows(tmp_path, monkeypatch):
     return {row.name: row for row in listed()}
 
 
+@pytest.mark.proof
 def test_each_says_what_it_is_or_why_it_is_not(rows):
     acme_row = rows["acme"]
     assert (acme_row.state, acme_row.provider, acme_row.package) == (

@@ -57,6 +57,7 @@ def arguments(model: str, policy: Path | None = None) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.proof
 def test_the_runtime_of_the_page_judges_a_file(site, policy):
     path = os.pathsep.join([str(site), str(ROOT)])
     done = subprocess.run(

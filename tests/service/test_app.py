@@ -296,6 +296,7 @@ def test_metrics(service: Service) -> None:
         assert line in text
 
 
+@pytest.mark.proof
 def test_two_hundred_at_once_and_a_slow_registry(tmp_path: Path) -> None:
     """All are taken long before MLflow's 30 s, none is lost, and memory does not grow with them."""
     recorder = Recorder(lambda _model, _cause: time.sleep(1))

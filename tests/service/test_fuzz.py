@@ -74,6 +74,7 @@ def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
 
 @settings(max_examples=100)
 @given(raw=st.one_of(st.binary(max_size=2000), JSON.map(lambda value: json.dumps(value).encode())))
+@pytest.mark.proof
 def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
     assert 400 <= fuzzed.post(raw, headers(raw)).status_code < 500
 
@@ -83,6 +84,7 @@ def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
     changes=st.dictionaries(st.sampled_from(["entity", "action", "data", "timestamp"]), JSON),
     data=st.dictionaries(st.sampled_from(["name", "alias", "key", "version"]), JSON),
 )
+@pytest.mark.proof
 def test_a_signed_event_with_anything_in_it(fuzzed: Service, changes: Any, data: Any) -> None:
     said = body(model="another", **data) | changes
     answer = fuzzed.send(said)

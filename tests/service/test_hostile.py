@@ -94,6 +94,7 @@ def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, 
     assert "loading model.onnx took more than the 8 s" in service.place.ledger.entries()[-1].reason
 
 
+@pytest.mark.proof
 def test_what_can_not_be_read_within_the_limits_is_a_problem_of_that_version(service, tmp_path):
     service.promote(hostile.empty_notes(tmp_path / "model.onnx"))
     with bounded_growth(PARENT_BYTES):

@@ -134,6 +134,7 @@ SPOILED = [older, edited, removed]
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.proof
 def test_another_past_under_the_running_service_and_after_a_stop(
     place: Place, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:

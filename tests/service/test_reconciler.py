@@ -270,6 +270,7 @@ def _do(service: Service, step: str, what: str) -> None:
 
 @given(STEPS, st.sampled_from([AUTOMATIC, REVIEWED]))
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@pytest.mark.proof
 def test_whatever_people_do_only_what_passed_is_deployed(tmp_path_factory, steps, policy):
     service = Service(tmp_path_factory.mktemp("place"), policy)
     place = service.place
@@ -368,6 +369,7 @@ TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
 @example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])
 @example(["promote 3", "away", "look REVIEWED", "point 3", "there", "look STRICT"])
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@pytest.mark.proof
 def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_path_factory, steps):
     place = Place(tmp_path_factory.mktemp("place"))
     store = Store(place.folder / "store")

@@ -101,6 +101,7 @@ def test_killed_between_keeping_and_acting(tmp_path: Path) -> None:
         assert service.ended() == ["delivery d-1 and 1 more", "delivery d-3"]
 
 
+@pytest.mark.proof
 def test_killed_again_and_again_nothing_that_was_accepted_is_lost(tmp_path: Path) -> None:
     accepted: set[str] = set()
     for round_ in range(3):
@@ -128,6 +129,7 @@ def test_killed_again_and_again_nothing_that_was_accepted_is_lost(tmp_path: Path
     assert len(accepted) >= 45
 
 
+@pytest.mark.proof
 def test_two_services_share_one_database(tmp_path: Path, database: str) -> None:
     left, right = tmp_path / "left", tmp_path / "right"
     left.mkdir()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -263,6 +264,7 @@ ONE_SERVES = (("promote 1", None), ("look", None))
 @example([("promote 2", ("lost", 7, False)), ("rollback", ("killed after", 9, False))])
 @example([("promote 2", None), ("reject 2", None), ("untag 2", None)])
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@pytest.mark.proof
 def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
     world = World(tmp_path_factory.mktemp("world"))
     for step, weather in (*ONE_SERVES, *steps):

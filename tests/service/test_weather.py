@@ -142,6 +142,7 @@ def cut(whole: bytes) -> bytes:
     return whole[: len(whole) // 2]
 
 
+@pytest.mark.proof
 def test_a_minute_of_pages_in_the_place_of_all_files_does_nothing(watched: Watched) -> None:
     before = watched.state()
     originals = {path: path.read_bytes() for path in watched.artifacts.rglob("model.onnx")}
@@ -178,6 +179,7 @@ def test_other_wrong_bytes_each_time_are_weather(watched: Watched) -> None:
     assert watched.state() == before
 
 
+@pytest.mark.proof
 def test_the_same_wrong_bytes_after_the_pause_are_a_violation(watched: Watched) -> None:
     mend = watched.overwrite("3", watched.evil(7))
     for after in (0, 30, 29):
@@ -200,6 +202,7 @@ def test_the_same_wrong_bytes_after_the_pause_are_a_violation(watched: Watched) 
     assert (watched.champion, watched.lines[-1]) == ("3", ("deployed", "3"))
 
 
+@pytest.mark.proof
 def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watched) -> None:
     for number, seed in (("2", 7), ("3", 8)):
         watched.overwrite(number, watched.evil(seed))
@@ -216,6 +219,7 @@ def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watc
     assert deployed == watched.place.release(3).evidence.subject.sha256
 
 
+@pytest.mark.proof
 def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
     bad = watched.hand_in(4)
     mends = [watched.overwrite(number, HTML) for number in ("1", "2", "3")]

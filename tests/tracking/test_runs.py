@@ -100,6 +100,7 @@ def test_a_server_that_is_down_is_told_at_once() -> None:
         Runs("http://127.0.0.1:1")
 
 
+@pytest.mark.proof
 def test_this_room_never_touches_the_registry() -> None:
     """The wall that import-linter can't see: the same client could."""
     registry = {
