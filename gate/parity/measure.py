@@ -29,6 +29,7 @@ from gate.parity.statistics.output import Array, Span
 from gate.parity.statistics.table import SampleTable
 from gate.parity.track import Track
 from gate.parity.turns import take_turns
+from gate.parity.units.unit import cut
 from gate.policy.policy import Policy
 from gate.records.cost import Cost, Latency
 from gate.records.evidence import (
@@ -128,19 +129,26 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         examination = Examination(stand, candidate.subject.inputs, sha256=candidate.subject.sha256)
         advance = _Advance(progress, len(samples) + examination.samples)
         rounding = RoundingFloor(stand, tracks)
-        done, start = 0, time.perf_counter()
-        for batch in samples.batches(binding.batch_size):
-            count = length(batch)
-            span = Span(done, count, None if labels is None else labels[done : done + count])
-            expected = reference.timed_run(batch)
-            _check_classes(expected, names, span, policy=policy)
-            true = truth.of_first(batch)
-            if true is None:  # the samples from here on are judged by the floor of those before
-                rounding.widen()
+        start = time.perf_counter()
+        units = cut(len(samples), batch_size=binding.batch_size, head=truth.samples)
+        batches = samples.batches(binding.batch_size)
+        for unit in units:
+            for at in range(unit.start, unit.stop, binding.batch_size):
+                batch = next(batches)
+                count = length(batch)
+                span = Span(at, count, None if labels is None else labels[at : at + count])
+                expected = reference.timed_run(batch)
+                _check_classes(expected, names, span, policy=policy)
+                true = truth.of_first(batch)
+                if true is None:  # the samples from here on are judged by the floor before them
+                    rounding.widen()
+                for track in tracks:
+                    track.step(batch, expected, span, truth=true)
+                advance(count)
             for track in tracks:
-                track.step(batch, expected, span, truth=true)
-            done += count
-            advance(count)
+                track.end_unit()
+        for track in tracks:
+            track.fold()
         take_turns(stand, tracks, seconds=time.perf_counter() - start)
         rounding.widen()
         look_again(stand, tracks)

@@ -12,10 +12,12 @@ from gate.errors import EvidenceError, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.output_check import OutputCheck
 from gate.parity.runners.meter import Meter
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
+from gate.parity.units.fold import PairwiseFold
 from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
 from gate.records.output_parity import OutputParity
@@ -43,8 +45,19 @@ class Track:
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeParity] = []
         self._unprobed: list[str] = []
-        self._comparison = OutputComparison(self.name, outputs, readings=readings)
+        self._check = OutputCheck(self.name, outputs)
+        self._comparison = OutputComparison(self._check, readings=readings)
+        self._units = PairwiseFold(OutputComparison.merge)
         self.meter = Meter()
+
+    def end_unit(self) -> None:
+        """What was compared since the last end is one unit."""
+        self._units.add(self._comparison)
+        self._comparison = self._comparison.successor()
+
+    def fold(self) -> None:
+        """Take all units together, after the last one."""
+        self._comparison = self._units.result()
 
     def step(
         self,
@@ -84,7 +97,7 @@ class Track:
             return
         try:
             self._comparison.note_example(reference)
-            self._comparison.check_keys(keys)
+            self._check.check_keys(keys)
             with self.meter.watched():
                 self.compute(batch, reference)
             self.meter.first(self.runner.seconds, batch_size=len(next(iter(batch.values()))))
@@ -124,7 +137,7 @@ class Track:
                 "Measure it where it can run."
             )
         outputs = self.runner.run_probe(batch) if probe else self.runner.run(batch)
-        self._comparison.check(reference, outputs)
+        self._check.check(reference, outputs)
         return outputs
 
     def takes_probe(self, name: str, batch: Batch) -> bool:
@@ -138,12 +151,12 @@ class Track:
 
     @property
     def suspicion(self) -> float:
-        """As `Comparison.suspicion`; 0 of a runtime that does not compute."""
-        return 0.0 if self.runner is None else self._comparison.suspicion()
+        """As `RuntimeFloor.suspicion`; 0 of a runtime that does not compute."""
+        return 0.0 if self.runner is None else self._comparison.floor.suspicion()
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where it is larger; one an output, in order."""
-        self._comparison.widen(rounding)
+        self._comparison.floor.widen(rounding)
 
     @property
     def doubtful(self) -> list[int]:
