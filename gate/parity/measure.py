@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from torch import nn
-
-from gate.errors import DataError, EvidenceError, PolicyError, describe_failure
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import Binding
-from gate.parity.arrays.samples import check_labels
+from gate.errors import describe_failure
+from gate.parity.bench import Bench
 from gate.parity.case import Case
 from gate.parity.examination import Examination
-from gate.parity.float64.second_look import RoundingFloor, look_again
+from gate.parity.float64.second_look import look_again
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
-from gate.parity.runners.determinism import cublas_reason, deterministic
 from gate.parity.runners.environment import describe_environment
-from gate.parity.runners.runner import Runner, conditions
-from gate.parity.runners.torch_runner import TorchRunner, private_copy
-from gate.parity.stand import ReferencePass, Stand, Truth, length
-from gate.parity.statistics.answers import ClassReading
-from gate.parity.statistics.output import Array, Span
 from gate.parity.statistics.table import SampleTable
-from gate.parity.track import Track
 from gate.parity.turns import take_turns
-from gate.parity.units.unit import cut
-from gate.policy.policy import Policy
 from gate.records.cost import Cost, Latency
 from gate.records.evidence import (
     Dataset,
@@ -42,8 +28,6 @@ from gate.records.evidence import (
     Subject,
 )
 from gate.records.instruments import GraphReport, TraceSearch
-from gate.runtimes.chosen import chosen_of
-from gate.runtimes.runtime import Batch, RunnableFile, Session
 
 __all__ = ["Measurement", "measure"]
 
@@ -101,80 +85,44 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
     reference itself can't be computed, DigestMismatch if the file is not (any more) the one
     that `candidate.subject` describes.
     """
-    candidate, samples, policy = case.candidate, case.inputs, case.policy
-    binding = case.bind()
-    labels = None if case.labels is None else check_labels(case.labels, samples=len(samples))
-    names = [spec.name for spec in candidate.subject.outputs]
-    readings = {
-        name: ClassReading(normalised=policy.role_of(name) == "probabilities", points=policy.points)
-        for name in names
-    }
-    tracks = [
-        Track(chosen, names, readings=readings) for chosen in chosen_of(policy, case.recordings)
-    ]
-    with contextlib.ExitStack() as opened, deterministic(policy.determinism) as switches:
-        for track in tracks:
-            opened.callback(track.close)
-        own = private_copy(case.model, device="cpu", double=binding.double)
-        reference = ReferencePass(own, binding)
-        truth = Truth(own, binding, samples=policy.instruments.noise_samples)
-        example = next(samples.batches(_example_size(binding)))
-        expected = reference.first_run(example)
-        spread = reference.spread(example, expected)
-        graph, graph_unread = _graph(candidate, Witness(own, reference.run, example), policy=policy)
-        for track in tracks:
-            _open(track, own, candidate, policy=policy, start=(binding, example))
-            track.probe(example, expected, reference.keys)
-        stand = Stand(own, reference, truth, binding, samples, policy)
-        examination = Examination(stand, candidate.subject.inputs, sha256=candidate.subject.sha256)
-        advance = _Advance(progress, len(samples) + examination.samples)
-        rounding = RoundingFloor(stand, tracks)
+    with Bench.open(case) as bench:
+        spread = bench.reference.spread(bench.example, bench.expected)
+        graph, graph_unread = _graph(bench)
+        bench.open_runtimes()
+        subject = case.candidate.subject
+        examination = Examination(bench.stand, subject.inputs, sha256=subject.sha256)
+        advance = _Advance(progress, len(bench.samples) + examination.samples)
         start = time.perf_counter()
-        units = cut(len(samples), batch_size=binding.batch_size, head=truth.samples)
-        batches = samples.batches(binding.batch_size)
-        for unit in units:
-            for at in range(unit.start, unit.stop, binding.batch_size):
-                batch = next(batches)
-                count = length(batch)
-                span = Span(at, count, None if labels is None else labels[at : at + count])
-                expected = reference.timed_run(batch)
-                _check_classes(expected, names, span, policy=policy)
-                true = truth.of_first(batch)
-                if true is None:  # the samples from here on are judged by the floor before them
-                    rounding.widen()
-                for track in tracks:
-                    track.step(batch, expected, span, truth=true)
-                advance(count)
-            for track in tracks:
+        for unit in bench.units:
+            bench.run(unit, advance)
+            for track in bench.tracks:
                 track.end_unit()
-        for track in tracks:
+        for track in bench.tracks:
             track.fold()
-        take_turns(stand, tracks, seconds=time.perf_counter() - start)
-        rounding.widen()
-        look_again(stand, tracks)
-        search = examination.run(tracks, advance)
-        runtimes = tuple(track.evidence() for track in tracks)
-        table = SampleTable.of({track.name: track.sample_rows() for track in tracks})
-        environment = describe_environment(switches)
-    candidate.verify()
-    return Measurement(
-        runtimes=runtimes,
-        environment=environment,
-        dataset=Dataset(
-            sha256=samples.digest(),
-            samples=len(samples),
-            labelled=labels is not None,
-            model_only=binding.model_only,
-        ),
-        reference_latency=reference.meter.latency(),
-        reference_cost=reference.meter.cost(),
-        reference_spread=spread,
-        noise_unmeasured=truth.unmeasured,
-        trace_search=search,
-        graph=graph,
-        graph_unread=graph_unread,
-        samples=table,
-    )
+        take_turns(bench.stand, bench.tracks, seconds=time.perf_counter() - start)
+        bench.rounding.widen()
+        look_again(bench.stand, bench.tracks)
+        search = examination.run(bench.tracks, advance)
+        measurement = Measurement(
+            runtimes=tuple(track.evidence() for track in bench.tracks),
+            environment=describe_environment(bench.switches),
+            dataset=Dataset(
+                sha256=bench.samples.digest(),
+                samples=len(bench.samples),
+                labelled=case.labels is not None,
+                model_only=bench.binding.model_only,
+            ),
+            reference_latency=bench.reference.meter.latency(),
+            reference_cost=bench.reference.meter.cost(),
+            reference_spread=spread,
+            noise_unmeasured=bench.truth.unmeasured,
+            trace_search=search,
+            graph=graph,
+            graph_unread=graph_unread,
+            samples=SampleTable.of({t.name: t.sample_rows() for t in bench.tracks}),
+        )
+    case.candidate.verify()
+    return measurement
 
 
 class _Advance:
@@ -191,77 +139,12 @@ class _Advance:
             self._progress(self._done, self._total)
 
 
-def _example_size(binding: Binding) -> int:
-    """A small batch of another size than the measured ones, where the file allows it."""
-    if binding.fixed:
-        return binding.batch_size
-    return 1 if binding.batch_size > 1 else 2
-
-
-def _graph(
-    candidate: Candidate, witness: Witness, *, policy: Policy
-) -> tuple[GraphReport | None, str | None]:
+def _graph(bench: Bench) -> tuple[GraphReport | None, str | None]:
     """The report on the graph, or the reason why there is none, if the policy asks for it."""
-    if not policy.instruments.graph:
+    if not bench.case.policy.instruments.graph:
         return None, None
     try:
-        return read_graph(candidate, witness), None
+        witness = Witness(bench.model, bench.reference.run, bench.example)
+        return read_graph(bench.case.candidate, witness), None
     except Exception as error:
         return None, describe_failure(error)
-
-
-def _open(
-    track: Track,
-    model: nn.Module,
-    candidate: Candidate,
-    *,
-    policy: Policy,
-    start: tuple[Binding, Batch],
-) -> None:
-    """Give the track its runner, or the reason why it has none."""
-    binding, example = start
-    chosen = track.chosen
-
-    def in_torch(device: str) -> Session:
-        unusable = cublas_reason(policy.determinism)
-        if unusable is not None:
-            raise EvidenceError(unusable)
-        own = private_copy(model, device=device, double=binding.double)
-        return TorchRunner(own, binding, device=device)
-
-    try:
-        track.absent_reason = chosen.absent_reason()
-        if track.absent_reason is not None:
-            return
-        by_inputs = binding if chosen.runtime.runs == "file" else None
-        session = track.meter.open(
-            lambda: chosen.open(
-                RunnableFile(candidate, in_torch),
-                conditions=conditions(policy),
-                example=example if by_inputs is None else by_inputs.by_input(example),
-            ),
-            cuda=chosen.takes_cuda,
-        )
-        track.runner = Runner(session, candidate.subject, by_inputs)
-    except PolicyError:
-        raise
-    except Exception as error:
-        track.fail(error)
-
-
-def _check_classes(outputs: list[Array], names: list[str], span: Span, *, policy: Policy) -> None:
-    """Refuse labels that no output counted as logits can ever predict."""
-    if span.labels is None:
-        return
-    widths = [
-        output.shape[1]
-        for name, output in zip(names, outputs, strict=False)
-        if output.ndim == 2 and output.dtype.kind == "f" and policy.counts_classes(name)
-    ]
-    largest = int(span.labels.max())
-    if widths and largest >= max(widths):
-        sample = span.start + int(span.labels.argmax())
-        raise DataError(
-            f"the label of sample {sample} is {largest}, the model has {max(widths)} classes. "
-            "Give the labels of these samples and this model."
-        )

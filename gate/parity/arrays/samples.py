@@ -38,6 +38,7 @@ class Samples:
         first = self._shards[0]
         self.names: tuple[str, ...] = tuple(first)
         self._gaps = False
+        self._range: range | None = None
         self._lengths = [len(shard[self.names[0]]) for shard in self._shards]
         self.specs: tuple[TensorSpec, ...] = tuple(
             TensorSpec(name=name, dtype=array.dtype.name, shape=("samples", *array.shape[1:]))
@@ -68,6 +69,12 @@ class Samples:
         gaps._gaps = True
         return gaps
 
+    def between(self, start: int, stop: int) -> Samples:
+        """The samples from `start` up to `stop`."""
+        part = copy.copy(self)
+        part._range = range(start, stop)
+        return part
+
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         """Yield batches of `size` samples in order (the last may be smaller), as own copies.
 
@@ -75,8 +82,9 @@ class Samples:
         NaN or infinite value of a float array, naming the input and the sample, but for
         samples `with_gaps`.
         """
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
+        whole = self._range or range(len(self))
+        for start in range(whole.start, whole.stop, size):
+            stop = min(start + size, whole.stop)
             batch = {name: self._rows(name, start, stop) for name in self.names}
             for name, array in batch.items() if not self._gaps else ():
                 _check_finite(name, array, start=start)

@@ -72,6 +72,14 @@ class LateErrors:
         merged._keep()
         return merged
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the floors, which whoever takes it has already."""
+        return {name: value for name, value in vars(self).items() if name != "_floors"}
+
+    def judged_by(self, floors: Sequence[Groups]) -> None:
+        """Give it its floors again."""
+        self._floors = floors
+
     def _keep(self) -> None:
         """The worst ones; of equals the first."""
         if len(self._scores) > KEPT:

@@ -26,6 +26,10 @@ class RuntimeFloor:
         self._rounding: dict[str, NoiseStatistics] = {}
         self._first: dict[str, list[Groups]] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """What was measured, without what is made of it."""
+        return vars(self) | {"_first": {}}
+
     def update(
         self,
         truth: Sequence[Array],
