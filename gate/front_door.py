@@ -34,6 +34,7 @@ from gate.parity.case import Case
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
+from gate.parity.units.part import Crew
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -62,6 +63,8 @@ class Reference:
     """How the samples were made of pictures, where that is known."""
     note: ExportNote | None = None
     """The same as `export`, bound to the file: goes before it."""
+    checkpoint: Path | None = None
+    """Where the weights came from, for other processes to load them again."""
 
     @classmethod
     def load(
@@ -87,7 +90,7 @@ class Reference:
         source = Source(
             factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
         )
-        return cls(model, source, spec=spec, note=note)
+        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint)
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,20 @@ class Workload:
     pack` made."""
     against: Champion | None = None
     """The version that serves now, which computes on the same samples, too."""
+    inputs: Path | None = None
+    """Where the samples came from, for other processes to open them again."""
+    labels_file: Path | None = None
+    crew: Crew | None = None
+    """Who measures most of the samples, in other processes; the numbers are the same without."""
 
     @classmethod
     def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
         """Open `.npy`, `.npz` or a folder of them, and labels from an `.npy`. Raises DataError."""
         samples = Samples.open(inputs)
         if labels is None:
-            return cls(samples, batch_size=batch_size)
-        correct_classes = open_labels(labels, samples=len(samples))
-        return cls(samples, correct_classes, Digest.of_file(labels), batch_size)
+            return cls(samples, batch_size=batch_size, inputs=inputs)
+        correct_classes, digest = open_labels(labels, samples=len(samples)), Digest.of_file(labels)
+        return cls(samples, correct_classes, digest, batch_size, inputs=inputs, labels_file=labels)
 
 
 @dataclass(frozen=True)
@@ -221,7 +229,7 @@ def evidence_on(
         workload.labels,
         workload.recordings,
     )
-    measurement = measure(case, progress=progress)
+    measurement = measure(case, progress=progress, crew=workload.crew)
     verify_unchanged(code)
     source = reference.source.model_copy(
         update={"labels_sha256": workload.labels_sha256, "code": code}

@@ -13,12 +13,15 @@ from gate.parity.arrays.samples import check_labels
 from gate.parity.case import Case
 from gate.parity.float64.second_look import RoundingFloor
 from gate.parity.runners.determinism import cublas_reason, deterministic
+from gate.parity.runners.environment import describe_environment
 from gate.parity.runners.runner import Runner, conditions
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.stand import ReferencePass, Stand, Truth, length
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.track import Track
+from gate.parity.units.exchange import floor_of, judge_by, part_of, take
+from gate.parity.units.part import HeadState, TrackPart, UnitPart
 from gate.parity.units.unit import Unit, cut
 from gate.policy.policy import Policy
 from gate.records.evidence import Determinism
@@ -103,6 +106,40 @@ class Bench:
                 track.step(batch, expected, span, truth=true)
             at += count
             advance(count)
+
+    def end_unit(self) -> None:
+        """What was compared since the last end is one unit, for every track."""
+        for track in self.tracks:
+            track.end_unit()
+
+    def head(self) -> HeadState:
+        """What those need who measure the units after the first, which is done."""
+        self.rounding.widen()
+        return HeadState(floors={track.name: floor_of(track) for track in self.tracks})
+
+    def judge_by(self, head: HeadState) -> None:
+        """Take what another bench gave as its head. Raises EvidenceError."""
+        for track in self.tracks:
+            judge_by(track, head.floors.get(track.name))
+
+    def part(self, unit: Unit) -> UnitPart:
+        """Measure one unit for another bench. Raises as `run`."""
+        self.run(unit, lambda _count: None)
+        return UnitPart(
+            index=unit.index,
+            start=unit.start,
+            stop=unit.stop,
+            samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
+            environment=describe_environment(self.switches),
+            reference_seconds=self.reference.meter.drain(),
+            runtimes={track.name: part_of(track) for track in self.tracks},
+        )
+
+    def take(self, part: UnitPart) -> None:
+        """Add what another bench measured of the unit that comes next."""
+        self.reference.meter.add(part.reference_seconds)
+        for track in self.tracks:
+            take(track, part.runtimes.get(track.name) or TrackPart(failure="it gave nothing"))
 
 
 def _example_size(binding: Binding) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from gate.parity.output_check import OutputCheck
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import LOGITS, ClassReading
 from gate.parity.statistics.output import Array, OutputStatistics, Span
+from gate.parity.units.packing import packed, unpacked
 from gate.records.output_parity import OutputParity
 
 
@@ -42,6 +44,17 @@ class OutputComparison:
         empty = OutputComparison(self._check, readings=self._readings)
         empty._example, empty.floor = self._example, self.floor
         return empty
+
+    def state(self) -> Any:
+        """What was accumulated, as JSON can hold it; the floor apart."""
+        return packed({"outputs": self._outputs, "late": self._late})
+
+    def take(self, state: Any) -> None:
+        """Go on from what `state` gave. Raises EvidenceError for anything else."""
+        taken = unpacked(state)
+        self._outputs, self._late = taken["outputs"], taken["late"]
+        for name, late in self._late.items():
+            late.judged_by(self.floor.of_late(name))
 
     def merge(self, other: OutputComparison) -> OutputComparison:
         """Of both streams; both with the same floor."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gate.errors import describe_failure
+from gate.errors import EvidenceError, describe_failure
 from gate.parity.bench import Bench
 from gate.parity.case import Case
 from gate.parity.examination import Examination
@@ -17,6 +17,8 @@ from gate.parity.graph.witness import Witness
 from gate.parity.runners.environment import describe_environment
 from gate.parity.statistics.table import SampleTable
 from gate.parity.turns import take_turns
+from gate.parity.units.fold import InOrder
+from gate.parity.units.part import Crew, UnitPart
 from gate.records.cost import Cost, Latency
 from gate.records.evidence import (
     Dataset,
@@ -71,14 +73,20 @@ class Measurement:
         )
 
 
-def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -> Measurement:
+def measure(
+    case: Case,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    crew: Crew | None = None,
+) -> Measurement:
     """Compare the file with the model on all samples, in every runtime that the policy asks for.
 
     The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
     has in float64 too (`gate.parity.case`); the model and all global switches are
     afterwards as they were. A file with a fixed batch axis is measured with that batch size.
     `progress` is called with (samples done, samples in all), those that stability and probes
-    compute after the dataset's included.
+    compute after the dataset's included. `crew`: who measures all units but the first; the numbers
+    are the same as without one.
 
     A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
     and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
@@ -93,16 +101,24 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         examination = Examination(bench.stand, subject.inputs, sha256=subject.sha256)
         advance = _Advance(progress, len(bench.samples) + examination.samples)
         start = time.perf_counter()
-        for unit in bench.units:
-            bench.run(unit, advance)
-            for track in bench.tracks:
-                track.end_unit()
+        head, *others = bench.units
+        bench.run(head, advance)
+        bench.end_unit()
+        if crew is not None and others:  # which works while the examination does
+            crew.begin(bench.head(), others)
+            search = examination.run(bench.tracks, advance)
+            _take_parts(bench, crew, advance)
+        else:
+            for unit in others:
+                bench.run(unit, advance)
+                bench.end_unit()
         for track in bench.tracks:
             track.fold()
         take_turns(bench.stand, bench.tracks, seconds=time.perf_counter() - start)
         bench.rounding.widen()
         look_again(bench.stand, bench.tracks)
-        search = examination.run(bench.tracks, advance)
+        if crew is None or not others:
+            search = examination.run(bench.tracks, advance)
         measurement = Measurement(
             runtimes=tuple(track.evidence() for track in bench.tracks),
             environment=describe_environment(bench.switches),
@@ -123,6 +139,21 @@ def measure(case: Case, *, progress: Callable[[int, int], None] | None = None) -
         )
     case.candidate.verify()
     return measurement
+
+
+def _take_parts(bench: Bench, crew: Crew, advance: Callable[[int], None]) -> None:
+    """Fold what the crew gives in the order of units."""
+
+    def take(part: UnitPart) -> None:
+        bench.take(part)
+        advance(len(part.unit))
+
+    ordered, first = InOrder(take), bench.units[1].index
+    for part in crew.parts():
+        ordered.add(part.index - first, part)
+    if ordered.next != len(bench.units) - first:
+        missing = bench.units[first + ordered.next]
+        raise EvidenceError(f"nobody measured unit {missing.index}. Measure it again.")
 
 
 class _Advance:

@@ -106,7 +106,9 @@ def _fields(value: Any) -> dict[str, Any]:
         return {name: getattr(value, name) for name in type(value).model_fields}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return value._asdict() if isinstance(value, tuple) else dict(value.__getstate__())
+    if isinstance(value, tuple):
+        return dict(zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
+    return dict(value.__getstate__())
 
 
 def _made(cls: type[Any], fields: dict[str, Any]) -> Any:

@@ -1,0 +1,93 @@
+"""What workers need to measure units of one check: where everything is, and what it must hold."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gate.errors import DigestMismatch, PolicyError
+from gate.front_door import Reference, Workload
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.case import Case
+from gate.policy.policy import Policy
+from gate.storage.digest import Digest
+from gate.storage.record import Count, Record, Sha256
+
+
+class Assignment(Record):
+    """Of one check. A worker opens all of it by itself and verifies the digests."""
+
+    onnx: str
+    subject_sha256: Sha256
+    factory: str
+    checkpoint: str | None
+    model_sha256: Sha256
+    """Of the weights and buffers that it computes with."""
+    inputs: str
+    labels: str | None
+    batch_size: Count
+    policy: Policy
+
+    @classmethod
+    def of(
+        cls, onnx: Path, *, reference: Reference, workload: Workload, policy: Policy
+    ) -> Assignment:
+        """Of what this process opened. Raises PolicyError where another one can't open it."""
+        if reference.source.factory is None or workload.inputs is None or workload.recordings:
+            raise PolicyError(
+                "only a model of package.module:factory and samples of a file, without recordings, "
+                "can be measured by several processes. Measure with one job."
+            )
+        return cls(
+            onnx=str(onnx),
+            subject_sha256=read_subject(onnx).sha256,
+            factory=reference.source.factory,
+            checkpoint=None if reference.checkpoint is None else str(reference.checkpoint),
+            model_sha256=digest_of_model(reference.model),
+            inputs=str(workload.inputs),
+            labels=None if workload.labels_file is None else str(workload.labels_file),
+            batch_size=workload.batch_size,
+            policy=policy,
+        )
+
+    def case(self) -> Case:
+        """Open everything. Raises GateError, DigestMismatch where something is another one."""
+        subject = read_subject(Path(self.onnx))
+        _verify(self.onnx, subject.sha256, self.subject_sha256)
+        checkpoint = Path(self.checkpoint) if self.checkpoint else None
+        reference = Reference.load(self.factory, checkpoint=checkpoint)
+        _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
+        labels = Path(self.labels) if self.labels else None
+        workload = Workload.open(Path(self.inputs), labels=labels, batch_size=self.batch_size)
+        return Case(
+            reference.model,
+            Candidate(Path(self.onnx), subject),
+            workload.samples,
+            self.policy,
+            self.batch_size,
+            workload.labels,
+        )
+
+
+def digest_of_model(model: nn.Module) -> Digest:
+    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers."""
+    sha256 = hashlib.sha256()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in sorted(tensors.items()):
+        value = tensor.detach().cpu().contiguous()
+        sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        if value.numel():
+            sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return Digest(sha256.hexdigest())
+
+
+def _verify(what: str, seen: Digest, expected: Digest) -> None:
+    if seen != expected:
+        raise DigestMismatch(
+            f"{what} is {seen} for a worker, {expected} was planned. Give every worker the same "
+            "files and code."
+        )

@@ -1,0 +1,93 @@
+"""One process that measures units for another: it opens everything once, then goes unit by unit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from gate import errors
+from gate.errors import EvidenceError, GateError
+from gate.parity.bench import Bench
+from gate.parity.units.part import HeadState, UnitPart
+from gate.parity.units.unit import Unit
+from gate.scale.assignment import Assignment
+from gate.storage.record import Count, Prose, Record
+
+
+class WorkerFailure(Record):
+    """Why a unit can't be measured: for the measurement, as if it had happened there."""
+
+    kind: str
+    """Name of the error's class."""
+    message: Prose
+
+    @classmethod
+    def of(cls, error: Exception) -> WorkerFailure:
+        """What is no error of the gate is an EvidenceError."""
+        if isinstance(error, GateError):
+            return cls(kind=type(error).__name__, message=str(error))
+        message = f"a worker failed unexpectedly: {type(error).__name__}: {error}"
+        return cls(kind=EvidenceError.__name__, message=message)
+
+    def error(self) -> GateError:
+        """The error itself."""
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, GateError):
+            return kind(self.message)
+        return EvidenceError(self.message)
+
+
+class Worker:
+    """An open bench without a head of its own."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[Worker]:
+        """Inside, the model and all runtimes are open. Raises GateError."""
+        torch.set_num_threads(threads)
+        with Bench.open(assignment.case(), noise=False) as bench:
+            bench.open_runtimes()
+            yield cls(bench)
+
+    def begin(self, head: HeadState) -> None:
+        """Take what the head gave. Raises EvidenceError."""
+        self._bench.judge_by(head)
+
+    def measure(self, unit: Unit) -> UnitPart:
+        """Raises GateError, for samples that can't be used and where the reference breaks."""
+        return self._bench.part(unit)
+
+
+def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
+    """Answer one message with another until there is none: first the head, with nothing; then each
+    unit, with its part or why there is none."""
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        try:
+            _serve(connection, assignment, threads)
+        except Exception as error:
+            connection.send_bytes(WorkerFailure.of(error).to_json().encode())
+
+
+def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
+    with Worker.open(assignment, threads=threads) as worker:
+        worker.begin(HeadState.from_json(connection.recv_bytes().decode()))
+        while True:
+            unit = Unit(*_numbers(connection.recv()))
+            answer: Record
+            try:
+                answer = worker.measure(unit)
+            except Exception as error:
+                answer = WorkerFailure.of(error)
+            connection.send_bytes(answer.to_json().encode())
+
+
+def _numbers(message: Any) -> tuple[int, int, int]:
+    index, start, stop = message
+    return index, start, stop
