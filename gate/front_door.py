@@ -64,7 +64,8 @@ class Reference:
     note: ExportNote | None = None
     """The same as `export`, bound to the file: goes before it."""
     checkpoint: Path | None = None
-    """Where the weights came from, for other processes to load them again."""
+    loaded: bool = False
+    """By `load`, so that other processes can load it again."""
 
     @classmethod
     def load(
@@ -90,7 +91,7 @@ class Reference:
         source = Source(
             factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
         )
-        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint)
+        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint, loaded=True)
 
 
 @dataclass(frozen=True)
@@ -216,19 +217,11 @@ def evidence_on(
 
     Raises as `check`.
     """
-    subject = read_subject(onnx)
+    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    subject = case.candidate.subject
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
     code = reference.source.code or code_of(reference.model)
-    case = Case(
-        reference.model,
-        Candidate(onnx, subject),
-        workload.samples,
-        policy,
-        workload.batch_size,
-        workload.labels,
-        workload.recordings,
-    )
     measurement = measure(case, progress=progress, crew=workload.crew)
     verify_unchanged(code)
     source = reference.source.model_copy(
@@ -237,6 +230,19 @@ def evidence_on(
     export = reference.note.record if reference.note else reference.export
     evidence = measurement.evidence(subject, source=source, export=export)
     return evidence, case, measurement.samples
+
+
+def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
+    """What is measured. Raises OnnxFileError."""
+    return Case(
+        reference.model,
+        Candidate(onnx, read_subject(onnx)),
+        workload.samples,
+        policy,
+        workload.batch_size,
+        workload.labels,
+        workload.recordings,
+    )
 
 
 def _preprocessing(

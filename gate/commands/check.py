@@ -73,6 +73,7 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
 
     with spinner("loading PyTorch and the model"):  # after what is wrong without them
         from gate.front_door import Reference, Workload, check
+        from gate.scale.crew import CheckedFile
         from gate.storage.temporary import temporary_folder
         from gate.tracking.record import Judgement
 
@@ -93,11 +94,12 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
             against = Against.of_options(question["against"], question)
             champion = against.champion(policy=policy, into=served)
             workload = replace(workload, against=champion)
-        with bar("measuring") as progress:
+        plan = CheckedFile(question["model"], reference, workload, policy)
+        with plan.shared_out(question["jobs"]) as shared, bar("measuring") as progress:
             verdicted = check(
                 question["model"],
                 reference=reference,
-                workload=workload,
+                workload=shared,
                 policy=policy,
                 progress=progress,
             )

@@ -48,6 +48,7 @@ class CheckQuestion(TypedDict):
     key: str | None
     name: str | None
     batch_size: int
+    jobs: int | None
     preprocessing: Path | None
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
@@ -117,6 +118,13 @@ _OPTIONS = (
         "--tracking-uri. Default: none; gate promote signs it again for one.",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Measure in so many processes of one thread each; the numbers are those of one such "
+        "process. Default: one for each physical core where a short trial says that it pays.",
+    ),
     click.option(
         "--preprocessing",
         type=SPEC_FILE,

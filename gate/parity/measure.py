@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gate.errors import EvidenceError, describe_failure
-from gate.parity.bench import Bench
 from gate.parity.case import Case
 from gate.parity.examination import Examination
 from gate.parity.float64.second_look import look_again
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
 from gate.parity.runners.environment import describe_environment
+from gate.parity.sample_pass import SamplePass
 from gate.parity.statistics.table import SampleTable
 from gate.parity.turns import take_turns
 from gate.parity.units.fold import InOrder
 from gate.parity.units.part import Crew, UnitPart
 from gate.records.cost import Cost, Latency
+from gate.records.crew import CrewRecord
 from gate.records.evidence import (
     Dataset,
     Environment,
@@ -48,6 +49,7 @@ class Measurement:
     trace_search: TraceSearch | None = None
     graph: GraphReport | None = None
     graph_unread: str | None = None
+    crew: CrewRecord | None = None
     samples: SampleTable = field(default_factory=SampleTable)
     """One row a sample, for a file beside the report: no part of the evidence."""
 
@@ -69,6 +71,7 @@ class Measurement:
             trace_search=self.trace_search,
             graph=self.graph,
             graph_unread=self.graph_unread,
+            crew=self.crew,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -93,66 +96,67 @@ def measure(
     reference itself can't be computed, DigestMismatch if the file is not (any more) the one
     that `candidate.subject` describes.
     """
-    with Bench.open(case) as bench:
-        spread = bench.reference.spread(bench.example, bench.expected)
-        graph, graph_unread = _graph(bench)
-        bench.open_runtimes()
+    with SamplePass.open(case) as sample_pass:
+        spread = sample_pass.reference.spread(sample_pass.example, sample_pass.expected)
+        graph, graph_unread = _graph(sample_pass)
+        sample_pass.open_runtimes()
         subject = case.candidate.subject
-        examination = Examination(bench.stand, subject.inputs, sha256=subject.sha256)
-        advance = _Advance(progress, len(bench.samples) + examination.samples)
+        examination = Examination(sample_pass.stand, subject.inputs, sha256=subject.sha256)
+        advance = _Advance(progress, len(sample_pass.samples) + examination.samples)
         start = time.perf_counter()
-        head, *others = bench.units
-        bench.run(head, advance)
-        bench.end_unit()
+        head, *others = sample_pass.units
+        sample_pass.run(head, advance)
+        sample_pass.end_unit()
         if crew is not None and others:  # which works while the examination does
-            crew.begin(bench.head(), others)
-            search = examination.run(bench.tracks, advance)
-            _take_parts(bench, crew, advance)
+            crew.begin(sample_pass.head(), others)
+            search = examination.run(sample_pass.tracks, advance)
+            _take_parts(sample_pass, crew, advance)
         else:
             for unit in others:
-                bench.run(unit, advance)
-                bench.end_unit()
-        for track in bench.tracks:
+                sample_pass.run(unit, advance)
+                sample_pass.end_unit()
+        for track in sample_pass.tracks:
             track.fold()
-        take_turns(bench.stand, bench.tracks, seconds=time.perf_counter() - start)
-        bench.rounding.widen()
-        look_again(bench.stand, bench.tracks)
+        take_turns(sample_pass.stand, sample_pass.tracks, seconds=time.perf_counter() - start)
+        sample_pass.rounding.widen()
+        look_again(sample_pass.stand, sample_pass.tracks)
         if crew is None or not others:
-            search = examination.run(bench.tracks, advance)
+            search = examination.run(sample_pass.tracks, advance)
         measurement = Measurement(
-            runtimes=tuple(track.evidence() for track in bench.tracks),
-            environment=describe_environment(bench.switches),
+            runtimes=tuple(track.evidence() for track in sample_pass.tracks),
+            environment=describe_environment(sample_pass.switches),
             dataset=Dataset(
-                sha256=bench.samples.digest(),
-                samples=len(bench.samples),
+                sha256=sample_pass.samples.digest(),
+                samples=len(sample_pass.samples),
                 labelled=case.labels is not None,
-                model_only=bench.binding.model_only,
+                model_only=sample_pass.binding.model_only,
             ),
-            reference_latency=bench.reference.meter.latency(),
-            reference_cost=bench.reference.meter.cost(),
+            reference_latency=sample_pass.reference.meter.latency(),
+            reference_cost=sample_pass.reference.meter.cost(),
             reference_spread=spread,
-            noise_unmeasured=bench.truth.unmeasured,
+            noise_unmeasured=sample_pass.truth.unmeasured,
             trace_search=search,
             graph=graph,
             graph_unread=graph_unread,
-            samples=SampleTable.of({t.name: t.sample_rows() for t in bench.tracks}),
+            crew=crew.record if crew is not None and others else None,
+            samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
         )
     case.candidate.verify()
     return measurement
 
 
-def _take_parts(bench: Bench, crew: Crew, advance: Callable[[int], None]) -> None:
+def _take_parts(sample_pass: SamplePass, crew: Crew, advance: Callable[[int], None]) -> None:
     """Fold what the crew gives in the order of units."""
 
     def take(part: UnitPart) -> None:
-        bench.take(part)
+        sample_pass.take(part)
         advance(len(part.unit))
 
-    ordered, first = InOrder(take), bench.units[1].index
+    ordered, first = InOrder(take), sample_pass.units[1].index
     for part in crew.parts():
         ordered.add(part.index - first, part)
-    if ordered.next != len(bench.units) - first:
-        missing = bench.units[first + ordered.next]
+    if ordered.next != len(sample_pass.units) - first:
+        missing = sample_pass.units[first + ordered.next]
         raise EvidenceError(f"nobody measured unit {missing.index}. Measure it again.")
 
 
@@ -170,12 +174,12 @@ class _Advance:
             self._progress(self._done, self._total)
 
 
-def _graph(bench: Bench) -> tuple[GraphReport | None, str | None]:
+def _graph(sample_pass: SamplePass) -> tuple[GraphReport | None, str | None]:
     """The report on the graph, or the reason why there is none, if the policy asks for it."""
-    if not bench.case.policy.instruments.graph:
+    if not sample_pass.case.policy.instruments.graph:
         return None, None
     try:
-        witness = Witness(bench.model, bench.reference.run, bench.example)
-        return read_graph(bench.case.candidate, witness), None
+        witness = Witness(sample_pass.model, sample_pass.reference.run, sample_pass.example)
+        return read_graph(sample_pass.case.candidate, witness), None
     except Exception as error:
         return None, describe_failure(error)

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gate.records.cost import Cost, Latency
+from gate.records.crew import CrewRecord
 from gate.records.instruments import GraphReport, ProbeParity, TraceSearch
 from gate.records.lint import LintFinding
 from gate.records.model_code import ModelCode
@@ -177,6 +178,8 @@ class Evidence(Record):
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
     preprocessing: PreprocessingParity | None = later(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
+    crew: CrewRecord | None = later(None)
+    """Who measured; None: one process alone."""
     measured_at: str
     """UTC, ISO 8601."""
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from gate.errors import DigestMismatch, PolicyError
-from gate.front_door import Reference, Workload
-from gate.onnxfile.candidate import Candidate
+from gate.front_door import Reference, Workload, case_of
 from gate.onnxfile.subject import read_subject
 from gate.parity.case import Case
 from gate.policy.policy import Policy
@@ -33,25 +32,23 @@ class Assignment(Record):
     policy: Policy
 
     @classmethod
-    def of(
-        cls, onnx: Path, *, reference: Reference, workload: Workload, policy: Policy
-    ) -> Assignment:
+    def of(cls, case: Case, reference: Reference, workload: Workload) -> Assignment:
         """Of what this process opened. Raises PolicyError where another one can't open it."""
-        if reference.source.factory is None or workload.inputs is None or workload.recordings:
+        if not reference.loaded or workload.inputs is None or workload.recordings:
             raise PolicyError(
                 "only a model of package.module:factory and samples of a file, without recordings, "
                 "can be measured by several processes. Measure with one job."
             )
         return cls(
-            onnx=str(onnx),
-            subject_sha256=read_subject(onnx).sha256,
+            onnx=str(case.candidate.path),
+            subject_sha256=case.candidate.subject.sha256,
             factory=reference.source.factory,
             checkpoint=None if reference.checkpoint is None else str(reference.checkpoint),
             model_sha256=digest_of_model(reference.model),
             inputs=str(workload.inputs),
             labels=None if workload.labels_file is None else str(workload.labels_file),
             batch_size=workload.batch_size,
-            policy=policy,
+            policy=case.policy,
         )
 
     def case(self) -> Case:
@@ -63,14 +60,7 @@ class Assignment(Record):
         _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
         labels = Path(self.labels) if self.labels else None
         workload = Workload.open(Path(self.inputs), labels=labels, batch_size=self.batch_size)
-        return Case(
-            reference.model,
-            Candidate(Path(self.onnx), subject),
-            workload.samples,
-            self.policy,
-            self.batch_size,
-            workload.labels,
-        )
+        return case_of(Path(self.onnx), reference=reference, workload=workload, policy=self.policy)
 
 
 def digest_of_model(model: nn.Module) -> Digest:
@@ -85,9 +75,9 @@ def digest_of_model(model: nn.Module) -> Digest:
     return Digest(sha256.hexdigest())
 
 
-def _verify(what: str, seen: Digest, expected: Digest) -> None:
-    if seen != expected:
+def _verify(what: str, opened: Digest, expected: Digest) -> None:
+    if opened != expected:
         raise DigestMismatch(
-            f"{what} is {seen} for a worker, {expected} was planned. Give every worker the same "
+            f"{what} is {opened} for a worker, {expected} was planned. Give every worker the same "
             "files and code."
         )

@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from gate.errors import EvidenceError, GateError
 from gate.parity.units.part import HeadState, UnitPart
 from gate.parity.units.unit import Unit
+from gate.records.crew import CrewRecord
 from gate.scale.assignment import Assignment
 from gate.scale.worker import WorkerFailure, serve
 from gate.storage.foreign import strict_json
@@ -57,6 +58,11 @@ class Processes:
             _end(hand)
         if self._thread is not None:
             self._thread.join(_END_S)
+
+    @property
+    def record(self) -> CrewRecord:
+        """As `Crew.record`."""
+        return CrewRecord(engine="processes", workers=self.jobs)
 
     def begin(self, head: HeadState, units: Sequence[Unit]) -> None:
         """As `Crew.begin`."""

@@ -11,7 +11,7 @@ import torch
 
 from gate import errors
 from gate.errors import EvidenceError, GateError
-from gate.parity.bench import Bench
+from gate.parity.sample_pass import SamplePass
 from gate.parity.units.part import HeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
@@ -41,28 +41,28 @@ class WorkerFailure(Record):
         return EvidenceError(self.message)
 
 
-class Worker:
-    """An open bench without a head of its own."""
+class UnitWorker:
+    """An open pass without a head of its own."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, sample_pass: SamplePass) -> None:
+        self._sample_pass = sample_pass
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[Worker]:
+    def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[UnitWorker]:
         """Inside, the model and all runtimes are open. Raises GateError."""
         torch.set_num_threads(threads)
-        with Bench.open(assignment.case(), noise=False) as bench:
-            bench.open_runtimes()
-            yield cls(bench)
+        with SamplePass.open(assignment.case(), noise=False) as sample_pass:
+            sample_pass.open_runtimes()
+            yield cls(sample_pass)
 
     def begin(self, head: HeadState) -> None:
         """Take what the head gave. Raises EvidenceError."""
-        self._bench.judge_by(head)
+        self._sample_pass.judge_by(head)
 
     def measure(self, unit: Unit) -> UnitPart:
         """Raises GateError, for samples that can't be used and where the reference breaks."""
-        return self._bench.part(unit)
+        return self._sample_pass.part(unit)
 
 
 def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
@@ -76,7 +76,7 @@ def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
 
 
 def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
-    with Worker.open(assignment, threads=threads) as worker:
+    with UnitWorker.open(assignment, threads=threads) as worker:
         worker.begin(HeadState.from_json(connection.recv_bytes().decode()))
         while True:
             unit = Unit(*_numbers(connection.recv()))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from gate.parity.units.unit import Unit
+from gate.records.crew import CrewRecord
 from gate.records.evidence import Environment
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
@@ -70,6 +71,10 @@ class HeadState(Record):
 
 class Crew(Protocol):
     """Those who measure units elsewhere: in processes, on a cluster."""
+
+    @property
+    def record(self) -> CrewRecord:
+        """Who they are."""
 
     def begin(self, head: HeadState, units: Sequence[Unit]) -> None:
         """Have these units measured. Returns at once."""

@@ -1,4 +1,4 @@
-"""The bench: the reference and every runtime, opened once; samples go through unit by unit."""
+"""A pass over the samples, unit by unit: the reference and every runtime are opened once."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from gate.runtimes.chosen import chosen_of
 from gate.runtimes.runtime import Batch, RunnableFile, Session
 
 
-class Bench:
-    """Made by `Bench.open`; what it holds is given back at the end of that."""
+class SamplePass:
+    """Made by `SamplePass.open`; what it holds is given back at the end of that."""
 
     def __init__(self, case: Case, switches: Determinism, *, noise: bool) -> None:
         policy, self.binding = case.policy, case.bind()
@@ -63,7 +63,7 @@ class Bench:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, case: Case, *, noise: bool = True) -> Iterator[Bench]:
+    def open(cls, case: Case, *, noise: bool = True) -> Iterator[SamplePass]:
         """Inside, PyTorch's switches are those of the policy. The runtimes are still to be opened.
         `noise`: with the float64 reference.
 
@@ -71,11 +71,11 @@ class Bench:
         EvidenceError where the reference itself can't be computed.
         """
         with deterministic(case.policy.determinism) as switches:
-            bench = cls(case, switches, noise=noise)
+            sample_pass = cls(case, switches, noise=noise)
             try:
-                yield bench
+                yield sample_pass
             finally:
-                for track in bench.tracks:
+                for track in sample_pass.tracks:
                     track.close()
 
     def open_runtimes(self) -> None:
@@ -118,12 +118,12 @@ class Bench:
         return HeadState(floors={track.name: floor_of(track) for track in self.tracks})
 
     def judge_by(self, head: HeadState) -> None:
-        """Take what another bench gave as its head. Raises EvidenceError."""
+        """Take what another pass gave as its head. Raises EvidenceError."""
         for track in self.tracks:
             judge_by(track, head.floors.get(track.name))
 
     def part(self, unit: Unit) -> UnitPart:
-        """Measure one unit for another bench. Raises as `run`."""
+        """Measure one unit for another pass. Raises as `run`."""
         self.run(unit, lambda _count: None)
         return UnitPart(
             index=unit.index,
@@ -136,7 +136,7 @@ class Bench:
         )
 
     def take(self, part: UnitPart) -> None:
-        """Add what another bench measured of the unit that comes next."""
+        """Add what another pass measured of the unit that comes next."""
         self.reference.meter.add(part.reference_seconds)
         for track in self.tracks:
             take(track, part.runtimes.get(track.name) or TrackPart(failure="it gave nothing"))

@@ -1,0 +1,17 @@
+"""Who measured, where it was not one process alone: apart, because no number depends on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gate.storage.record import Record
+
+
+class CrewRecord(Record):
+    """How the samples were shared out. The numbers do not depend on it."""
+
+    engine: Literal["processes", "parts", "ray"]
+    workers: Annotated[int, Field(ge=1)]
+    """Processes that were asked for; of parts, those that were merged."""
