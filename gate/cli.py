@@ -32,6 +32,9 @@ _JSON_VERSION = 1
 
 COMMANDS = (
     "check",
+    "plan",
+    "measure",
+    "merge",
     "locate",
     "report",
     "lint",

@@ -35,6 +35,7 @@ from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.parity.units.part import Crew
+from gate.parity.units.unit import MOST
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -115,6 +116,8 @@ class Workload:
     inputs: Path | None = None
     """Where the samples came from, for other processes to open them again."""
     labels_file: Path | None = None
+    units: int = MOST
+    """Into how many it is cut at most (`gate.parity.units.unit`)."""
     crew: Crew | None = None
     """Who measures most of the samples, in other processes; the numbers are the same without."""
 
@@ -242,6 +245,7 @@ def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Pol
         workload.batch_size,
         workload.labels,
         workload.recordings,
+        workload.units,
     )
 
 

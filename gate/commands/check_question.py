@@ -62,7 +62,7 @@ class CheckQuestion(TypedDict):
     experiment: str | None
 
 
-_OPTIONS = (
+MEASURING = (
     MODEL,
     REFERENCE,
     CHECKPOINT,
@@ -97,6 +97,11 @@ _OPTIONS = (
         help="Measure this one too, always, within the built-in bounds that fit it (gate runtimes "
         "lists them), where the policy does not name it. Repeatable.",
     ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+)
+"""What says what is measured, on what, and by which policy."""
+_OPTIONS = (
+    *MEASURING,
     click.option(
         "--recorded",
         type=NamedRecording(),
@@ -117,7 +122,6 @@ _OPTIONS = (
         help="The registered model that the verdict is for, in the registry of "
         "--tracking-uri. Default: none; gate promote signs it again for one.",
     ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),

@@ -200,6 +200,8 @@ GOLDEN_FOLDER = Given(
 TRUST_FILE = Given(PolicyError, "YAML with a 'trust:' section, or the trust itself")
 STATEMENT_FILE = Given(Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json")
 EVIDENCE_FILE = Given(EvidenceError, "evidence.json, as gate check --report wrote it")
+PLAN_FILE = Given(EvidenceError, "a plan, as gate plan wrote it")
+PART_FILE = Given(EvidenceError, "what gate measure wrote")
 SENT = Given(DataError, "samples, or the folder that gate samples export wrote", kind="either")
 OUTPUTS = Given(
     DataError, "outputs: .npy, .npz, a folder of them, or one with outputs.json", kind="either"

@@ -13,7 +13,6 @@ from gate.parity.examination import Examination
 from gate.parity.float64.second_look import look_again
 from gate.parity.graph.report import read_graph
 from gate.parity.graph.witness import Witness
-from gate.parity.runners.environment import describe_environment
 from gate.parity.sample_pass import SamplePass
 from gate.parity.statistics.table import SampleTable
 from gate.parity.turns import take_turns
@@ -21,15 +20,8 @@ from gate.parity.units.fold import InOrder
 from gate.parity.units.part import Crew, UnitPart
 from gate.records.cost import Cost, Latency
 from gate.records.crew import CrewRecord
-from gate.records.evidence import (
-    Dataset,
-    Environment,
-    Evidence,
-    ExportRecord,
-    RuntimeEvidence,
-    Source,
-    Subject,
-)
+from gate.records.environment import Environment
+from gate.records.evidence import Dataset, Evidence, ExportRecord, RuntimeEvidence, Source, Subject
 from gate.records.instruments import GraphReport, TraceSearch
 
 __all__ = ["Measurement", "measure"]
@@ -124,7 +116,7 @@ def measure(
             search = examination.run(sample_pass.tracks, advance)
         measurement = Measurement(
             runtimes=tuple(track.evidence() for track in sample_pass.tracks),
-            environment=describe_environment(sample_pass.switches),
+            environment=sample_pass.environments[0],
             dataset=Dataset(
                 sha256=sample_pass.samples.digest(),
                 samples=len(sample_pass.samples),
@@ -138,11 +130,15 @@ def measure(
             trace_search=search,
             graph=graph,
             graph_unread=graph_unread,
-            crew=crew.record if crew is not None and others else None,
+            crew=_record(crew, sample_pass) if crew is not None and others else None,
             samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
         )
     case.candidate.verify()
     return measurement
+
+
+def _record(crew: Crew, sample_pass: SamplePass) -> CrewRecord:
+    return crew.record.model_copy(update={"environments": sample_pass.environments[1:]})
 
 
 def _take_parts(sample_pass: SamplePass, crew: Crew, advance: Callable[[int], None]) -> None:

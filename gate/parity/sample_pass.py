@@ -24,9 +24,12 @@ from gate.parity.units.exchange import floor_of, judge_by, part_of, take
 from gate.parity.units.part import HeadState, TrackPart, UnitPart
 from gate.parity.units.unit import Unit, cut
 from gate.policy.policy import Policy
-from gate.records.evidence import Determinism
+from gate.records.environment import Determinism, Environment
 from gate.runtimes.chosen import chosen_of
 from gate.runtimes.runtime import Batch, RunnableFile, Session
+from gate.story.machine import differences
+
+_HARMLESS = ("cores", "operating system", "kernel")
 
 
 class SamplePass:
@@ -57,7 +60,11 @@ class SamplePass:
             self.model, self.reference, self.truth, self.binding, self.samples, policy
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
-        self.units = cut(len(self.samples), batch_size=self.binding.batch_size, head=wanted)
+        self.units = cut(
+            len(self.samples), batch_size=self.binding.batch_size, head=wanted, most=case.units
+        )
+        self.environments: tuple[Environment, ...] = (describe_environment(switches),)
+        """This one, and others that units were measured in."""
         self.example = next(self.samples.batches(_example_size(self.binding)))
         self.expected = self.reference.first_run(self.example)
 
@@ -119,6 +126,7 @@ class SamplePass:
 
     def judge_by(self, head: HeadState) -> None:
         """Take what another pass gave as its head. Raises EvidenceError."""
+        self.rounding.given()
         for track in self.tracks:
             judge_by(track, head.floors.get(track.name))
 
@@ -130,16 +138,39 @@ class SamplePass:
             start=unit.start,
             stop=unit.stop,
             samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
-            environment=describe_environment(self.switches),
+            environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
         )
 
     def take(self, part: UnitPart) -> None:
-        """Add what another pass measured of the unit that comes next."""
+        """Add what another pass measured of the unit that comes next.
+
+        Raises EvidenceError where that was another machine, and the policy takes no other.
+        """
+        self._verify(part)
         self.reference.meter.add(part.reference_seconds)
         for track in self.tracks:
             take(track, part.runtimes.get(track.name) or TrackPart(failure="it gave nothing"))
+
+    def _verify(self, part: UnitPart) -> None:
+        if part.environment not in self.environments:
+            self.environments += (part.environment,)
+        policy, unlike = self.case.policy, _unlike(self.environments[0], part.environment)
+        if unlike and policy.precision == "exact" and policy.environments == "same":
+            raise EvidenceError(
+                f"unit {part.index} was measured in another environment: {unlike}. Measure it "
+                "again in this one, or say environments: any in the policy."
+            )
+
+
+def _unlike(own: Environment, other: Environment) -> str:
+    """What may change numbers and differs; empty: nothing does."""
+    apart = [each for each in differences(own, other) if each.name not in _HARMLESS]
+    texts = [f"{each.name} {each.now}, here {each.before}" for each in apart]
+    if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
+        texts.append("other switches of PyTorch")
+    return "; ".join(texts)
 
 
 def _example_size(binding: Binding) -> int:

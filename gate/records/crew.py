@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gate.records.environment import Environment
 from gate.storage.record import Record
 
 
@@ -15,3 +16,5 @@ class CrewRecord(Record):
     engine: Literal["processes", "parts", "ray"]
     workers: Annotated[int, Field(ge=1)]
     """Processes that were asked for; of parts, those that were merged."""
+    environments: tuple[Environment, ...] = ()
+    """Machines and libraries of workers, where they are not those of the evidence."""

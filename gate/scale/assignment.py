@@ -30,6 +30,8 @@ class Assignment(Record):
     labels: str | None
     batch_size: Count
     policy: Policy
+    most_units: Count
+    """As `Case.units`."""
 
     @classmethod
     def of(cls, case: Case, reference: Reference, workload: Workload) -> Assignment:
@@ -49,18 +51,22 @@ class Assignment(Record):
             labels=None if workload.labels_file is None else str(workload.labels_file),
             batch_size=workload.batch_size,
             policy=case.policy,
+            most_units=case.units,
         )
 
     def case(self) -> Case:
         """Open everything. Raises GateError, DigestMismatch where something is another one."""
-        subject = read_subject(Path(self.onnx))
-        _verify(self.onnx, subject.sha256, self.subject_sha256)
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
         reference = Reference.load(self.factory, checkpoint=checkpoint)
-        _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
+        self.verify(Path(self.onnx), reference)
         labels = Path(self.labels) if self.labels else None
         workload = Workload.open(Path(self.inputs), labels=labels, batch_size=self.batch_size)
         return case_of(Path(self.onnx), reference=reference, workload=workload, policy=self.policy)
+
+    def verify(self, onnx: Path, reference: Reference) -> None:
+        """Raise DigestMismatch where the file or the model is another one."""
+        _verify(str(onnx), read_subject(onnx).sha256, self.subject_sha256)
+        _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
 
 
 def digest_of_model(model: nn.Module) -> Digest:

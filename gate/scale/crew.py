@@ -14,7 +14,8 @@ from gate.errors import PolicyError
 from gate.front_door import Reference, Workload, case_of
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
-from gate.scale.jobs import Jobs, asked_for, chosen
+from gate.scale.jobs import asked_for, chosen
+from gate.scale.plan import MeasuringPlan
 from gate.scale.processes import Processes
 
 _steps = logging.getLogger("gate.steps")
@@ -50,15 +51,24 @@ class CheckedFile:
             yield self.workload
             return
         _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
-        with _threads(decided) as threads, Processes(assignment, decided.count, threads) as crew:
+        threads = decided.threads or 1
+        with _threads(threads), Processes(assignment, decided.count, threads) as crew:
             yield replace(self.workload, crew=crew)
+
+    @contextlib.contextmanager
+    def as_planned(self, plan: MeasuringPlan) -> Iterator[None]:
+        """Inside, PyTorch has the plan's threads. Raises DigestMismatch where file or model are
+        not those of the plan."""
+        plan.assignment.verify(self.onnx, self.reference)
+        with _threads(plan.threads):
+            yield
 
 
 @contextlib.contextmanager
-def _threads(jobs: Jobs) -> Iterator[int]:
-    before, threads = torch.get_num_threads(), jobs.threads or 1
+def _threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        yield threads
+        yield
     finally:
         torch.set_num_threads(before)

@@ -17,8 +17,7 @@ from gate.parity.units.part import HeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
 from gate.scale.assignment import Assignment
-from gate.scale.worker import WorkerFailure, serve
-from gate.storage.foreign import strict_json
+from gate.scale.worker import read_answer, serve
 
 _TRIES = 3
 """Processes that may die over one unit."""
@@ -101,14 +100,14 @@ class Processes:
 
     def _hear(self, hand: _Hand, work: _Work) -> None:
         try:
-            part = _read(hand.connection.recv_bytes())
+            answer = read_answer(hand.connection.recv_bytes())
         except (EOFError, OSError):
             self._replace(hand, work)
             return
-        if isinstance(part, UnitPart):
-            self._done.put(part)
+        if isinstance(answer, UnitPart):
+            self._done.put(answer)
         else:
-            work.fail(hand, part.error())
+            work.fail(hand, answer.error())
         work.go_on(hand)
 
     def _replace(self, hand: _Hand, work: _Work) -> None:
@@ -182,12 +181,6 @@ class _Work:
             hand.unit = self.waiting.popleft()
             with contextlib.suppress(BrokenPipeError):
                 hand.connection.send((hand.unit.index, hand.unit.start, hand.unit.stop))
-
-
-def _read(answer: bytes) -> UnitPart | WorkerFailure:
-    plain = strict_json(answer, what="what a worker measured")
-    kind = WorkerFailure if isinstance(plain, dict) and "kind" in plain else UnitPart
-    return kind.from_json(answer.decode())
 
 
 def _end(hand: _Hand) -> None:

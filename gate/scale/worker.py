@@ -17,6 +17,8 @@ from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.storage.record import Count, Prose, Record
 
+_PART, _FAILURE = b"P", b"F"
+
 
 class WorkerFailure(Record):
     """Why a unit can't be measured: for the measurement, as if it had happened there."""
@@ -65,6 +67,12 @@ class UnitWorker:
         return self._sample_pass.part(unit)
 
 
+def read_answer(data: bytes) -> UnitPart | WorkerFailure:
+    """What a worker said. Raises EvidenceError."""
+    kind = UnitPart if data[:1] == _PART else WorkerFailure
+    return kind.from_json(data[1:])
+
+
 def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
     """Answer one message with another until there is none: first the head, with nothing; then each
     unit, with its part or why there is none."""
@@ -72,7 +80,7 @@ def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
         try:
             _serve(connection, assignment, threads)
         except Exception as error:
-            connection.send_bytes(WorkerFailure.of(error).to_json().encode())
+            connection.send_bytes(_written(WorkerFailure.of(error)))
 
 
 def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
@@ -80,12 +88,16 @@ def _serve(connection: Connection, assignment: Assignment, threads: int) -> None
         worker.begin(HeadState.from_json(connection.recv_bytes().decode()))
         while True:
             unit = Unit(*_numbers(connection.recv()))
-            answer: Record
+            answer: UnitPart | WorkerFailure
             try:
                 answer = worker.measure(unit)
             except Exception as error:
                 answer = WorkerFailure.of(error)
-            connection.send_bytes(answer.to_json().encode())
+            connection.send_bytes(_written(answer))
+
+
+def _written(answer: UnitPart | WorkerFailure) -> bytes:
+    return (_PART if isinstance(answer, UnitPart) else _FAILURE) + answer.to_json().encode()
 
 
 def _numbers(message: Any) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from tests.scale.tiny import MARK, build
 
 SAMPLES, BATCH = 232, 8
 TIMES = {"measured_at", "reference_latency", "reference_cost", "latency", "cost", "memory_bytes",
-         "crew"}  # fmt: skip
+         "crew", "seconds", "reference_seconds"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gate.errors import EvidenceError
+from gate.parity.float64.runtime_floor import RuntimeFloor
 from gate.parity.track import Track
 from gate.parity.units.packing import packed, unpacked
 from gate.parity.units.part import RunProof, TrackPart
@@ -17,7 +18,10 @@ def floor_of(track: Track) -> Any:
 
 def judge_by(track: Track, floor: Any) -> None:
     """Give it the noise floor that was measured elsewhere. Raises EvidenceError."""
-    track.comparison.floor = unpacked(floor)
+    taken = unpacked(floor)
+    if not isinstance(taken, RuntimeFloor):
+        raise EvidenceError(f"there is no noise floor for {track.name}. Measure unit 0 again.")
+    track.comparison.floor = taken
 
 
 def part_of(track: Track) -> TrackPart:

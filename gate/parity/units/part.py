@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
-from gate.records.evidence import Environment
+from gate.records.environment import Environment
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
 from gate.storage.record import Count, Measured, Record, Sha256
