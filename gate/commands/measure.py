@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 @click.argument("plan", type=PLAN_FILE)
 @click.option("--unit", type=click.IntRange(min=0), required=True, metavar="K")
 @click.option(
-    "--head", type=PART_FILE, metavar="PART",
+    "--lead", type=PART_FILE, metavar="PART",
     help="The part of unit 0. Default: unit 0 is measured first, again: some seconds.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PART")
 @machine_options
 @limit_options(CHECK_S)
 @in_child
-def command(plan: Path, unit: int, head: Path | None, output: Path) -> Outcome:
+def command(plan: Path, unit: int, lead: Path | None, output: Path) -> Outcome:
     """Measure unit K, and write what it gave; a part that is whole already is left as it is.
 
     \b
     Examples:
       gate measure plan.json --unit 0 -o part-0.json
-      gate measure plan.json --unit 17 --head part-0.json -o part-17.json
+      gate measure plan.json --unit 17 --lead part-0.json -o part-17.json
       gate measure plan.json --unit $SLURM_ARRAY_TASK_ID -o part-$SLURM_ARRAY_TASK_ID.json
     """
     from gate.scale.plan import MeasuringPlan
@@ -47,12 +47,12 @@ def command(plan: Path, unit: int, head: Path | None, output: Path) -> Outcome:
         with spinner(f"measuring unit {unit} of {len(planned.units)}"):
             from gate.scale.measuring import measure_unit
 
-            measure_unit(planned, unit, head=head).save(output)
-    said = "was there already" if done else "measured"
+            measure_unit(planned, unit, lead=lead).save(output)
+    outcome = "was there already" if done else "measured"
     return Outcome(
         Status.DONE,
         {"unit": unit, "part": str(output), "measured": not done},
-        lambda console: console.print(f"unit {unit}  {said}: {output}"),
+        lambda console: console.print(f"unit {unit}  {outcome}: {output}"),
     )
 
 

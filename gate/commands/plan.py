@@ -34,7 +34,7 @@ def _with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 @_with_measuring
 @click.option(
     "--units", type=click.IntRange(min=2), metavar="N",
-    help="At most so many, the head included; each is a range of whole batches. Default: as gate "
+    help="At most so many, the lead included; each is a range of whole batches. Default: as gate "
     "check cuts the samples.",
 )  # fmt: skip
 @click.option(
@@ -48,7 +48,7 @@ def _with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(output: Path, units: int | None, threads: int, **question: Any) -> Outcome:
     """Write the plan of a check: digests of model, file and samples, the policy, and the units.
 
-    Unit 0, the head, carries the noise floor by which the others are judged; gate merge measures
+    Unit 0, the lead, carries the noise floor by which the others are judged; gate merge measures
     stability, probes and the search.
 
     \b
@@ -85,5 +85,5 @@ def _show(plan: MeasuringPlan, output: Path, console: Console) -> None:
     console.print(f"next    gate measure {output} --unit 0 -o part-0.json")
     if last:
         console.print(
-            f"        gate measure {output} --unit 1 --head part-0.json -o part-1.json, …"
+            f"        gate measure {output} --unit 1 --lead part-0.json -o part-1.json, …"
         )

@@ -39,7 +39,7 @@ class Case:
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
     """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
     units: int = MOST
-    """Units at most, beside the head (`gate.parity.units.unit`)."""
+    """Units at most, beside the lead (`gate.parity.units.unit`)."""
 
     @property
     def inputs(self) -> Samples:

@@ -96,11 +96,11 @@ def measure(
         examination = Examination(sample_pass.stand, subject.inputs, sha256=subject.sha256)
         advance = _Advance(progress, len(sample_pass.samples) + examination.samples)
         start = time.perf_counter()
-        head, *others = sample_pass.units
-        sample_pass.run(head, advance)
+        lead, *others = sample_pass.units
+        sample_pass.run(lead, advance)
         sample_pass.end_unit()
         if crew is not None and others:  # which works while the examination does
-            crew.begin(sample_pass.head(), others)
+            crew.begin(sample_pass.lead(), others)
             search = examination.run(sample_pass.tracks, advance)
             _take_parts(sample_pass, crew, advance)
         else:

@@ -21,7 +21,7 @@ from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.track import Track
 from gate.parity.units.exchange import floor_of, judge_by, part_of, take
-from gate.parity.units.part import HeadState, TrackPart, UnitPart
+from gate.parity.units.part import LeadState, TrackPart, UnitPart
 from gate.parity.units.unit import Unit, cut
 from gate.policy.policy import Policy
 from gate.records.environment import Determinism, Environment
@@ -61,7 +61,7 @@ class SamplePass:
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
         self.units = cut(
-            len(self.samples), batch_size=self.binding.batch_size, head=wanted, most=case.units
+            len(self.samples), batch_size=self.binding.batch_size, lead=wanted, most=case.units
         )
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
@@ -119,16 +119,16 @@ class SamplePass:
         for track in self.tracks:
             track.end_unit()
 
-    def head(self) -> HeadState:
+    def lead(self) -> LeadState:
         """What those need who measure the units after the first, which is done."""
         self.rounding.widen()
-        return HeadState(floors={track.name: floor_of(track) for track in self.tracks})
+        return LeadState(floors={track.name: floor_of(track) for track in self.tracks})
 
-    def judge_by(self, head: HeadState) -> None:
-        """Take what another pass gave as its head. Raises EvidenceError."""
+    def judge_by(self, lead: LeadState) -> None:
+        """Take what another pass gave as its lead. Raises EvidenceError."""
         self.rounding.given()
         for track in self.tracks:
-            judge_by(track, head.floors.get(track.name))
+            judge_by(track, lead.floors.get(track.name))
 
     def part(self, unit: Unit) -> UnitPart:
         """Measure one unit for another pass. Raises as `run`."""

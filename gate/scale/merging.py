@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gate.errors import EvidenceError
-from gate.parity.units.part import HeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
 from gate.scale.part_file import PartFile
@@ -21,7 +21,7 @@ class MergedParts:
     plan: MeasuringPlan
     paths: dict[int, Path]
     """By unit."""
-    _head: HeadState | None = None
+    _lead: LeadState | None = None
     _units: Sequence[Unit] = field(default=())
 
     @classmethod
@@ -53,10 +53,10 @@ class MergedParts:
         """As `Crew.record`."""
         return CrewRecord(engine="parts", workers=max(len(self.paths), 1))
 
-    def begin(self, head: HeadState, units: Sequence[Unit]) -> None:
-        """As `Crew.begin`. Raises EvidenceError where the part of unit 0 holds another head."""
-        self._head, self._units = head, units
-        if 0 in self.paths and PartFile.open(self.paths[0], plan=self.plan).head != head:
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
+        """As `Crew.begin`. Raises EvidenceError where the part of unit 0 holds another lead."""
+        self._lead, self._units = lead, units
+        if 0 in self.paths and PartFile.open(self.paths[0], plan=self.plan).lead != lead:
             raise EvidenceError(
                 f"unit 0 gave other numbers here than in {self.paths[0]}: not the same machine or "
                 "libraries. Measure and merge in one environment."
@@ -64,11 +64,11 @@ class MergedParts:
 
     def parts(self) -> Iterator[UnitPart]:
         """As `Crew.parts`."""
-        assert self._head is not None
-        wanted = self._head.digest()
+        assert self._lead is not None
+        wanted = self._lead.digest()
         for unit in self._units:
             file = PartFile.open(self.paths[unit.index], plan=self.plan)
-            if file.head_sha256 != wanted:
+            if file.lead_sha256 != wanted:
                 raise EvidenceError(
                     f"unit {unit.index} ({self.paths[unit.index]}) was judged by another noise "
                     "floor than unit 0 gives here. Measure and merge in one environment."

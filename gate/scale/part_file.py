@@ -1,4 +1,4 @@
-"""What one unit gave, as a file: with the plan and the head that it belongs to, and a digest."""
+"""What one unit gave, as a file: with the plan and the lead that it belongs to, and a digest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from gate.errors import EvidenceError
-from gate.parity.units.part import HeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitPart
 from gate.scale.plan import MeasuringPlan
 from gate.storage.record import Count, Record, Sha256
 
@@ -16,35 +16,35 @@ _HEADER = 200
 
 
 class PartFile(Record):
-    """Of unit 0 it holds what the head gives to others, of another one what was compared."""
+    """Of unit 0 it holds what the lead gives to others, of another one what was compared."""
 
     schema_version: Literal[1] = 1
     unit: Count
     plan_sha256: Sha256
-    head_sha256: Sha256
-    """Of the head by which it was judged."""
+    lead_sha256: Sha256
+    """Of the lead by which it was judged."""
     body_sha256: Sha256
     """Of what follows, so that one flipped bit is noticed."""
-    body: UnitPart | HeadState
+    body: UnitPart | LeadState
 
     @classmethod
-    def of_head(cls, plan: MeasuringPlan, head: HeadState) -> Self:
+    def of_lead(cls, plan: MeasuringPlan, lead: LeadState) -> Self:
         """Unit 0."""
         return cls(
             unit=0,
             plan_sha256=plan.digest(),
-            head_sha256=head.digest(),
-            body_sha256=head.digest(),
-            body=head,
+            lead_sha256=lead.digest(),
+            body_sha256=lead.digest(),
+            body=lead,
         )
 
     @classmethod
-    def of_unit(cls, plan: MeasuringPlan, head: HeadState, part: UnitPart) -> Self:
+    def of_unit(cls, plan: MeasuringPlan, lead: LeadState, part: UnitPart) -> Self:
         """Any other."""
         return cls(
             unit=part.index,
             plan_sha256=plan.digest(),
-            head_sha256=head.digest(),
+            lead_sha256=lead.digest(),
             body_sha256=part.digest(),
             body=part,
         )
@@ -62,8 +62,8 @@ class PartFile(Record):
         try:
             part = cls.from_json(text)
         except EvidenceError as error:
-            said = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
-            unit = f" (unit {int(said[1])})" if said else ""
+            named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
+            unit = f" (unit {int(named[1])})" if named else ""
             raise EvidenceError(f"{path}{unit} is no whole part: {error}") from error
         part._verify(path, plan)
         return part
@@ -77,7 +77,7 @@ class PartFile(Record):
             )
         if self.body.digest() != self.body_sha256:
             raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
-        if isinstance(self.body, HeadState):
+        if isinstance(self.body, LeadState):
             fits = self.unit == 0
         else:
             fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
@@ -86,15 +86,15 @@ class PartFile(Record):
             raise EvidenceError(f"{what} holds another unit than it says. Measure it again.")
 
     @property
-    def head(self) -> HeadState:
+    def lead(self) -> LeadState:
         """Of unit 0. Raises EvidenceError of another one."""
-        if isinstance(self.body, HeadState):
+        if isinstance(self.body, LeadState):
             return self.body
-        raise EvidenceError(f"unit {self.unit} is not the head. Give the part of unit 0.")
+        raise EvidenceError(f"unit {self.unit} is not the lead. Give the part of unit 0.")
 
     @property
     def part(self) -> UnitPart:
         """Of any other. Raises EvidenceError of unit 0."""
         if isinstance(self.body, UnitPart):
             return self.body
-        raise EvidenceError("unit 0 holds the head alone. Give the parts of the others, too.")
+        raise EvidenceError("unit 0 holds the lead alone. Give the parts of the others, too.")

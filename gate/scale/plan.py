@@ -24,7 +24,7 @@ class PlannedUnit(Record):
 
 
 class MeasuringPlan(Record):
-    """What is measured, in which units. Unit 0 is the head: it carries the noise floor by which all
+    """What is measured, in which units. Unit 0 is the lead: it carries the noise floor by which all
     others are judged; whoever merges measures stability, probes and the search."""
 
     schema_version: Literal[1] = 1
@@ -37,7 +37,7 @@ class MeasuringPlan(Record):
 
     @classmethod
     def of(cls, case: Case, reference: Reference, workload: Workload, *, threads: int) -> Self:
-        """Cut the case into at most `case.units` units beside the head. Reads all samples once.
+        """Cut the case into at most `case.units` units beside the lead. Reads all samples once.
 
         Raises PolicyError where other processes can't open it, and what opening a pass raises.
         """

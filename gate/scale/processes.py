@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from gate.errors import EvidenceError, GateError
-from gate.parity.units.part import HeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
 from gate.scale.assignment import Assignment
@@ -47,7 +47,7 @@ class Processes:
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> Processes:
-        """Start them: they open model and file while the head is measured."""
+        """Start them: they open model and file while the lead is measured."""
         self._hands = [self._started() for _ in range(self.jobs)]
         return self
 
@@ -63,9 +63,9 @@ class Processes:
         """As `Crew.record`."""
         return CrewRecord(engine="processes", workers=self.jobs)
 
-    def begin(self, head: HeadState, units: Sequence[Unit]) -> None:
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
         """As `Crew.begin`."""
-        work = _Work(head.to_json().encode(), deque(units), len(units))
+        work = _Work(lead.to_json().encode(), deque(units), len(units))
         self._thread = threading.Thread(target=self._drive, args=(work,), daemon=True)
         self._thread.start()
 
@@ -124,7 +124,7 @@ class Processes:
 class _Work:
     """What is still to do."""
 
-    head: bytes
+    lead: bytes
     waiting: deque[Unit]
     left: int
     """Units that nobody has answered for."""
@@ -134,9 +134,9 @@ class _Work:
     _lost: dict[int, int] = field(default_factory=dict)
 
     def begin(self, hand: _Hand) -> None:
-        """Give a new process the head, and its first unit."""
+        """Give a new process the lead, and its first unit."""
         with contextlib.suppress(BrokenPipeError):  # it is heard of as one that died
-            hand.connection.send_bytes(self.head)
+            hand.connection.send_bytes(self.lead)
         self._give(hand)
 
     def go_on(self, hand: _Hand) -> None:

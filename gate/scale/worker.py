@@ -12,7 +12,7 @@ import torch
 from gate import errors
 from gate.errors import EvidenceError, GateError
 from gate.parity.sample_pass import SamplePass
-from gate.parity.units.part import HeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.storage.record import Count, Prose, Record
@@ -44,7 +44,7 @@ class WorkerFailure(Record):
 
 
 class UnitWorker:
-    """An open pass without a head of its own."""
+    """An open pass without a lead of its own."""
 
     def __init__(self, sample_pass: SamplePass) -> None:
         self._sample_pass = sample_pass
@@ -58,9 +58,9 @@ class UnitWorker:
             sample_pass.open_runtimes()
             yield cls(sample_pass)
 
-    def begin(self, head: HeadState) -> None:
-        """Take what the head gave. Raises EvidenceError."""
-        self._sample_pass.judge_by(head)
+    def begin(self, lead: LeadState) -> None:
+        """Take what the lead gave. Raises EvidenceError."""
+        self._sample_pass.judge_by(lead)
 
     def measure(self, unit: Unit) -> UnitPart:
         """Raises GateError, for samples that can't be used and where the reference breaks."""
@@ -74,7 +74,7 @@ def read_answer(data: bytes) -> UnitPart | WorkerFailure:
 
 
 def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
-    """Answer one message with another until there is none: first the head, with nothing; then each
+    """Answer one message with another until there is none: first the lead, with nothing; then each
     unit, with its part or why there is none."""
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
@@ -85,7 +85,7 @@ def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
 
 def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
     with UnitWorker.open(assignment, threads=threads) as worker:
-        worker.begin(HeadState.from_json(connection.recv_bytes().decode()))
+        worker.begin(LeadState.from_json(connection.recv_bytes().decode()))
         while True:
             unit = Unit(*_numbers(connection.recv()))
             answer: UnitPart | WorkerFailure

@@ -12,7 +12,7 @@ from gate.parity.units.fold import PairwiseFold
 from gate.parity.units.unit import cut
 from gate.records.output_parity import OutputParity
 
-SAMPLES, BATCH, HEAD = 700, 16, 64
+SAMPLES, BATCH, LEAD = 700, 16, 64
 NAMES = ("logits", "labels")
 COUNTED = {"samples", "elements", "unequal", "max_abs_diff", "max_abs_diff_sample", "differences",
            "worst", "near_ties", "l2_max"}  # fmt: skip
@@ -43,7 +43,7 @@ def compared(sides: tuple[np.ndarray, ...], edges: list[tuple[int, int]]) -> Out
             answers = [side.argmax(axis=1) for side in (reference, candidate)]
             r, c = [reference, answers[0]], [candidate, answers[1]]
             comparison.update(r, c, Span(at, len(truth)))
-            if at < HEAD:
+            if at < LEAD:
                 comparison.update_noise([truth, answers[0]], r, c, samples=len(truth))
             else:
                 comparison.update_late(r, c, Span(at, len(truth)))
@@ -57,7 +57,7 @@ def picked(output: OutputParity) -> dict[str, object]:
 
 
 def test_counts_do_not_depend_on_where_it_is_cut(sides) -> None:
-    units = cut(SAMPLES, batch_size=BATCH, head=HEAD)
+    units = cut(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
     one = compared(sides, [(0, SAMPLES)])
     many = compared(sides, [(unit.start, unit.stop) for unit in units])
@@ -72,7 +72,7 @@ def test_counts_do_not_depend_on_where_it_is_cut(sides) -> None:
     assert merged.noise == whole.noise
     assert merged.noise is not None
     assert merged.noise.diff > 1000.0
-    assert merged.noise.samples == HEAD
+    assert merged.noise.samples == LEAD
     classes = [output.classification for output in (whole, merged)]
     assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
 

@@ -12,7 +12,7 @@ from gate.errors import EvidenceError
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.exchange import floor_of
-from gate.parity.units.part import HeadState, TrackPart
+from gate.parity.units.part import LeadState, TrackPart
 from gate.policy.policy import Policy
 from tests.parity import tiny
 
@@ -36,7 +36,7 @@ def ready(case: Case, *, noise: bool) -> Iterator[SamplePass]:
 
 @pytest.fixture
 def here(case: Case) -> Iterator[SamplePass]:
-    """The head is done."""
+    """The lead is done."""
     for sample_pass in ready(case, noise=True):
         sample_pass.run(sample_pass.units[0], lambda _count: None)
         sample_pass.end_unit()
@@ -49,17 +49,17 @@ def there(case: Case) -> Iterator[SamplePass]:
 
 
 def test_the_floor_stays_what_the_head_gave(here: SamplePass, there: SamplePass) -> None:
-    head = here.head()
-    there.judge_by(HeadState.from_json(head.to_json()))
+    lead = here.lead()
+    there.judge_by(LeadState.from_json(lead.to_json()))
     part = there.part(there.units[2])
-    assert [floor_of(track) for track in there.tracks] == list(head.floors.values())
-    assert '"RuntimeFloor"' in head.to_json()
+    assert [floor_of(track) for track in there.tracks] == list(lead.floors.values())
+    assert '"RuntimeFloor"' in lead.to_json()
     assert there.tracks[0].suspicion > 1.0  # else it would not be asked for
     assert part.unit == here.units[2]
 
 
 def test_what_was_measured_there_is_taken_here(here: SamplePass, there: SamplePass) -> None:
-    there.judge_by(here.head())
+    there.judge_by(here.lead())
     for unit in here.units[1:]:
         here.take(there.part(unit))
     for track in here.tracks:
@@ -71,7 +71,7 @@ def test_what_was_measured_there_is_taken_here(here: SamplePass, there: SamplePa
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
 def test_without_a_floor_nothing_is_judged(there: SamplePass, floor: object) -> None:
     with pytest.raises(EvidenceError, match="noise floor"):
-        there.judge_by(HeadState(floors={"ort-cpu": floor}))
+        there.judge_by(LeadState(floors={"ort-cpu": floor}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_a_floor_nothing_is_judged(there: SamplePass, floor: object) -> 
 def test_a_part_that_measured_nothing_fails_its_runtime(
     here: SamplePass, there: SamplePass, part: TrackPart, says: str
 ) -> None:
-    there.judge_by(here.head())
+    there.judge_by(here.lead())
     whole = there.part(there.units[1])
     here.take(whole.model_copy(update={"runtimes": {"ort-cpu": part}}))
     assert says in str(here.tracks[0].failure)
@@ -93,7 +93,7 @@ def test_a_part_that_measured_nothing_fails_its_runtime(
 
 
 def test_a_runtime_that_ran_otherwise_there_has_failed(here: SamplePass, there: SamplePass) -> None:
-    there.judge_by(here.head())
+    there.judge_by(here.lead())
     whole = there.part(there.units[1])
     track = whole.runtimes["ort-cpu"]
     assert track.proof is not None
@@ -109,7 +109,7 @@ def test_the_policy_may_take_other_machines(case: Case) -> None:
     for sample_pass in ready(dataclasses.replace(case, policy=any_), noise=True):
         sample_pass.run(sample_pass.units[0], lambda _count: None)
         sample_pass.end_unit()
-        sample_pass.head()
+        sample_pass.lead()
         part = sample_pass.part(sample_pass.units[1])
         other = part.environment.model_copy(update={"cpu": "another"})
         sample_pass.take(part.model_copy(update={"environment": other}))

@@ -71,11 +71,11 @@ def plan(folder: Path) -> MeasuringPlan:
 
 @pytest.fixture(scope="module")
 def measured(folder: Path, plan: MeasuringPlan) -> dict[int, Path]:
-    """The parts of all units; the last one without the head of the others."""
+    """The parts of all units; the last one without the lead of the others."""
     paths = {index: folder / f"part-{index}.json" for index in range(len(plan.units))}
     for index, path in paths.items():
-        head = paths[0] if 0 < index < UNITS - 1 else None
-        measure_unit(plan, index, head=head).save(path)
+        lead = paths[0] if 0 < index < UNITS - 1 else None
+        measure_unit(plan, index, lead=lead).save(path)
     return paths
 
 
@@ -118,9 +118,9 @@ def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
 def test_who_measures_again_gets_the_same_numbers(
     plan: MeasuringPlan, measured: dict[int, Path]
 ) -> None:
-    one, other = PartFile.open(measured[3], plan=plan), measure_unit(plan, 3, head=measured[0])
+    one, other = PartFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
     assert untimed(other.part.to_plain()) == untimed(one.part.to_plain())
-    assert other.head_sha256 == one.head_sha256
+    assert other.lead_sha256 == one.lead_sha256
 
 
 def flip(path: Path) -> None:
@@ -217,7 +217,7 @@ def test_another_library_is_refused_unless_the_policy_takes_it(
 def test_another_head_is_refused(folder: Path, plan: MeasuringPlan, parts: dict[int, Path]) -> None:
     file = PartFile.open(parts[1], plan=plan)
     other = Policy.default().digest()
-    file.model_copy(update={"head_sha256": other}).save(parts[1])
+    file.model_copy(update={"lead_sha256": other}).save(parts[1])
     with pytest.raises(EvidenceError, match="unit 1 .* was judged by another noise floor"):
         merged(folder, plan, list(parts.values()))
 
@@ -229,7 +229,7 @@ def test_changed_samples_are_noticed_by_whoever_measures(
     try:
         np.save(folder / "x.npy", rows[::-1])
         with pytest.raises(DigestMismatch, match="unit 3 .*shuffled or changed"):
-            measure_unit(plan, 3, head=measured[0])
+            measure_unit(plan, 3, lead=measured[0])
     finally:
         np.save(folder / "x.npy", rows)
 

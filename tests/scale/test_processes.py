@@ -13,7 +13,7 @@ import torch
 
 from gate.errors import DataError, DigestMismatch, EvidenceError
 from gate.front_door import Reference, Workload, case_of, evidence_on
-from gate.parity.units.part import HeadState
+from gate.parity.units.part import LeadState
 from gate.parity.units.unit import Unit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
@@ -130,6 +130,6 @@ def test_nothing_is_left_behind(folder: Path) -> None:
     )
     crew = Processes(Assignment.of(case, reference, workload), 2)
     with pytest.raises(KeyboardInterrupt), crew:
-        crew.begin(HeadState(floors={}), [Unit(1, 32, 64)])
+        crew.begin(LeadState(floors={}), [Unit(1, 32, 64)])
         raise KeyboardInterrupt
     assert not any(hand.process.is_alive() for hand in crew._hands)

@@ -62,7 +62,7 @@ class UnitPart(Record):
         return Unit(self.index, self.start, self.stop)
 
 
-class HeadState(Record):
+class LeadState(Record):
     """What the first unit gives to all others."""
 
     floors: dict[RuntimeName, Any]
@@ -76,7 +76,7 @@ class Crew(Protocol):
     def record(self) -> CrewRecord:
         """Who they are."""
 
-    def begin(self, head: HeadState, units: Sequence[Unit]) -> None:
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
         """Have these units measured. Returns at once."""
 
     def parts(self) -> Iterator[UnitPart]:

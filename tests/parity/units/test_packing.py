@@ -69,20 +69,20 @@ def compared(seed: int, start: int) -> OutputComparison:
 
 
 def test_a_comparison_goes_on_as_if_it_had_stayed() -> None:
-    head = compared(0, 0)
+    lead = compared(0, 0)
     rng = np.random.default_rng(1)
-    later, there = head.successor(), head.successor()
+    later, there = lead.successor(), lead.successor()
     reference = rng.normal(size=(40, 5)).astype(np.float32)
     sides = reference, reference * np.float32(1 + 1e-4)
     for comparison in (later, there):
-        comparison.floor = there_and_back(head.floor) if comparison is there else head.floor
+        comparison.floor = there_and_back(lead.floor) if comparison is there else lead.floor
         r, c = ([side, side.argmax(axis=1)] for side in sides)
         comparison.update(r, c, Span(64, 40, np.ones(40, np.int64)))
         comparison.update_late(r, c, Span(64, 40))
-    back = head.successor()
+    back = lead.successor()
     back.take(json.loads(json.dumps(there.state(), allow_nan=False)))
     assert back.doubtful == later.doubtful != []
-    here, brought = head.merge(later), head.merge(back)
+    here, brought = lead.merge(later), lead.merge(back)
     assert brought.result() == here.result()
     assert brought.sample_rows()["logits"].tobytes() == here.sample_rows()["logits"].tobytes()
 
