@@ -21,7 +21,7 @@ from torch import nn
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
-from gate.errors import GateError
+from gate.errors import DataError, GateError
 from gate.localisation.explanation import explain
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
@@ -108,15 +108,36 @@ class Workload:
     pack` made."""
     against: Champion | None = None
     """The version that serves now, which computes on the same samples, too."""
+    spec: PreprocessSpec | None = None
+    """How pictures became the samples, where that was given with them."""
 
     @classmethod
-    def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
-        """Open `.npy`, `.npz` or a folder of them, and labels from an `.npy`. Raises DataError."""
-        samples = Samples.open(inputs)
-        if labels is None:
-            return cls(samples, batch_size=batch_size)
-        correct_classes = open_labels(labels, samples=len(samples))
-        return cls(samples, correct_classes, Digest.of_file(labels), batch_size)
+    def open(
+        cls,
+        inputs: Path | str,
+        *,
+        labels: Path | None = None,
+        batch_size: int = 32,
+        preprocessing: Path | None = None,
+        decode_workers: int | None = 0,
+    ) -> Workload:
+        """Open samples from a file, a folder, a URL or a data set (`Samples.open`), and labels from
+        an `.npy`; else those of the source, if it has any.
+
+        `preprocessing`: the spec by which its pictures become inputs. `decode_workers`: processes
+        that read ahead; a script that asks for some needs `if __name__ == "__main__":`. Raises
+        DataError, StorageError, PolicyError.
+        """
+        spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
+        samples = Samples.open(inputs, preprocessing=spec, decode_workers=decode_workers)
+        opened = cls(samples, batch_size=batch_size, spec=spec)
+        if labels is not None:
+            correct_classes = open_labels(labels, samples=len(samples))
+            return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
+        own = samples.labels()
+        if own is None:
+            return opened
+        return replace(opened, labels=own, labels_sha256=Samples.of({"label": own}).digest())
 
 
 @dataclass(frozen=True)
@@ -211,6 +232,7 @@ def evidence_on(
     subject = read_subject(onnx)
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
+    spec = _spec(reference, workload)
     code = reference.source.code or code_of(reference.model)
     case = Case(
         reference.model,
@@ -224,11 +246,26 @@ def evidence_on(
     measurement = measure(case, progress=progress)
     verify_unchanged(code)
     source = reference.source.model_copy(
-        update={"labels_sha256": workload.labels_sha256, "code": code}
+        update={
+            "labels_sha256": workload.labels_sha256,
+            "code": code,
+            "preprocess_sha256": spec.digest() if spec else reference.source.preprocess_sha256,
+        }
     )
     export = reference.note.record if reference.note else reference.export
     evidence = measurement.evidence(subject, source=source, export=export)
     return evidence, case, measurement.samples
+
+
+def _spec(reference: Reference, workload: Workload) -> PreprocessSpec | None:
+    """How pictures became the samples. Raises DataError where two say so differently."""
+    specs = [spec for spec in (workload.spec, reference.spec) if spec is not None]
+    if len({spec.digest() for spec in specs}) > 1:
+        raise DataError(
+            "the samples were made by another preprocessing spec than the one that the reference "
+            "is given: the evidence can name only one. Give both the same file."
+        )
+    return specs[0] if specs else None
 
 
 def _preprocessing(
@@ -236,7 +273,7 @@ def _preprocessing(
 ) -> PreprocessingParity | None:
     """None where the policy asks for none, and where there is nothing to measure it on: the
     decision takes what is lacking for an ERROR."""
-    section, spec = policy.preprocessing, reference.spec
+    section, spec = policy.preprocessing, _spec(reference, workload)
     if section is None or spec is None or not workload.pictures:
         return None
     return parity_of_preprocessing(

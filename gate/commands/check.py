@@ -52,6 +52,10 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --report report --name digits --key /etc/gate/ci.pem
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --recorded phone=recordings/phone
+      gate check model.onnx --reference mypackage.models:build --inputs mypackage.data:eval_set \\
+          --preprocessing preprocessing.yaml --decode-workers 2
+      gate check model.onnx --reference mypackage.models:build \\
+          --inputs 's3://bucket/eval.parquet#inputs=pixels&label=digit'
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.preprocess.dumped import read_dumped
@@ -77,7 +81,13 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
         from gate.tracking.record import Judgement
 
         workload = replace(
-            Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
+            Workload.open(
+                question["inputs"],
+                labels=labels,
+                batch_size=question["batch_size"],
+                preprocessing=question["preprocessing"],
+                decode_workers=question["decode_workers"],
+            ),
             pictures=question["pictures"],
             dumped=dumped,
             recordings=_recordings(question),

@@ -37,7 +37,8 @@ class CheckQuestion(TypedDict):
     model: Path
     reference: str
     checkpoint: Path | None
-    inputs: Path
+    inputs: str
+    decode_workers: int | None
     labels: Path | None
     policy: Path | None
     task: Task | None
@@ -66,7 +67,19 @@ _OPTIONS = (
     REFERENCE,
     CHECKPOINT,
     INPUTS,
-    click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample."),
+    click.option(
+        "--decode-workers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Processes that read data sets, pictures and columns ahead while the model computes. "
+        "Default: one less than cores, at most 4, where reading takes longer than starting them.",
+    ),
+    click.option(
+        "--labels",
+        type=LABELS_FILE,
+        help="FILE.npy with one class index per sample. Default: those of the source, if it has "
+        "any.",
+    ),
     click.option(
         "--policy",
         type=POLICY_FILE,
@@ -121,8 +134,8 @@ _OPTIONS = (
         "--preprocessing",
         type=SPEC_FILE,
         metavar="SPEC",
-        help="How pictures became the samples (gate preprocess): its digest goes into the "
-        "evidence.",
+        help="How pictures become the samples (gate preprocess): its digest goes into the "
+        "evidence, and pictures of --inputs are made inputs by it.",
     ),
     click.option(
         "--pictures",

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import DataError, GateError, StorageError
+from gate.parity.arrays.mapped import MappedRows
 from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.arrays.shards import HeldShard
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(11, 2, 3)).astype(np.float32)
@@ -104,7 +106,7 @@ def test_digest_depends_on_names_dtypes_shapes_and_values(other):
 @given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
 def test_shards_change_neither_batches_nor_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
-    samples = Samples([{"x": part} for part in parts], origin="test")
+    samples = Samples(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
     np.testing.assert_array_equal(joined(samples, size)["x"], X)
     assert samples.digest() == Samples.of({"x": X}).digest()
 

@@ -1,0 +1,153 @@
+"""One file of columns: its schema, its groups of rows, and streams of their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gate.errors import DataError, GateError, first_line
+from gate.parity.sources.files import EXTRA, LocalFile, SourceFile
+
+_BATCH_BYTES = 1 << 22
+_MOST_ROWS = 4096
+"""Of a batch of columns without many bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Rows that are read in order from their first: a row group, or a record batch."""
+
+    file: ColumnFile
+    number: int
+    rows: int
+    size: int
+    """About so many bytes are in it."""
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """Its record batches with these columns, some MB each. Raises DataError."""
+        step = max(1, min(_MOST_ROWS, self.rows * _BATCH_BYTES // max(1, self.size)))
+        with self.file.readable():
+            yield from self.file.read(self.number, columns, step)
+
+
+class ColumnFile:
+    """Parquet, or Arrow's file or stream format."""
+
+    def __init__(self, file: SourceFile) -> None:
+        """Raises DataError."""
+        self.name, self._file = file.name, file
+        with self.readable():
+            self._opened: _Parquet | _Batches | _Stream = _opened(file)
+        self.schema = self._opened.schema
+        self.groups = [
+            Group(self, number, rows, size)
+            for number, (rows, size) in enumerate(self._opened.groups)
+        ]
+
+    def check(self, what: str) -> None:
+        """Raise DataError where the file is another one than before."""
+        self._file.check(what)
+
+    def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
+        """The record batches of a group."""
+        return self._opened.read(number, columns, step)
+
+    def readable(self) -> _Readable:
+        """While this lasts, what pyarrow finds wrong is a DataError."""
+        return _Readable(self.name)
+
+
+class _Readable:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, GateError | MemoryError):
+            raise DataError(
+                f"cannot read {self._name} as columns: "
+                f"{first_line(error, empty=type(error).__name__)}. Expected a whole Parquet or "
+                "Arrow file; write it again."
+            ) from error
+
+
+class _Parquet:
+    def __init__(self, file: SourceFile) -> None:
+        import pyarrow.parquet as pq
+
+        # Pages are read as they are needed, not a whole row group ahead.
+        self._file = pq.ParquetFile(_readable(file), buffer_size=1 << 20, pre_buffer=False)
+        self.schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        self.groups = [
+            (metadata.row_group(number).num_rows, metadata.row_group(number).total_byte_size)
+            for number in range(metadata.num_row_groups)
+        ]
+
+    def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
+        yield from self._file.iter_batches(step, row_groups=[number], columns=columns)
+
+
+class _Batches:
+    """Arrow's file format, Feather among it: record batches at places that are written down."""
+
+    def __init__(self, file: SourceFile) -> None:
+        import pyarrow as pa
+
+        local = isinstance(file, LocalFile)
+        source = pa.memory_map(str(file.path)) if isinstance(file, LocalFile) else file.open()
+        self._reader = pa.ipc.open_file(source)
+        self.schema = self._reader.schema
+        self.groups = []
+        for number in range(self._reader.num_record_batches):
+            batch = self._reader.get_batch(number)
+            self.groups.append((batch.num_rows, batch.nbytes if local else 0))
+
+    def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
+        batch = self._reader.get_batch(number).select(columns)
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
+
+
+class _Stream:
+    """Arrow's stream format, as Hugging Face caches data sets: one group, read from its start."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        with self._reader() as reader:
+            self.schema = reader.schema
+            sizes = [(batch.num_rows, batch.nbytes) for batch in reader]
+        self.groups = [(sum(rows for rows, _ in sizes), sum(size for _, size in sizes))]
+
+    def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:  # noqa: ARG002
+        with self._reader() as reader:
+            for batch in reader:
+                chosen = batch.select(columns)
+                for start in range(0, chosen.num_rows, step):
+                    yield chosen.slice(start, step)
+
+    def _reader(self) -> Any:
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(_readable(self._file))
+
+
+def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise DataError(f"{file.name} needs pyarrow, which is not installed: {EXTRA}.") from error
+    if file.suffix == ".parquet":
+        return _Parquet(file)
+    try:
+        return _Batches(file)
+    except pa.ArrowInvalid:
+        return _Stream(file)
+
+
+def _readable(file: SourceFile) -> Any:
+    """A path is read by pyarrow itself, and faster."""
+    return str(file.path) if isinstance(file, LocalFile) else file.open()

@@ -1,0 +1,134 @@
+"""Files of samples, here or at a URL of fsspec, which are read by seeking."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from gate.errors import DataError, first_line
+from gate.parity.arrays.shards import check_kinds
+from gate.parity.arrays.stamp import Stamp, changed
+from gate.storage.redaction import redacted, without_passwords
+
+_LOOK = "Check the address, and that this machine may read there."
+EXTRA = "pip install 'parity-gate[data]'"
+
+
+class SourceFile(ABC):
+    """One file."""
+
+    name: str
+    """For messages; without passwords."""
+
+    @abstractmethod
+    def open(self) -> IO[bytes]:
+        """A stream that can seek. Raises DataError."""
+
+    @abstractmethod
+    def check(self, what: str) -> None:
+        """Raise DataError where the file is another one than when it was found. `what`: what is
+        read of it."""
+
+    @property
+    def suffix(self) -> str:
+        """In small letters, with its dot."""
+        return Path(self.name).suffix.lower()
+
+
+class LocalFile(SourceFile):
+    """A file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DataError where it can't be found."""
+        self.path, self.name = path, str(path)
+        try:
+            self._stamp = Stamp.of_file(path)
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
+
+    def open(self) -> IO[bytes]:
+        """The file, unbuffered by us."""
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
+
+    def check(self, what: str) -> None:
+        """By its size and the time of its last write."""
+        self._stamp.check(what)
+
+
+class RemoteFile(SourceFile):
+    """A file at a URL."""
+
+    def __init__(self, system: Any, path: str) -> None:
+        """`system`: of fsspec; `path`: in it. Raises DataError where it can't be found."""
+        self._system, self._path = system, path
+        self.name = redacted(system.unstrip_protocol(path))
+        self.mark = self._mark()
+
+    def open(self) -> IO[bytes]:
+        """A stream that fetches what is read of it."""
+        try:
+            return cast(IO[bytes], self._system.open(self._path, "rb"))
+        except Exception as error:  # each store has errors of its own
+            raise _unreadable(self.name, error) from error
+
+    def check(self, what: str) -> None:
+        """By what the store says of it: size, time, tag."""
+        if self._mark() != self.mark:
+            raise changed(f"{self.name} was exchanged while it was measured, at {what}")
+
+    @property
+    def size(self) -> int:
+        """In bytes, as the store says."""
+        return int(self.mark[0])
+
+    def _mark(self) -> tuple[int, str]:
+        try:
+            self._system.invalidate_cache()
+            info = self._system.info(self._path)
+            return int(info["size"] or 0), str(self._system.ukey(self._path))
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+
+
+def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
+    """The file of this URL, or all of a folder in the order of their names.
+
+    Raises DataError where nothing is there, and for a folder with anything but one of `kinds`
+    (suffixes).
+    """
+    name = redacted(url)
+    try:
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(url)
+        folder = system.isdir(path)
+        entries = system.ls(path, detail=True) if folder else []
+    except Exception as error:
+        # By fsspec itself, by the package of a scheme, or by the store.
+        lacking = isinstance(error, ImportError)
+        remedy = f"Install what opens it: {EXTRA}, and for s3:// s3fs." if lacking else _LOOK
+        raise DataError(f"cannot open {name}: {_reason(error)}. {remedy}") from error
+    if not folder:
+        return [RemoteFile(system, path)]
+    found = sorted(entry["name"].rstrip("/") for entry in entries)
+    found = [file for file in found if not _base(file).startswith(".")]
+    check_kinds([_base(file) for file in found], origin=name, kinds=kinds)
+    return [RemoteFile(system, file) for file in found]
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _reason(error: Exception) -> str:
+    return without_passwords(first_line(error, empty=type(error).__name__))
+
+
+def _unreadable(name: str, error: Exception) -> DataError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
+    return DataError(f"cannot read {name}: {reason}. {_LOOK}")
