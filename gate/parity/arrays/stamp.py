@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,14 +28,18 @@ class Stamp:
         status = path.stat()
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
+    def fits(self, status: os.stat_result) -> bool:
+        """Whether this is the file, as it was."""
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return now == (self.inode, self.size, self.written_ns)
+
     def check(self, what: str) -> None:
         """Raise DataError if the file was written to. `what`: what is read of it."""
         try:
             status = self.path.stat()
         except OSError:  # deleted or away: what is open stays
             return
-        now = (status.st_size, status.st_mtime_ns)
-        if status.st_ino == self.inode and now != (self.size, self.written_ns):
+        if status.st_ino == self.inode and not self.fits(status):
             raise changed(f"{self.path} was written to while it was measured, at {what}")
 
 

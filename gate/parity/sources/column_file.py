@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,8 +79,9 @@ class _Parquet:
     def __init__(self, file: SourceFile) -> None:
         import pyarrow.parquet as pq
 
-        # Pages are read as they are needed, not a whole row group ahead.
-        self._file = pq.ParquetFile(_readable(file), buffer_size=1 << 20, pre_buffer=False)
+        # A path is read by pyarrow itself, and faster; pages as they are needed.
+        source = str(file.path) if isinstance(file, LocalFile) else file.open()
+        self._file = pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
         self.schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.groups = [
@@ -129,10 +131,12 @@ class _Stream:
                 for start in range(0, chosen.num_rows, step):
                     yield chosen.slice(start, step)
 
-    def _reader(self) -> Any:
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Any]:
         import pyarrow as pa
 
-        return pa.ipc.open_stream(_readable(self._file))
+        with self._file.open() as stream, pa.ipc.open_stream(stream) as reader:
+            yield reader
 
 
 def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
@@ -146,8 +150,3 @@ def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
         return _Batches(file)
     except pa.ArrowInvalid:
         return _Stream(file)
-
-
-def _readable(file: SourceFile) -> Any:
-    """A path is read by pyarrow itself, and faster."""
-    return str(file.path) if isinstance(file, LocalFile) else file.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,9 @@ from gate.parity.arrays.shards import check_kinds
 from gate.parity.arrays.stamp import Stamp, changed
 from gate.storage.redaction import redacted, without_passwords
 
-_LOOK = "Check the address, and that this machine may read there."
+_CHECK = "Check the address, and that this machine may read there."
+_LOOK_S = 5.0
+"""Between two questions to a store: each may take as long as reading a sample."""
 EXTRA = "pip install 'parity-gate[data]'"
 
 
@@ -49,11 +53,15 @@ class LocalFile(SourceFile):
             raise _unreadable(self.name, error) from error
 
     def open(self) -> IO[bytes]:
-        """The file, unbuffered by us."""
+        """The file, which is the one that was found."""
         try:
-            return self.path.open("rb")
+            stream = self.path.open("rb")
         except OSError as error:
             raise _unreadable(self.name, error) from error
+        if not self._stamp.fits(os.fstat(stream.fileno())):
+            stream.close()
+            raise changed(f"{self.name} was exchanged while it was measured")
+        return stream
 
     def check(self, what: str) -> None:
         """By its size and the time of its last write."""
@@ -67,7 +75,7 @@ class RemoteFile(SourceFile):
         """`system`: of fsspec; `path`: in it. Raises DataError where it can't be found."""
         self._system, self._path = system, path
         self.name = redacted(system.unstrip_protocol(path))
-        self.mark = self._mark()
+        self.mark, self._looked = self._mark(), time.monotonic()
 
     def open(self) -> IO[bytes]:
         """A stream that fetches what is read of it."""
@@ -77,9 +85,12 @@ class RemoteFile(SourceFile):
             raise _unreadable(self.name, error) from error
 
     def check(self, what: str) -> None:
-        """By what the store says of it: size, time, tag."""
+        """By what the store says of it, size, time and tag, if it was not asked just before."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
         if self._mark() != self.mark:
             raise changed(f"{self.name} was exchanged while it was measured, at {what}")
+        self._looked = time.monotonic()
 
     @property
     def size(self) -> int:
@@ -110,8 +121,8 @@ def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
         entries = system.ls(path, detail=True) if folder else []
     except Exception as error:
         # By fsspec itself, by the package of a scheme, or by the store.
-        lacking = isinstance(error, ImportError)
-        remedy = f"Install what opens it: {EXTRA}, and for s3:// s3fs." if lacking else _LOOK
+        lacking = isinstance(error, ImportError) or "Protocol not known" in str(error)
+        remedy = f"Install what opens it: {EXTRA}, and for s3:// s3fs." if lacking else _CHECK
         raise DataError(f"cannot open {name}: {_reason(error)}. {remedy}") from error
     if not folder:
         return [RemoteFile(system, path)]
@@ -131,4 +142,4 @@ def _reason(error: Exception) -> str:
 
 def _unreadable(name: str, error: Exception) -> DataError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
-    return DataError(f"cannot read {name}: {reason}. {_LOOK}")
+    return DataError(f"cannot read {name}: {reason}. {_CHECK}")

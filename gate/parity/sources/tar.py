@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import IO, Any
 
@@ -36,6 +37,7 @@ class TarRows(Rows):
         self.origin = origin
         self._files = list(files)
         self._open: OrderedDict[int, tuple[TarIndex, IO[bytes]]] = OrderedDict()
+        weakref.finalize(self, _close, self._open)
         self._fields: tuple[str, ...] | None = None
         counts = [len(self._opened(number)[0]) for number in range(len(self._files))]
         self._ends = list(accumulate(counts))
@@ -87,6 +89,11 @@ class TarRows(Rows):
         self._fields = index.fields
         self._open[number] = index, self._files[number].open()
         return self._open[number]
+
+
+def _close(opened: Mapping[int, tuple[TarIndex, IO[bytes]]]) -> None:
+    for _, stream in opened.values():
+        stream.close()
 
 
 def _label(data: bytes, *, what: str) -> int:
