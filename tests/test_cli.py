@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gate import cli
@@ -346,6 +349,16 @@ class TestCheck:
         assert "waived" in text
         assert "at least 0.954" in text
         assert "\x1b" not in text
+
+    def test_fields_of_columns(self, project: Path, capsys) -> None:
+        images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.load(project / "images.npy"))
+        table = pa.table({"pixels": images, "id": ["x"] * len(images)})
+        pq.write_table(table, project / "samples.parquet")
+        for place, code in (("samples.parquet#inputs=pixels", 0), ("samples.parquet", 2)):
+            assert cli.main([*_replaced(("images.npy", place)), "--json"]) == code
+        assert (
+            "#inputs=" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]["message"]
+        )
 
     def test_json_is_alone_on_stdout_and_whole(self, project: Path, capsys) -> None:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0

@@ -18,10 +18,13 @@ PIXELS = RNG.integers(0, 256, size=(5, 8, 10, 3), dtype=np.uint8)
 HERE = "tests.parity.sources.factories"
 
 
+COUNT = len(X)
+
+
 class Map(Dataset):
     """By place, what a function makes."""
 
-    def __init__(self, item, count=len(X)):
+    def __init__(self, item, count=COUNT):
         self.item, self.count = item, count
 
     def __len__(self):
@@ -34,7 +37,7 @@ class Map(Dataset):
 class Stream(IterableDataset):
     """In order, what a function makes."""
 
-    def __init__(self, item, count=len(X)):
+    def __init__(self, item, count=COUNT):
         self.item, self.count = item, count
 
     def __iter__(self):
@@ -151,7 +154,7 @@ class Raising(Map):
     """Fails at one sample."""
 
     def __init__(self, error, place=4):
-        super().__init__(lambda i: self.fail(i), len(X))
+        super().__init__(self.fail, COUNT)
         self.error, self.place = error, place
 
     def fail(self, i):

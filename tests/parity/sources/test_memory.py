@@ -44,11 +44,11 @@ def test_of_tars(tmp_path, monkeypatch):
         folder = tmp_path / str(count)
         folder.mkdir()
         for number in range(count):
-            made = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(100))
+            made = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
             written.tar(folder / f"{number:03}.tar", made)
         return folder
 
-    few, many = peak(shards(4)), peak(shards(16))
+    few, many = peak(shards(4)), peak(shards(12))
     assert many < few + 32_000
 
 
