@@ -16,8 +16,8 @@ _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Rows that are read in order from their first: a row group, or a record batch."""
+class RowGroup:
+    """SampleRows that are read in order from their first: a row group, or a record batch."""
 
     file: ColumnFile
     number: int
@@ -42,7 +42,7 @@ class ColumnFile:
             self._opened: _Parquet | _Batches | _Stream = _opened(file)
         self.schema = self._opened.schema
         self.groups = [
-            Group(self, number, rows, size)
+            RowGroup(self, number, rows, size)
             for number, (rows, size) in enumerate(self._opened.groups)
         ]
 

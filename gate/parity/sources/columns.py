@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from gate.errors import DataError
-from gate.parity.arrays.rows import Array, Block, Rows, spec_of
+from gate.parity.arrays.rows import Array, Block, SampleRows, spec_of
 from gate.parity.sources.column_arrays import (
     indices,
     is_picture_column,
     numbers,
     picture_tensors,
 )
-from gate.parity.sources.column_file import ColumnFile, Group
+from gate.parity.sources.column_file import ColumnFile, RowGroup
 from gate.parity.sources.files import SourceFile
 from gate.parity.sources.named import Fields
 from gate.parity.sources.pictures import Pictures
 
 
-class ColumnRows(Rows):
+class ColumnRows(SampleRows):
     """The rows of all files in order.
 
     A file is read group by group (a row group of Parquet, a record batch of Arrow), a group batch
@@ -127,13 +127,13 @@ class _Reading:
     """Where the last reading of a group ended."""
 
     def __init__(self) -> None:
-        self._group: Group | None = None
+        self._group: RowGroup | None = None
         self._columns: list[str] = []
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._start = 0
 
-    def rows(self, group: Group, span: range, columns: list[str]) -> Iterator[tuple[Any, int]]:
+    def rows(self, group: RowGroup, span: range, columns: list[str]) -> Iterator[tuple[Any, int]]:
         """Record batches of these rows, each with the place of its first row in the group."""
         behind = span.start < self._start
         if group is not self._group or behind or columns != self._columns:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gate.errors import DataError, ModelError
-from gate.parity.arrays.rows import Block, Rows
+from gate.parity.arrays.rows import Block, SampleRows
 from gate.parity.sources.items import Items, guarded
 from gate.parity.sources.named import Fields
 from gate.parity.sources.pictures import Pictures
@@ -19,7 +19,7 @@ _EXPECTED = (
 )
 
 
-def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> Rows:
+def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> SampleRows:
     """The samples that `package.module:factory` gives. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -44,7 +44,7 @@ def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> Rows:
     return spooled(data, make, origin=factory)
 
 
-class DatasetRows(Rows):
+class DatasetRows(SampleRows):
     """Items by their place; each is asked for when it is needed."""
 
     def __init__(self, data: Any, count: int, make: Callable[[Any], Items], *, origin: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Rows
+from gate.parity.arrays.rows import SampleRows
 from gate.parity.arrays.shards import SUFFIXES, check_kinds, open_shards, shard_files
 from gate.parity.sources.files import LocalFile, RemoteFile, SourceFile, remote_files
 from gate.parity.sources.named import Named
@@ -28,7 +28,7 @@ class Opening:
     preprocessing: PreprocessSpec | None = None
     """How pictures become inputs."""
 
-    def rows(self) -> Rows:
+    def rows(self) -> SampleRows:
         """Open it. Raises DataError, StorageError."""
         named, pictures = Named.parse(self.inputs), Pictures(self.preprocessing)
         if named.is_factory:

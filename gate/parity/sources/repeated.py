@@ -1,6 +1,6 @@
 """A second reading is compared with the first: what a shuffled or changing source gives is noticed.
 
-Of each sample a fingerprint is kept, in a file without a name, so that memory does not grow.
+Of each sample a short digest is kept, in a file without a name, so that memory does not grow.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import StorageError
-from gate.parity.arrays.rows import Array, Block, Rows
+from gate.parity.arrays.rows import Array, Block, SampleRows
 from gate.parity.arrays.shards import forget_pages
 from gate.parity.arrays.stamp import changed
 
-_FINGERPRINT = 8
-"""Bytes: enough to notice chance, and no proof against somebody who wants to deceive himself."""
+_DIGEST_BYTES = 8
+"""Enough to notice chance, and no proof against somebody who wants to deceive himself."""
 
 
-class RepeatedRows(Rows):
+class RepeatedRows(SampleRows):
     """Another source, of which each place gives the same sample each time, or a DataError."""
 
     repeated = True
 
-    def __init__(self, rows: Rows) -> None:
-        """Raises StorageError where fingerprints find no room."""
+    def __init__(self, rows: SampleRows) -> None:
+        """Raises StorageError where short digests find no room."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows = rows
         count = len(rows)
@@ -37,7 +37,7 @@ class RepeatedRows(Rows):
                 self._kept: Array = np.memmap(file, np.uint64, mode="w+", shape=shape)
         except OSError as error:
             raise StorageError(
-                f"no room for fingerprints of {count} samples: {error.strerror or error}. Free "
+                f"no room for short digests of {count} samples: {error.strerror or error}. Free "
                 "space, or set TMPDIR."
             ) from error
 
@@ -69,7 +69,7 @@ class RepeatedRows(Rows):
 
     def _compared(self, block: Block, places: Sequence[int]) -> Block:
         for row, place in enumerate(places):
-            made = _fingerprint(block, row, self.names)
+            made = _short_digest(block, row, self.names)
             before = self._kept[0, place]
             if before and before != made:
                 raise changed(
@@ -83,9 +83,9 @@ class RepeatedRows(Rows):
         return block
 
 
-def _fingerprint(block: Block, row: int, names: Sequence[str]) -> np.uint64:
+def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
     """Never 0, which is none."""
-    digest = hashlib.blake2b(digest_size=_FINGERPRINT)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in names:
         digest.update(np.ascontiguousarray(block.arrays[name][row]).reshape(-1).view(np.uint8).data)
     if block.labels is not None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gate import errors
 from gate.errors import DataError, GateError, StorageError, first_line
 from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Array, Block, Rows
+from gate.parity.arrays.rows import Array, Block, SampleRows
 from gate.parity.sources.opening import Opening
 from gate.parity.sources.repeated import RepeatedRows
 
@@ -30,7 +30,7 @@ _Answer = tuple[dict[str, Array], NDArray[np.int64] | None] | tuple[str, str]
 """Arrays and labels; or an error by its class and message, which would else come as a traceback."""
 
 
-def read_ahead(rows: Rows, opening: Opening, *, workers: int | None) -> Rows:
+def read_ahead(rows: SampleRows, opening: Opening, *, workers: int | None) -> SampleRows:
     """The rows as samples need them: compared at each reading, and read ahead by so many processes
     (None: some, where it pays). Arrays that are mapped need neither."""
     if isinstance(rows, MappedRows):
@@ -38,10 +38,10 @@ def read_ahead(rows: Rows, opening: Opening, *, workers: int | None) -> Rows:
     return RepeatedRows(rows if workers == 0 else AheadRows(rows, opening, workers))
 
 
-class AheadRows(Rows):
+class AheadRows(SampleRows):
     """Another source, of which batches in order are read by workers."""
 
-    def __init__(self, rows: Rows, opening: Opening, workers: int | None) -> None:
+    def __init__(self, rows: SampleRows, opening: Opening, workers: int | None) -> None:
         """`workers`: None takes as many as there are cores for, once that pays."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows, self._opening, self._wanted = rows, opening, workers
@@ -143,7 +143,7 @@ class _Opened:
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._rows: Rows | None = None
+        self._rows: SampleRows | None = None
 
     def __getitem__(self, span: range) -> _Answer:
         try:
