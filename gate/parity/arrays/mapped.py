@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError
-from gate.parity.arrays.rows import Array, Block, SampleRows, rows_within, spec_of
+from gate.parity.arrays.rows import Array, Block, SourceRows, rows_within, spec_of
 from gate.parity.arrays.shards import Form, Shard, forget_pages
 
 _CHUNK_BYTES = 1 << 24
 
 
-class MappedRows(SampleRows):
+class MappedRows(SourceRows):
     """Named arrays of bool, int or float, shape (samples, ...)."""
 
     def __init__(

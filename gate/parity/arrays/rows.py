@@ -28,7 +28,7 @@ class Block:
     """Class indices, shape (samples,)."""
 
 
-class SampleRows(ABC):
+class SourceRows(ABC):
     """One source of samples. The same place gives the same sample each time, or an error does.
 
     Whoever implements it gives `__len__` and `read`; a source that lies in a stream keeps where it

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gate.errors import DataError
 from gate.parity.arrays.labels import check_labels, open_labels
 from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Array, SampleRows
+from gate.parity.arrays.rows import Array, SourceRows
 from gate.parity.arrays.shards import HeldShard
 from gate.storage.digest import Digest, canonical_json
 
@@ -38,7 +38,7 @@ class Samples:
     `samples.between(i, j).digest() == Samples.of(rows i to j).digest()`.
     """
 
-    def __init__(self, rows: SampleRows, places: range | None = None) -> None:
+    def __init__(self, rows: SourceRows, places: range | None = None) -> None:
         """`places`: those that count, without gaps; else all."""
         self._rows = rows
         self._places = range(len(rows)) if places is None else places

@@ -108,7 +108,7 @@ def forget_pages(array: Array) -> None:
 def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
     """The files of a folder of shards in the order of their names, all of one kind that holds
     samples (`kinds`: suffixes). Raises DataError for a folder that holds anything else."""
-    files = sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+    files = sorted(file for file in folder.iterdir() if is_shard(file.name, kinds=kinds))
     if any(file.suffix.lower() in _IMAGES for file in folder.rglob("*")):
         raise DataError(
             f"{folder} holds images; arrays are expected. Preprocess them as the model wants them "
@@ -120,6 +120,12 @@ def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
         raise strange_file(folder, folders[0].name)
     check_kinds([file.name for file in files], origin=str(folder), kinds=kinds)
     return files
+
+
+def is_shard(name: str, *, kinds: Sequence[str]) -> bool:
+    """Whether it is meant as one: not hidden, nor `_SUCCESS` or `_metadata` beside columns."""
+    aside = name.startswith("_") and Path(name).suffix.lower() not in kinds
+    return not name.startswith(".") and not aside
 
 
 def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> str:

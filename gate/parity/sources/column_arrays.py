@@ -75,6 +75,7 @@ def _numbers(column: Any, name: str, places: Array) -> Array:
             f"sample {places[empty]} has no value in '{name}'. Fill it, or leave the sample out."
         )
     if isinstance(kind, pa.FixedShapeTensorType):
+        _numbers(column.storage, name, places)  # which finds empty values
         array: Array = column.to_numpy_ndarray()
         return array
     if isinstance(kind, pa.BaseExtensionType):

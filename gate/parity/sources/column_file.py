@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,15 @@ from gate.errors import DataError, GateError, first_line
 from gate.parity.sources.files import EXTRA, LocalFile, SourceFile
 
 _BATCH_BYTES = 1 << 22
+_HELD = 3
+"""Files that are open at a time."""
 _MOST_ROWS = 4096
 """Of a batch of columns without many bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """SampleRows that are read in order from their first: a row group, or a record batch."""
+    """SourceRows that are read in order from their first: a row group, or a record batch."""
 
     file: ColumnFile
     number: int
@@ -35,16 +38,16 @@ class RowGroup:
 class ColumnFile:
     """Parquet, or Arrow's file or stream format."""
 
-    def __init__(self, file: SourceFile) -> None:
-        """Raises DataError."""
-        self.name, self._file = file.name, file
+    def __init__(self, file: SourceFile, held: HeldFiles) -> None:
+        """`held`: the files that stay open. Raises DataError."""
+        self.name, self._file, self._held = file.name, file, held
         with self.readable():
-            self._opened: _Parquet | _Batches | _Stream = _opened(file)
-        self.schema = self._opened.schema
-        self.groups = [
-            RowGroup(self, number, rows, size)
-            for number, (rows, size) in enumerate(self._opened.groups)
-        ]
+            opened = held.opened(file)
+            self.schema = opened.schema
+            self.groups = [
+                RowGroup(self, number, rows, size)
+                for number, (rows, size) in enumerate(opened.groups())
+            ]
 
     def check(self, what: str) -> None:
         """Raise DataError where the file is another one than before."""
@@ -52,11 +55,28 @@ class ColumnFile:
 
     def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
         """The record batches of a group."""
-        return self._opened.read(number, columns, step)
+        return self._held.opened(self._file).read(number, columns, step)
 
     def readable(self) -> _Readable:
         """While this lasts, what pyarrow finds wrong is a DataError."""
         return _Readable(self.name)
+
+
+class HeldFiles:
+    """The latest files that were read: of thousands of shards few may be open."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, _Parquet | _Batches | _Stream] = OrderedDict()
+
+    def opened(self, file: SourceFile) -> _Parquet | _Batches | _Stream:
+        """The file, opened where it is not. Raises DataError, and what pyarrow raises."""
+        if file.name in self._held:
+            self._held.move_to_end(file.name)
+            return self._held[file.name]
+        while len(self._held) >= _HELD:
+            self._held.popitem(last=False)
+        self._held[file.name] = opened = _opened(file)
+        return opened
 
 
 class _Readable:
@@ -77,17 +97,20 @@ class _Readable:
 
 class _Parquet:
     def __init__(self, file: SourceFile) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # A path is read by pyarrow itself, and faster; pages as they are needed.
-        source = str(file.path) if isinstance(file, LocalFile) else file.open()
-        self._file = pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+        # Pages are read as they are needed.
+        self._file = pq.ParquetFile(
+            _seekable(file, pa.OSFile), buffer_size=1 << 20, pre_buffer=False
+        )
         self.schema = self._file.schema_arrow
+
+    def groups(self) -> Iterator[tuple[int, int]]:
         metadata = self._file.metadata
-        self.groups = [
-            (metadata.row_group(number).num_rows, metadata.row_group(number).total_byte_size)
-            for number in range(metadata.num_row_groups)
-        ]
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            yield group.num_rows, group.total_byte_size
 
     def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
         yield from self._file.iter_batches(step, row_groups=[number], columns=columns)
@@ -99,14 +122,13 @@ class _Batches:
     def __init__(self, file: SourceFile) -> None:
         import pyarrow as pa
 
-        local = isinstance(file, LocalFile)
-        source = pa.memory_map(str(file.path)) if isinstance(file, LocalFile) else file.open()
-        self._reader = pa.ipc.open_file(source)
+        self._reader = pa.ipc.open_file(_seekable(file, pa.memory_map))
         self.schema = self._reader.schema
-        self.groups = []
+
+    def groups(self) -> Iterator[tuple[int, int]]:
         for number in range(self._reader.num_record_batches):
             batch = self._reader.get_batch(number)
-            self.groups.append((batch.num_rows, batch.nbytes if local else 0))
+            yield batch.num_rows, batch.nbytes
 
     def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
         batch = self._reader.get_batch(number).select(columns)
@@ -115,14 +137,19 @@ class _Batches:
 
 
 class _Stream:
-    """Arrow's stream format, as Hugging Face caches data sets: one group, read from its start."""
+    """Arrow's stream format, as Hugging Face caches data sets: one group from its start."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
         with self._reader() as reader:
             self.schema = reader.schema
-            sizes = [(batch.num_rows, batch.nbytes) for batch in reader]
-        self.groups = [(sum(rows for rows, _ in sizes), sum(size for _, size in sizes))]
+
+    def groups(self) -> Iterator[tuple[int, int]]:
+        rows = size = 0
+        with self._reader() as reader:
+            for batch in reader:
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+        yield rows, size
 
     def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:  # noqa: ARG002
         with self._reader() as reader:
@@ -150,3 +177,12 @@ def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
         return _Batches(file)
     except pa.ArrowInvalid:
         return _Stream(file)
+
+
+def _seekable(file: SourceFile, local: Callable[[str], Any]) -> Any:
+    """`local`: what opens a path. Raises DataError where another file has the name by now."""
+    if not isinstance(file, LocalFile):
+        return file.open()
+    opened = local(str(file.path))
+    file.open().close()
+    return opened

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from gate.errors import DataError
-from gate.parity.arrays.rows import Array, Block, SampleRows, spec_of
+from gate.parity.arrays.rows import Array, Block, SourceRows, spec_of
 from gate.parity.sources.column_arrays import (
     indices,
     is_picture_column,
     numbers,
     picture_tensors,
 )
-from gate.parity.sources.column_file import ColumnFile, RowGroup
+from gate.parity.sources.column_file import ColumnFile, HeldFiles, RowGroup
 from gate.parity.sources.files import SourceFile
 from gate.parity.sources.named import Fields
 from gate.parity.sources.pictures import Pictures
 
 
-class ColumnRows(SampleRows):
+class ColumnRows(SourceRows):
     """The rows of all files in order.
 
     A file is read group by group (a row group of Parquet, a record batch of Arrow), a group batch
@@ -35,15 +35,16 @@ class ColumnRows(SampleRows):
     ) -> None:
         """Reads what stands at the ends of the files. Raises DataError."""
         self.origin, self._pictures = origin, pictures
-        self._files = [ColumnFile(file) for file in files]
-        schema = self._files[0].schema
-        for file in self._files[1:]:
+        held = HeldFiles()
+        opened = [ColumnFile(file, held) for file in files]
+        schema = opened[0].schema
+        for file in opened[1:]:
             if not file.schema.equals(schema):
                 raise DataError(
-                    f"{file.name} has other columns than {self._files[0].name}, or other types: "
+                    f"{file.name} has other columns than {opened[0].name}, or other types: "
                     f"{file.schema.names} and {schema.names}. Write all shards alike."
                 )
-        self._groups = [group for file in self._files for group in file.groups if group.rows]
+        self._groups = [group for file in opened for group in file.groups if group.rows]
         if not self._groups:
             raise DataError(f"{origin} has no rows: nothing to measure. Give samples.")
         self._ends = list(accumulate(group.rows for group in self._groups))

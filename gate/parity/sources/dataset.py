@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gate.errors import DataError, ModelError
-from gate.parity.arrays.rows import Block, SampleRows
+from gate.parity.arrays.rows import Block, SourceRows
 from gate.parity.sources.items import Items, guarded
 from gate.parity.sources.named import Fields
 from gate.parity.sources.pictures import Pictures
@@ -19,7 +19,7 @@ _EXPECTED = (
 )
 
 
-def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> SampleRows:
+def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> SourceRows:
     """The samples that `package.module:factory` gives. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -44,7 +44,7 @@ def rows_of_factory(factory: str, fields: Fields, pictures: Pictures) -> SampleR
     return spooled(data, make, origin=factory)
 
 
-class DatasetRows(SampleRows):
+class DatasetRows(SourceRows):
     """Items by their place; each is asked for when it is needed."""
 
     def __init__(self, data: Any, count: int, make: Callable[[Any], Items], *, origin: str) -> None:

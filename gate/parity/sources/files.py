@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from gate.errors import DataError, first_line
-from gate.parity.arrays.shards import check_kinds
+from gate.parity.arrays.shards import check_kinds, is_shard
 from gate.parity.arrays.stamp import Stamp, changed
 from gate.storage.redaction import redacted, without_passwords
 
 _CHECK = "Check the address, and that this machine may read there."
 _LOOK_S = 5.0
 """Between two questions to a store: each may take as long as reading a sample."""
+_MARKS = {"size", "mtime", "ETag", "etag", "LastModified", "last_modified", "generation", "md5Hash"}
+"""What stores say of a file that another one has otherwise."""
 EXTRA = "pip install 'parity-gate[data]'"
 
 
@@ -71,16 +73,15 @@ class LocalFile(SourceFile):
 class RemoteFile(SourceFile):
     """A file at a URL."""
 
-    def __init__(self, system: Any, path: str) -> None:
-        """`system`: of fsspec; `path`: in it. Raises DataError where it can't be found."""
-        self._system, self._path = system, path
-        self.name = redacted(system.unstrip_protocol(path))
-        self.mark, self._looked = self._mark(), time.monotonic()
+    def __init__(self, system: Any, info: Mapping[str, Any]) -> None:
+        """`system`: of fsspec; `info`: what it says of the file."""
+        self._system, self._info, self._looked = system, info, time.monotonic()
+        self.name = redacted(system.unstrip_protocol(info["name"]))
 
     def open(self) -> IO[bytes]:
         """A stream that fetches what is read of it."""
         try:
-            return cast(IO[bytes], self._system.open(self._path, "rb"))
+            return cast(IO[bytes], self._system.open(self._info["name"], "rb"))
         except Exception as error:  # each store has errors of its own
             raise _unreadable(self.name, error) from error
 
@@ -88,22 +89,19 @@ class RemoteFile(SourceFile):
         """By what the store says of it, size, time and tag, if it was not asked just before."""
         if time.monotonic() - self._looked < _LOOK_S:
             return
-        if self._mark() != self.mark:
+        try:
+            self._system.invalidate_cache()
+            now = self._system.info(self._info["name"])
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+        if any(now[key] != self._info[key] for key in _MARKS & now.keys() & self._info.keys()):
             raise changed(f"{self.name} was exchanged while it was measured, at {what}")
         self._looked = time.monotonic()
 
     @property
     def size(self) -> int:
         """In bytes, as the store says."""
-        return int(self.mark[0])
-
-    def _mark(self) -> tuple[int, str]:
-        try:
-            self._system.invalidate_cache()
-            info = self._system.info(self._path)
-            return int(info["size"] or 0), str(self._system.ukey(self._path))
-        except Exception as error:
-            raise _unreadable(self.name, error) from error
+        return int(self._info.get("size") or 0)
 
 
 def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
@@ -117,19 +115,21 @@ def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
         import fsspec
 
         system, path = fsspec.core.url_to_fs(url)
-        folder = system.isdir(path)
-        entries = system.ls(path, detail=True) if folder else []
+        system.invalidate_cache()
+        info = system.info(path)
+        folder = info["type"] == "directory"
+        entries = system.ls(path, detail=True) if folder else [info]
     except Exception as error:
         # By fsspec itself, by the package of a scheme, or by the store.
         lacking = isinstance(error, ImportError) or "Protocol not known" in str(error)
         remedy = f"Install what opens it: {EXTRA}, and for s3:// s3fs." if lacking else _CHECK
         raise DataError(f"cannot open {name}: {_reason(error)}. {remedy}") from error
     if not folder:
-        return [RemoteFile(system, path)]
-    found = sorted(entry["name"].rstrip("/") for entry in entries)
-    found = [file for file in found if not _base(file).startswith(".")]
-    check_kinds([_base(file) for file in found], origin=name, kinds=kinds)
-    return [RemoteFile(system, file) for file in found]
+        return [RemoteFile(system, info)]
+    found = {_base(entry["name"]): entry for entry in entries}
+    names = [base for base in sorted(found) if is_shard(base, kinds=kinds)]
+    check_kinds(names, origin=name, kinds=kinds)
+    return [RemoteFile(system, found[base]) for base in names]
 
 
 def _base(path: str) -> str:

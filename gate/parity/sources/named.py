@@ -55,7 +55,7 @@ class Named:
     def parse(cls, text: str) -> Self:
         """Of `PLACE` or `PLACE#inputs=a,b&label=c`. A path that is there is a path, whatever its
         name. Raises DataError."""
-        found = None if Path(text).exists() else _FIELDS.fullmatch(text)
+        found = None if _is_there(text) else _FIELDS.fullmatch(text)
         if found is None:
             return cls(text, Fields())
         pairs = parse_qsl(found["fields"], keep_blank_values=True)
@@ -76,4 +76,11 @@ class Named:
     @property
     def is_factory(self) -> bool:
         """Whether it is `package.module:factory`, and no file of that name."""
-        return bool(_FACTORY.fullmatch(self.place)) and not Path(self.place).exists()
+        return bool(_FACTORY.fullmatch(self.place)) and not _is_there(self.place)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # such as a name that is too long
+        return False

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gate.errors import DataError
 from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import SampleRows
+from gate.parity.arrays.rows import SourceRows
 from gate.parity.arrays.shards import SUFFIXES, check_kinds, open_shards, shard_files
 from gate.parity.sources.files import LocalFile, RemoteFile, SourceFile, remote_files
-from gate.parity.sources.named import Named
+from gate.parity.sources.named import Fields, Named
 from gate.parity.sources.pictures import Pictures
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.redaction import redacted
@@ -28,7 +29,7 @@ class Opening:
     preprocessing: PreprocessSpec | None = None
     """How pictures become inputs."""
 
-    def rows(self) -> SampleRows:
+    def rows(self) -> SourceRows:
         """Open it. Raises DataError, StorageError."""
         named, pictures = Named.parse(self.inputs), Pictures(self.preprocessing)
         if named.is_factory:
@@ -46,6 +47,11 @@ class Opening:
             from gate.parity.sources.columns import ColumnRows
 
             return ColumnRows(files, named.fields, pictures, origin=origin)
+        if named.fields != Fields():
+            raise DataError(
+                f"{origin} has no fields to choose: a .npy is one input, and each array of a .npz. "
+                "Leave away what stands behind #."
+            )
         if not named.is_url:
             return MappedRows(open_shards(Path(named.place)), origin=origin)
         check_kinds([file.name for file in files], origin=origin, kinds=KINDS)
@@ -59,6 +65,10 @@ class Opening:
 def _local(place: str) -> list[SourceFile]:
     """The files of columns and tars; none of what is mapped or strange."""
     path = Path(place)
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"cannot read {place[:200]}: {error.strerror}. Check the path.") from error
+    if is_folder:
         return [LocalFile(file) for file in shard_files(path, kinds=KINDS)]
     return [LocalFile(path)] if path.suffix.lower() in (*TARS, *COLUMNS) else []

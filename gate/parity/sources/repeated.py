@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import StorageError
-from gate.parity.arrays.rows import Array, Block, SampleRows
+from gate.parity.arrays.rows import Array, Block, SourceRows
 from gate.parity.arrays.shards import forget_pages
 from gate.parity.arrays.stamp import changed
 
@@ -21,12 +21,12 @@ _DIGEST_BYTES = 8
 """Enough to notice chance, and no proof against somebody who wants to deceive himself."""
 
 
-class RepeatedRows(SampleRows):
+class RepeatedRows(SourceRows):
     """Another source, of which each place gives the same sample each time, or a DataError."""
 
     repeated = True
 
-    def __init__(self, rows: SampleRows) -> None:
+    def __init__(self, rows: SourceRows) -> None:
         """Raises StorageError where short digests find no room."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows = rows

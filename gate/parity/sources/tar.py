@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from gate.errors import DataError
-from gate.parity.arrays.rows import Block, SampleRows
+from gate.parity.arrays.rows import Block, SourceRows
 from gate.parity.arrays.shards import SINGLE_NAME
 from gate.parity.sources.files import SourceFile
 from gate.parity.sources.items import Items
@@ -27,7 +27,7 @@ _DIGITS = 20
 """Of a label; as many as 64 bits have."""
 
 
-class TarRows(SampleRows):
+class TarRows(SourceRows):
     """The samples of all tars in order."""
 
     def __init__(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gate import errors
 from gate.errors import DataError, GateError, StorageError, first_line
 from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Array, Block, SampleRows
+from gate.parity.arrays.rows import Array, Block, SourceRows
 from gate.parity.sources.opening import Opening
 from gate.parity.sources.repeated import RepeatedRows
 
@@ -30,7 +30,7 @@ _Answer = tuple[dict[str, Array], NDArray[np.int64] | None] | tuple[str, str]
 """Arrays and labels; or an error by its class and message, which would else come as a traceback."""
 
 
-def read_ahead(rows: SampleRows, opening: Opening, *, workers: int | None) -> SampleRows:
+def read_ahead(rows: SourceRows, opening: Opening, *, workers: int | None) -> SourceRows:
     """The rows as samples need them: compared at each reading, and read ahead by so many processes
     (None: some, where it pays). Arrays that are mapped need neither."""
     if isinstance(rows, MappedRows):
@@ -38,10 +38,10 @@ def read_ahead(rows: SampleRows, opening: Opening, *, workers: int | None) -> Sa
     return RepeatedRows(rows if workers == 0 else AheadRows(rows, opening, workers))
 
 
-class AheadRows(SampleRows):
+class AheadRows(SourceRows):
     """Another source, of which batches in order are read by workers."""
 
-    def __init__(self, rows: SampleRows, opening: Opening, workers: int | None) -> None:
+    def __init__(self, rows: SourceRows, opening: Opening, workers: int | None) -> None:
         """`workers`: None takes as many as there are cores for, once that pays."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows, self._opening, self._wanted = rows, opening, workers
@@ -60,8 +60,9 @@ class AheadRows(SampleRows):
     def batches(self, places: range, size: int) -> Iterator[Block]:
         """The samples of a range by `size`. The first batch is read here: many need no other."""
         began = time.perf_counter()
-        yield self._rows.read(places[:size])
+        first = self._rows.read(places[:size])
         one_s = time.perf_counter() - began
+        yield first
         rest = [places[start : start + size] for start in range(size, len(places), size)]
         if self._busy or not self._pays(one_s * len(rest)):
             yield from (self._rows.read(span) for span in rest)
@@ -143,7 +144,7 @@ class _Opened:
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._rows: SampleRows | None = None
+        self._rows: SourceRows | None = None
 
     def __getitem__(self, span: range) -> _Answer:
         try:

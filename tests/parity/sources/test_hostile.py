@@ -231,6 +231,8 @@ COLUMNS = {
     "ragged lists": (column([[1.0, 2.0], [1.0, 2.0], [1.0]], FLOATS), r"sample 2 has shape 1"),
     "no value": (column([[1.0], None], FLOATS), "sample 1 has no value"),
     "no value in a list": (column([[1.0, 2.0], [1.0, None]], FLOATS), "sample 1 has no value"),
+    "no value in a tensor": (pa.table({"input": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), (2,)), pa.array([[1.0, 2.0], [3.0, None]], pa.list_(pa.float32(), 2)))}), "sample 1 has no value"),
     "empty lists": (column([[], []], FLOATS), "sample 0 has an empty list"),
     "texts": (column(["a", "b"]), "--preprocessing"),
     "times": (column(np.zeros(2, "M8[s]")), "holds timestamp"),
@@ -289,14 +291,18 @@ def test_pages_that_are_broken_inside(tmp_path):
         ("x.parquet", "x.parquet"),
         ("x.tar", "x.tar"),
         ("x.zip", "does not exist"),
-        ("memory://nowhere/x.parquet", "cannot read memory://"),
-        ("memory://nowhere/x.npy", "cannot read memory://"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "does not exist"),
+        ("there.npy#inputs=input", "no fields to choose"),
+        ("memory://nowhere/x.parquet", "cannot open memory://"),
+        ("memory://nowhere/x.npy", "cannot open memory://"),
         ("nowhere://a/b", "cannot open nowhere://a/b.*Install"),
         ("nowhere://me:secret@host/b", r"cannot open nowhere://host/b"),
     ],
 )
 def test_places_where_nothing_is(text, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    np.save("there.npy", X)
     with pytest.raises(DataError, match=words) as raised:
         Samples.open(text)
     assert "secret" not in str(raised.value)

@@ -42,6 +42,10 @@ FILES = {
     "arrow stream": lambda d: written.arrow(d / "x.arrow", written.table(), streamed=True),
     "feather": lambda d: written.arrow(d / "x.feather", written.table(written.tensor)),
     "tar": lambda d: written.tar(d / "x.tar", written.members()),
+    "as Spark leaves it": lambda d: (
+        (d / "_SUCCESS").touch()
+        or several(".parquet", lambda p, rows: written.parquet(p, sliced(rows)))(d)
+    ),
     "parquet shards": several(".parquet", lambda p, rows: written.parquet(p, sliced(rows))),
     "tar shards": several(".tar", lambda p, rows: written.tar(p, written.members(rows))),
 }
