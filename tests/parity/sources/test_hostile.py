@@ -158,7 +158,7 @@ def test_a_factory_that_is_none(factory, words):
 def test_a_stream_that_does_not_end_fills_no_disk(monkeypatch):
     monkeypatch.setattr("gate.parity.sources.spool._LOOK_BYTES", 1 << 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 9})())
-    endless = Stream(lambda place: X[0], 1 << 60)
+    endless = Stream(lambda place: X[0], 1 << 12)
     with pytest.raises(StorageError, match="after 11 of them.*Does it end"):
         Samples.open(taken(monkeypatch, endless))
 
@@ -208,7 +208,7 @@ def test_a_member_that_says_it_is_huge(tmp_path):
         Samples.open(tmp_path / "x.tar")
 
 
-@pytest.mark.parametrize("left", [3000, 512 * 3, 100, 0])
+@pytest.mark.parametrize("left", [3072, 3000, 512 * 3, 100, 0])
 def test_a_tar_that_was_cut_off(left, tmp_path):
     path = tar(tmp_path / "x.tar", members())
     path.write_bytes(path.read_bytes()[:left])
@@ -344,6 +344,36 @@ def test_values_that_are_not_finite_are_refused_with_their_place(tmp_path):
     with pytest.raises(DataError, match=r"'input'.*sample 8\b"):
         list(samples.between(5, 11).batches(2))
     assert len(list(samples.with_gaps().between(5, 11).batches(2))) == 3
+
+
+def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", X)
+    url = f"file://{tmp_path}/x.npy"
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "gate.parity.sources.copies.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
+        )
+        with pytest.raises(StorageError, match="no room to copy .*TMPDIR"):
+            Samples.open(url).digest()
+    monkeypatch.setattr("gate.parity.sources.files.RemoteFile.size", 100)
+    with pytest.raises(DataError, match="more bytes than its store says"):
+        Samples.open(url).digest()
+
+
+def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):
+    path = tar(tmp_path / "x.tar", members())
+    samples = Samples.open(path)
+    monkeypatch.setattr("gate.parity.sources.files.LocalFile.check", lambda *_: None)
+    os.truncate(path, 3000)
+    with pytest.raises(DataError, match="sample 9 of .* is cut off"):
+        samples.at([9])
+
+
+def test_a_picture_of_too_many_bytes_is_not_read(tmp_path, monkeypatch):
+    Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
+    monkeypatch.setattr("gate.parity.sources.pictures.MAX_BYTES", 16)
+    with pytest.raises(DataError, match="more than 16 bytes"):
+        Samples.open(taken(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
 
 
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header(monkeypatch):
