@@ -7,6 +7,7 @@ import pickle
 import struct
 import tarfile
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from PIL import Image
 
 from gate.errors import DataError, StorageError
 from gate.parity.arrays.samples import Samples
+from gate.parity.sources.columns import _Reading
 from gate.parity.sources.named import Named
 from gate.preprocess.spec import PreprocessSpec
 from tests.parity.sources import factories, written
@@ -254,6 +256,14 @@ def test_columns_that_are_spoiled(kind, write, tmp_path):
         list(Samples.open(path).batches(4))
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_lists_that_grow_from_one_group_to_the_next(size, tmp_path):
+    made = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
+    samples = Samples.open(written.arrow(tmp_path / "x.arrow", made))
+    with pytest.raises(DataError, match="Give all samples one shape"):
+        list(samples.batches(size))
+
+
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather"])
 @pytest.mark.parametrize(
     "spoil",
@@ -270,6 +280,14 @@ def test_files_of_columns_that_are_broken(name, spoil, tmp_path):
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError, match="cannot read"):
         Samples.open(path)
+
+
+def test_a_group_with_fewer_rows_than_it_says():
+    file = SimpleNamespace(name="x.parquet")
+    batches = [pa.record_batch({"x": [1, 2]})]
+    group = SimpleNamespace(rows=5, file=file, batches=lambda _: iter(batches))
+    with pytest.raises(DataError, match="x.parquet has fewer rows than it says: 5"):
+        list(_Reading().rows(group, range(1, 5), ["x"]))
 
 
 def test_pages_that_are_broken_inside(tmp_path):
