@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gate.decision.checks import CheckResult, Verdict
     from gate.decision.decision import Decision, decide
     from gate.errors import GateError
-    from gate.front_door import Reference, Verdicted, Workload, check
+    from gate.front_door import Reference, Verdicted, check
     from gate.golden.verify import verify_golden
     from gate.localisation.locate import locate
     from gate.onnxfile.candidate import Candidate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gate.records.evidence import Evidence
     from gate.records.localisation import Localisation
     from gate.storage.digest import Digest
+    from gate.workload import Workload
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,8 @@ _WHERE = {
     "gate.decision.checks": ("CheckResult", "Verdict"),
     "gate.decision.decision": ("Decision", "decide"),
     "gate.errors": ("GateError",),
-    "gate.front_door": ("Reference", "Verdicted", "Workload", "check"),
+    "gate.front_door": ("Reference", "Verdicted", "check"),
+    "gate.workload": ("Workload",),
     "gate.golden.verify": ("verify_golden",),
     "gate.localisation.locate": ("locate",),
     "gate.onnxfile.candidate": ("Candidate",),

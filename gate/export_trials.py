@@ -22,7 +22,7 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import Decision, decide
 from gate.errors import ExportError, GateError, first_line
 from gate.export.export import Exported, export_model
-from gate.front_door import Reference, Workload
+from gate.front_door import Reference
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
@@ -36,6 +36,7 @@ from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict
 from gate.storage.digest import Digest
 from gate.storage.temporary import temporary_folder
 from gate.storage.yaml_section import first_problem
+from gate.workload import Workload
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gate.commands.progress import bar
 from gate.errors import EvidenceError, GateError
-from gate.front_door import Reference, Workload, evidence_on, parity_of_preprocessing
+from gate.front_door import Reference, evidence_on, parity_of_preprocessing
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
@@ -23,6 +23,7 @@ from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage import atomic
 from gate.storage.digest import Digest
+from gate.workload import Workload
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams

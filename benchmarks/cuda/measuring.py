@@ -16,10 +16,11 @@ from benchmarks.cuda.device import BASELINE, Device
 from benchmarks.cuda.store import Kept, Status, Store
 from benchmarks.cuda.subjects import pair_of
 from gate.errors import GateError, first_line
-from gate.front_door import Reference, Workload, evidence_on
+from gate.front_door import Reference, evidence_on
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, RuntimeEvidence, Source
+from gate.workload import Workload
 
 _ENTRIES = {entry.name: entry for entry in ENTRIES}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers.case import Case
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity import case as judged
@@ -13,6 +13,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.measure import measure
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import ExportRecord, Source
+from gate.workload import Workload
 
 SAMPLES_ONLY = Policy(
     instruments=Instruments.none(),

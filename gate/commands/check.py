@@ -42,6 +42,10 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --report report --name digits --key /etc/gate/ci.pem
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --recorded phone=recordings/phone
+      gate check model.onnx --reference mypackage.models:build --inputs mypackage.data:eval_set \\
+          --preprocessing preprocessing.yaml --decode-workers 2
+      gate check model.onnx --reference mypackage.models:build \\
+          --inputs 's3://bucket/eval.parquet#inputs=pixels&label=digit'
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     return judged(

@@ -37,7 +37,8 @@ class CheckQuestion(TypedDict):
     model: Path
     reference: str
     checkpoint: Path | None
-    inputs: Path
+    inputs: str
+    decode_workers: int | None
     labels: Path | None
     policy: Path | None
     task: Task | None
@@ -67,7 +68,19 @@ MEASURING = (
     REFERENCE,
     CHECKPOINT,
     INPUTS,
-    click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample."),
+    click.option(
+        "--decode-workers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Processes that read data sets, pictures and columns ahead while the model computes. "
+        "Default: one less than cores, at most 4, where reading takes longer than starting them.",
+    ),
+    click.option(
+        "--labels",
+        type=LABELS_FILE,
+        help="FILE.npy with one class index per sample. Default: those of the source, if it has "
+        "any.",
+    ),
     click.option(
         "--policy",
         type=POLICY_FILE,
@@ -96,6 +109,13 @@ MEASURING = (
         metavar="NAME",
         help="Measure this one too, always, within the built-in bounds that fit it (gate runtimes "
         "lists them), where the policy does not name it. Repeatable.",
+    ),
+    click.option(
+        "--preprocessing",
+        type=SPEC_FILE,
+        metavar="SPEC",
+        help="How pictures become the samples (gate preprocess): its digest goes into the "
+        "evidence, and pictures of --inputs are made inputs by it.",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
 )
@@ -128,13 +148,6 @@ _OPTIONS = (
         metavar="N",
         help="Measure in so many processes of one thread each; the numbers are those of one such "
         "process. Default: one for each physical core where a short trial says that it pays.",
-    ),
-    click.option(
-        "--preprocessing",
-        type=SPEC_FILE,
-        metavar="SPEC",
-        help="How pictures became the samples (gate preprocess): its digest goes into the "
-        "evidence.",
     ),
     click.option(
         "--pictures",

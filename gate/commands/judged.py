@@ -24,9 +24,9 @@ from gate.commands.tracked import runs_of_check
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gate.front_door import Workload
     from gate.policy.policy import Policy
     from gate.scale.crew import CheckedFile
+    from gate.workload import Workload
 
 
 def judged(
@@ -56,13 +56,20 @@ def judged(
     dumped = read_dumped(question["tensors"])
 
     with spinner("loading PyTorch and the model"):  # after what is wrong without them
-        from gate.front_door import Reference, Workload, check
+        from gate.front_door import Reference, check
         from gate.scale.crew import CheckedFile
         from gate.storage.temporary import temporary_folder
         from gate.tracking.record import Judgement
+        from gate.workload import Workload
 
         workload = replace(
-            Workload.open(question["inputs"], labels=labels, batch_size=question["batch_size"]),
+            Workload.open(
+                question["inputs"],
+                labels=labels,
+                batch_size=question["batch_size"],
+                preprocessing=question["preprocessing"],
+                decode_workers=question["decode_workers"],
+            ),
             pictures=question["pictures"],
             dumped=dumped,
             recordings=_recordings(question),

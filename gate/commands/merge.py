@@ -21,9 +21,9 @@ from gate.commands.outcome import Outcome, machine_options
 from gate.commands.signing import KEY
 
 if TYPE_CHECKING:
-    from gate.front_door import Workload
     from gate.scale.crew import CheckedFile
     from gate.scale.plan import MeasuringPlan
+    from gate.workload import Workload
 
 
 @click.command("merge", short_help="Merge the units of a plan into evidence, and judge.")
@@ -83,7 +83,8 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         model=Path(assignment.onnx),
         reference=assignment.factory,
         checkpoint=Path(assignment.checkpoint) if assignment.checkpoint else None,
-        inputs=Path(assignment.inputs),
+        inputs=assignment.inputs,
+        decode_workers=None,
         labels=Path(assignment.labels) if assignment.labels else None,
         policy=None,
         task=None,
@@ -92,7 +93,7 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         recorded=(),
         batch_size=assignment.batch_size,
         jobs=1,
-        preprocessing=None,
+        preprocessing=Path(assignment.preprocessing) if assignment.preprocessing else None,
         pictures=(),
         tensors=(),
         export_record=None,

@@ -60,13 +60,18 @@ def command(output: Path, units: int | None, threads: int, **question: Any) -> O
     """
     policy = policy_of(question)
     with spinner("reading model and samples"):
-        from gate.front_door import Reference, Workload, case_of
+        from gate.front_door import Reference, case_of
         from gate.parity.units.unit import MOST
         from gate.scale.plan import MeasuringPlan
+        from gate.workload import Workload
 
         reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
         workload = Workload.open(
-            question["inputs"], labels=question["labels"], batch_size=question["batch_size"]
+            question["inputs"],
+            labels=question["labels"],
+            batch_size=question["batch_size"],
+            preprocessing=question["preprocessing"],
+            decode_workers=question["decode_workers"],
         )
         case = case_of(question["model"], reference=reference, workload=workload, policy=policy)
         case = replace(case, units=MOST if units is None else units - 1)

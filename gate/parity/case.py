@@ -38,6 +38,8 @@ class Case:
     """Class indices, shape (samples,)."""
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
     """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
+    source_labels: bool = False
+    """Labels come with the samples, range by range: for who measures a few units of many."""
     units: int = MOST
     """Units at most, beside the lead (`gate.parity.units.unit`)."""
 

@@ -99,11 +99,13 @@ class SamplePass:
         Raises DataError for samples and labels that fit neither side, EvidenceError where the
         reference breaks.
         """
-        at = unit.start
-        for batch in self.samples.between(unit.start, unit.stop).batches(self.binding.batch_size):
-            count = length(batch)
-            labels = None if self._labels is None else self._labels[at : at + count]
-            span = Span(at, count, labels)
+        at, samples = unit.start, self.samples.between(unit.start, unit.stop)
+        labels = None if self._labels is None else self._labels[unit.start : unit.stop]
+        if self.case.source_labels:
+            labels = samples.labels()
+        for batch in samples.batches(self.binding.batch_size):
+            count, start = length(batch), at - unit.start
+            span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
             _check_classes(expected, self._names, span, policy=self.case.policy)
             true = self.truth.of_first(batch)

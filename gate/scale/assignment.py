@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from gate.errors import DigestMismatch, PolicyError
-from gate.front_door import Reference, Workload, case_of
+from gate.front_door import Reference, case_of
 from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.labels import open_labels
+from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.policy.policy import Policy
+from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
+from gate.workload import Workload
 
 
 class Assignment(Record):
@@ -27,7 +32,11 @@ class Assignment(Record):
     model_sha256: Sha256
     """Of the weights and buffers that it computes with."""
     inputs: str
+    preprocessing: str | None
+    """The spec by which pictures become inputs."""
     labels: str | None
+    labelled: bool
+    """By that file, or by the source itself."""
     batch_size: Count
     policy: Policy
     most_units: Count
@@ -36,7 +45,8 @@ class Assignment(Record):
     @classmethod
     def of(cls, case: Case, reference: Reference, workload: Workload) -> Assignment:
         """Of what this process opened. Raises PolicyError where another one can't open it."""
-        if not reference.loaded or workload.inputs is None or workload.recordings:
+        origin = workload.origin
+        if not reference.loaded or origin is None or workload.recordings:
             raise PolicyError(
                 "only a model of package.module:factory and samples of a file, without recordings, "
                 "can be measured by several processes. Measure with one job."
@@ -45,10 +55,12 @@ class Assignment(Record):
             onnx=str(case.candidate.path),
             subject_sha256=case.candidate.subject.sha256,
             factory=reference.source.factory,
-            checkpoint=None if reference.checkpoint is None else str(reference.checkpoint),
+            checkpoint=_text(reference.checkpoint),
             model_sha256=digest_of_model(reference.model),
-            inputs=str(workload.inputs),
-            labels=None if workload.labels_file is None else str(workload.labels_file),
+            inputs=origin.inputs,
+            preprocessing=_text(origin.preprocessing),
+            labels=_text(origin.labels),
+            labelled=workload.labels is not None,
             batch_size=workload.batch_size,
             policy=case.policy,
             most_units=case.units,
@@ -59,9 +71,14 @@ class Assignment(Record):
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
         reference = Reference.load(self.factory, checkpoint=checkpoint)
         self.verify(Path(self.onnx), reference)
-        labels = Path(self.labels) if self.labels else None
-        workload = Workload.open(Path(self.inputs), labels=labels, batch_size=self.batch_size)
-        return case_of(Path(self.onnx), reference=reference, workload=workload, policy=self.policy)
+        spec = PreprocessSpec.of_file(Path(self.preprocessing)) if self.preprocessing else None
+        samples = Samples.open(self.inputs, preprocessing=spec)
+        labels = open_labels(Path(self.labels), samples=len(samples)) if self.labels else None
+        workload = Workload(
+            samples, labels, batch_size=self.batch_size, units=self.most_units, spec=spec
+        )
+        case = case_of(Path(self.onnx), reference=reference, workload=workload, policy=self.policy)
+        return replace(case, source_labels=self.labelled and labels is None)
 
     def verify(self, onnx: Path, reference: Reference) -> None:
         """Raise DigestMismatch where the file or the model is another one."""
@@ -79,6 +96,10 @@ def digest_of_model(model: nn.Module) -> Digest:
         if value.numel():
             sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return Digest(sha256.hexdigest())
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _verify(what: str, opened: Digest, expected: Digest) -> None:

@@ -6,13 +6,14 @@ from importlib import metadata
 from typing import Literal, Self
 
 from gate.errors import DataError, DigestMismatch, EvidenceError
-from gate.front_door import Reference, Workload
+from gate.front_door import Reference
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
+from gate.workload import Workload
 
 
 class PlannedUnit(Record):

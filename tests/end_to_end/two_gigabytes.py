@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gate.export.export import export_model
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.ledger.ledger import Ledger
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
@@ -24,6 +24,7 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.release import Release
 from gate.storage.digest import Digest
+from gate.workload import Workload
 from tests.registry.servers import make_run
 
 WORDS, WIDTH = 540_000, 1024

@@ -21,10 +21,11 @@ from benchmarks import torchvision_models
 from gate.decision.checks import Verdict
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
+from gate.workload import Workload
 from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
+from gate.workload import Workload
 
 FEATURES = 6
 

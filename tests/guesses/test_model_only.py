@@ -12,7 +12,7 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.errors import GateError
 from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
@@ -20,6 +20,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
+from gate.workload import Workload
 
 POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gate.decision.checks import Verdict
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
+from gate.workload import Workload
 from tests.guesses.nets import FEATURES, Net, exported
 
 POLICY = Policy.default().model_copy(

@@ -11,9 +11,10 @@ from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.export.capture import captured
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
 from gate.records.evidence import Source
+from gate.workload import Workload
 
 LENGTH = 16
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from gate.errors import PolicyError
-from gate.front_door import Reference, Workload
+from gate.front_door import Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.scale.crew import CheckedFile
 from gate.scale.processes import Processes
+from gate.workload import Workload
 from tests.parity import tiny
 
 

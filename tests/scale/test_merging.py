@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
-from gate.front_door import Reference, Workload, case_of, evidence_on
+from gate.front_door import Reference, case_of, evidence_on
 from gate.parity.units.part import UnitPart
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
@@ -24,6 +24,7 @@ from gate.scale.measuring import measure_unit
 from gate.scale.merging import MergedParts
 from gate.scale.part_file import PartFile
 from gate.scale.plan import MeasuringPlan
+from gate.workload import Workload
 from tests.scale.test_processes import untimed
 from tests.scale.tiny import rare
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from gate.decision.champion import Champion
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.policy.policy import (
     Bounds,
@@ -31,6 +31,7 @@ from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import ExportRecord, Source
 from gate.story.making import story_of
 from gate.story.story import Story
+from gate.workload import Workload
 
 SAMPLES = 48
 

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.localisation.locate import locate
 from gate.localisation.optimisers import blame as blaming
 from gate.localisation.optimisers import trials as trying
@@ -27,6 +27,7 @@ from gate.records.localisation import Localisation, OptimiserBlame
 from gate.report.localisation import sentences
 from gate.runtimes.cuda import cuda_absent_reason
 from gate.story.making import story_of
+from gate.workload import Workload
 from tests.localisation.nets import found
 from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
 from tests.parity import tiny

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from gate.decision.checks import Verdict
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.rounding.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
 from gate.records.evidence import Source
+from gate.workload import Workload
 from tests.parity.probes import benches
 
 
