@@ -116,8 +116,8 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
     from gate.errors import GateError
     from gate.front_door import Reference, check
     from gate.parity.arrays.samples import Samples
+    from gate.parity.workload import Workload
     from gate.records.evidence import Source
-    from gate.workload import Workload
 
     model = build(name)
     row: Row = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gate.parity.arrays.samples import Samples
     from gate.parity.case import Case
     from gate.parity.measure import Measurement, measure
+    from gate.parity.workload import Workload
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import Evidence
     from gate.records.localisation import Localisation
     from gate.storage.digest import Digest
-    from gate.workload import Workload
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _WHERE = {
     "gate.decision.decision": ("Decision", "decide"),
     "gate.errors": ("GateError",),
     "gate.front_door": ("Reference", "Verdicted", "check"),
-    "gate.workload": ("Workload",),
+    "gate.parity.workload": ("Workload",),
     "gate.golden.verify": ("verify_golden",),
     "gate.localisation.locate": ("locate",),
     "gate.onnxfile.candidate": ("Candidate",),

@@ -27,6 +27,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.measure import measure
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.output_parity import OutputParity
@@ -36,7 +37,6 @@ from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict
 from gate.storage.digest import Digest
 from gate.storage.temporary import temporary_folder
 from gate.storage.yaml_section import first_problem
-from gate.workload import Workload
 
 Arrays = Mapping[str, NDArray[Any]]
 

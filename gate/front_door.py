@@ -32,6 +32,7 @@ from gate.parity.case import Case
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -40,7 +41,6 @@ from gate.records.preprocessing import PreprocessingParity
 from gate.runtimes.recorded import with_recordings
 from gate.story.change import change_of, unasked
 from gate.story.story import Change
-from gate.workload import Workload
 
 _steps = logging.getLogger("gate.steps")
 Progress = Callable[[int, int], None]

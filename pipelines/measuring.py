@@ -17,13 +17,13 @@ from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.statistics.table import SampleTable
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage import atomic
 from gate.storage.digest import Digest
-from gate.workload import Workload
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams

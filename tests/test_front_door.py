@@ -22,13 +22,13 @@ from gate.golden.folder import read_golden
 from gate.model.loading import build_model
 from gate.onnxfile.export_note import ExportNote
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import IncumbentPolicy, Policy, PreprocessingPolicy
 from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Evidence, Source
 from gate.storage.digest import Digest
-from gate.workload import Workload
 from tests.small_project import SAMPLES, made
 
 SOURCE = Source(factory="tests:built")

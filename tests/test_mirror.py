@@ -52,7 +52,7 @@ ELSEWHERE = {
     "report/preprocessing": ("commands/test_preprocess.py", "only the command prints it"),
     "runtimes/torch_cuda": ("parity/test_cuda_logic.py", "it runs the model, not a file"),
     "report/records": ("commands/test_report.py", "only the command reads them"),
-    "workload": ("test_front_door.py", "a check is made on it"),
+    "parity/workload": ("test_front_door.py", "a check is made on it"),
     "scale/measuring": ("scale/test_merging.py", "what it measures is there to be merged"),
 }
 """Modules without a test module of their name, and without one of their room that uses them: where

@@ -23,8 +23,8 @@ from benchmarks.runtimes import default_policy
 from gate.errors import GateError
 from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Evidence, Source
-from gate.workload import Workload
 
 Gate = Callable[[Pair], Ruling]
 

@@ -18,9 +18,9 @@ from benchmarks.cuda.subjects import pair_of
 from gate.errors import GateError, first_line
 from gate.front_door import Reference, evidence_on
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, RuntimeEvidence, Source
-from gate.workload import Workload
 
 _ENTRIES = {entry.name: entry for entry in ENTRIES}
 

@@ -20,9 +20,9 @@ from gate.errors import GateError
 from gate.front_door import Reference, check
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
-from gate.workload import Workload
 
 Gate = Callable[[Drawn, Path], "Ruling"]
 

@@ -11,9 +11,9 @@ from gate.onnxfile.subject import read_subject
 from gate.parity import case as judged
 from gate.parity.arrays.samples import Samples
 from gate.parity.measure import measure
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import ExportRecord, Source
-from gate.workload import Workload
 
 SAMPLES_ONLY = Policy(
     instruments=Instruments.none(),

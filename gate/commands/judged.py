@@ -24,9 +24,9 @@ from gate.commands.tracked import runs_of_check
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gate.parity.workload import Workload
     from gate.policy.policy import Policy
     from gate.scale.crew import CheckedFile
-    from gate.workload import Workload
 
 
 def judged(
@@ -57,10 +57,10 @@ def judged(
 
     with spinner("loading PyTorch and the model"):  # after what is wrong without them
         from gate.front_door import Reference, check
+        from gate.parity.workload import Workload
         from gate.scale.crew import CheckedFile
         from gate.storage.temporary import temporary_folder
         from gate.tracking.record import Judgement
-        from gate.workload import Workload
 
         workload = replace(
             Workload.open(

@@ -21,9 +21,9 @@ from gate.commands.outcome import Outcome, machine_options
 from gate.commands.signing import KEY
 
 if TYPE_CHECKING:
+    from gate.parity.workload import Workload
     from gate.scale.crew import CheckedFile
     from gate.scale.plan import MeasuringPlan
-    from gate.workload import Workload
 
 
 @click.command("merge", short_help="Merge the units of a plan into evidence, and judge.")

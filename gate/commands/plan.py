@@ -62,8 +62,8 @@ def command(output: Path, units: int | None, threads: int, **question: Any) -> O
     with spinner("reading model and samples"):
         from gate.front_door import Reference, case_of
         from gate.parity.units.unit import MOST
+        from gate.parity.workload import Workload
         from gate.scale.plan import MeasuringPlan
-        from gate.workload import Workload
 
         reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
         workload = Workload.open(

@@ -15,11 +15,11 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.labels import open_labels
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
-from gate.workload import Workload
 
 
 class Assignment(Record):

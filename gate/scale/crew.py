@@ -12,12 +12,12 @@ import torch
 
 from gate.errors import PolicyError
 from gate.front_door import Reference, case_of
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
 from gate.scale.jobs import asked_for, chosen
 from gate.scale.plan import MeasuringPlan
 from gate.scale.processes import Processes
-from gate.workload import Workload
 
 _steps = logging.getLogger("gate.steps")
 

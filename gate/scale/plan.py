@@ -10,10 +10,10 @@ from gate.front_door import Reference
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.unit import Unit
+from gate.parity.workload import Workload
 from gate.scale.assignment import Assignment
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
-from gate.workload import Workload
 
 
 class PlannedUnit(Record):

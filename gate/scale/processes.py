@@ -45,6 +45,7 @@ class Processes:
     _hands: list[_Hand] = field(default_factory=list)
     _done: queue.Queue[UnitPart | GateError | None] = field(default_factory=queue.Queue)
     _thread: threading.Thread | None = None
+    _is_over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Processes:
         """Start them: they open model and file while the lead is measured."""
@@ -53,10 +54,13 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         """End them all, whatever they do."""
-        for hand in self._hands:
+        self._is_over.set()  # none of them is replaced any more
+        for hand in list(self._hands):
             _end(hand)
         if self._thread is not None:
             self._thread.join(_END_S)
+        for hand in self._hands:
+            hand.connection.close()
 
     @property
     def record(self) -> CrewRecord:
@@ -90,7 +94,7 @@ class Processes:
         try:
             for hand in self._hands:
                 work.begin(hand)
-            while work.left:
+            while work.left and not self._is_over.is_set():
                 ready = wait([hand.connection for hand in self._hands])
                 for hand in [hand for hand in self._hands if hand.connection in ready]:
                     self._hear(hand, work)
@@ -114,6 +118,8 @@ class Processes:
         """Of one that died."""
         hand.process.join(_END_S)
         work.lose(hand, code=hand.process.exitcode)
+        if self._is_over.is_set():
+            return
         self._hands.remove(hand)
         if work.left:
             self._hands.append(self._started())
@@ -184,8 +190,8 @@ class _Work:
 
 
 def _end(hand: _Hand) -> None:
-    hand.connection.close()
     hand.process.terminate()
     hand.process.join(_END_S)
     if hand.process.is_alive():
         hand.process.kill()
+        hand.process.join(_END_S)

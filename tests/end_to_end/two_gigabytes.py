@@ -17,6 +17,7 @@ from gate.export.export import export_model
 from gate.front_door import Reference, check
 from gate.ledger.ledger import Ledger
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
@@ -24,7 +25,6 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.release import Release
 from gate.storage.digest import Digest
-from gate.workload import Workload
 from tests.registry.servers import make_run
 
 WORDS, WIDTH = 540_000, 1024

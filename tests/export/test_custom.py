@@ -17,7 +17,7 @@ from gate.export.capture import captured
 from gate.export.custom import Symbolics, overriding, registered
 from gate.export.verify import foreign_objection, foreign_operators
 from gate.front_door import Reference, check
-from gate.workload import Workload
+from gate.parity.workload import Workload
 from tests.export import custom_example
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from gate.errors import ExportError
 from gate.export.export import Exported, export_model
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
-from gate.workload import Workload
 from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32

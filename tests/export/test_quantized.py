@@ -20,10 +20,10 @@ from gate.export.quantized import quantize
 from gate.front_door import Reference, check
 from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
-from gate.workload import Workload
 from tests.registry.releases import onnx_file
 
 SETTINGS = QuantizeSettings(samples=32, batch_size=8)

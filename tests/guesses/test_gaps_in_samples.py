@@ -14,9 +14,9 @@ from gate.errors import DataError
 from gate.export.capture import captured
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
-from gate.workload import Workload
 
 
 class Imputing(nn.Module):

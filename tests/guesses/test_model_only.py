@@ -18,9 +18,9 @@ from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
-from gate.workload import Workload
 
 POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
 

@@ -15,9 +15,9 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
-from gate.workload import Workload
 from tests.guesses.nets import FEATURES, Net, exported
 
 POLICY = Policy.default().model_copy(

@@ -13,8 +13,8 @@ from gate.decision.checks import Verdict
 from gate.export.capture import captured
 from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Source
-from gate.workload import Workload
 
 LENGTH = 16
 

@@ -16,10 +16,10 @@ from gate.export.export import export_model
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import keeps_double
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source, Subject, TensorSpec
 from gate.records.strategy import ExportSettings
-from gate.workload import Workload
 from tests import builders
 
 POLICY = Policy.default().model_copy(

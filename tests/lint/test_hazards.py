@@ -18,9 +18,9 @@ from gate.front_door import Reference, Verdicted, check
 from gate.lint import lint_model
 from gate.lint.rulebook import RULES
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
-from gate.workload import Workload
 from tests.lint.hazards import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
 
 POLICY = Policy.default(task="tensors").model_copy(

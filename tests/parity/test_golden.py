@@ -21,9 +21,9 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.strategy import ExportSettings
-from gate.workload import Workload
 from tests.small_project import change_one_weight, made
 
 POLICY = Policy.default(task="classification").model_copy(

@@ -12,11 +12,11 @@ import torch
 
 from gate.errors import PolicyError
 from gate.front_door import Reference
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.scale.crew import CheckedFile
 from gate.scale.processes import Processes
-from gate.workload import Workload
 from tests.parity import tiny
 
 

@@ -18,13 +18,13 @@ import torch
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.front_door import Reference, case_of, evidence_on
 from gate.parity.units.part import UnitPart
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.measuring import measure_unit
 from gate.scale.merging import MergedParts
 from gate.scale.part_file import PartFile
 from gate.scale.plan import MeasuringPlan
-from gate.workload import Workload
 from tests.scale.test_processes import untimed
 from tests.scale.tiny import rare
 
@@ -144,7 +144,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.write_text(""), "part-2.json is no whole part"),
     "torn": (cut_off, r"\(unit 2\) is no whole part"),
     "a flipped bit": (flip, r"\(unit 2\)"),
-    "another number": (renumber, r"\(unit 3\)"),
+    "another number": (renumber, r"unit 3 \(samples"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
 }
 

@@ -15,11 +15,11 @@ from gate.errors import DataError, DigestMismatch, EvidenceError
 from gate.front_door import Reference, case_of, evidence_on
 from gate.parity.units.part import LeadState
 from gate.parity.units.unit import Unit
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
 from gate.scale.processes import Processes
-from gate.workload import Workload
 from tests.scale.tiny import MARK, build
 
 SAMPLES, BATCH = 232, 8

@@ -19,6 +19,7 @@ from torch import nn
 from gate.decision.champion import Champion
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import (
     Bounds,
     ExportFindings,
@@ -31,7 +32,6 @@ from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import ExportRecord, Source
 from gate.story.making import story_of
 from gate.story.story import Story
-from gate.workload import Workload
 
 SAMPLES = 48
 

@@ -20,6 +20,7 @@ from gate.localisation.optimisers.blame import blame
 from gate.localisation.optimisers.trials import OptimiserTrials, TrialOutcome
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.policy.runtimes import plain_setup
 from gate.records.evidence import Source
@@ -27,7 +28,6 @@ from gate.records.localisation import Localisation, OptimiserBlame
 from gate.report.localisation import sentences
 from gate.runtimes.cuda import cuda_absent_reason
 from gate.story.making import story_of
-from gate.workload import Workload
 from tests.localisation.nets import found
 from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
 from tests.parity import tiny
