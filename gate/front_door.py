@@ -21,7 +21,6 @@ from torch import nn
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
 from gate.errors import DataError, GateError
-from gate.localisation.explanation import explain
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
@@ -139,16 +138,24 @@ def check(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     compared = champion.compared_by(case.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
-    if not decision.passed:
-        _steps.debug("look for the layer that diverges first")
     return Verdicted(
         evidence,
         decision,
         case,
-        explain(case, evidence, decision),
+        _explained(case, evidence, decision),
         samples,
         change_of(decision, evidence, champion),
     )
+
+
+def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
+    """Why it was refused; an empty explanation of a file that passes, which imports nothing."""
+    if decision.passed:
+        return Explanation()
+    from gate.localisation.explanation import explain
+
+    _steps.debug("look for the layer that diverges first")
+    return explain(case, evidence, decision)
 
 
 def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:

@@ -250,6 +250,22 @@ class TestExitCodes:
         assert done.returncode == 2
         assert "there is no ledger at nowhere.db" in done.stderr
 
+    @pytest.mark.parametrize(("given", "waits"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+    def test_threads_of_openmp_wait_asleep_unless_somebody_says_how(self, given, waits) -> None:
+        code = (
+            "import os, atexit, sys\n"
+            "from gate import cli\n"
+            "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY']))\n"
+            "sys.argv = ['gate', '--version']\n"
+            "cli.run()\n"
+        )
+        environment = {name: text for name, text in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+            env=environment | ({} if given is None else {"OMP_WAIT_POLICY": given}),
+        )  # fmt: skip
+        assert done.stdout.splitlines()[-1] == waits
+
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
             "import os, signal, sys, click\n"

@@ -12,10 +12,11 @@ import click
 from gate.commands.against import Against
 from gate.commands.check_question import CheckQuestion
 from gate.commands.checked import Checked
+from gate.commands.loading import loading
 from gate.commands.next_steps import addressed
 from gate.commands.options import tracking_uri
 from gate.commands.outcome import Outcome
-from gate.commands.progress import bar, spinner
+from gate.commands.progress import bar
 from gate.commands.reported import write_for_others
 from gate.commands.signing import Signing
 from gate.commands.status import Status
@@ -55,7 +56,7 @@ def judged(
     labels = question["labels"]
     dumped = read_dumped(question["tensors"])
 
-    with spinner("loading PyTorch and the model"):  # after what is wrong without them
+    with loading():  # after what is wrong without them
         from gate.front_door import Reference, check
         from gate.parity.workload import Workload
         from gate.scale.crew import CheckedFile

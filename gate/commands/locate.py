@@ -10,6 +10,7 @@ import click
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import NEW_FOLDER, POLICY_FILE
+from gate.commands.loading import loading
 from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
@@ -79,7 +80,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
     path = question["policy"]
     policy = Policy.of_file(path) if path else Policy.default(task="tensors")
-    with spinner("loading PyTorch and the model"):
+    with loading():
         from gate.front_door import Reference
         from gate.localisation.locate import locate
         from gate.onnxfile.candidate import Candidate
