@@ -6,6 +6,13 @@ CPU time, user and system, and time on the wall of the whole command with all pr
 starts, on a resnet18 of torchvision, alternating between the two checkouts, so that both see the
 same machine. The ratios of the medians are printed.
 
+    python -m benchmarks.check_cost --loop --samples 256 --size 128
+
+The same in units of a loop written by hand, as whole processes: import, build the model, open a
+session, compute all samples in batches of 32 on both sides, compare. `loop`: one session as ONNX
+Runtime opens it. `two_sessions`: with optimisations off as well, which are the two runtimes that
+the check measures.
+
     python -m benchmarks.check_cost --watching
 
 What the process costs that only watches, as a share of its child's CPU time, within each run: that
@@ -24,6 +31,8 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +62,36 @@ def build():
 """
 
 
+_LOOP = """
+import sys
+import numpy as np, onnxruntime, torch
+import factory
+
+model = factory.build()
+sessions = []
+for level in sys.argv[1:]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    sessions.append(onnxruntime.InferenceSession("model.onnx", options))
+images, largest = np.load("images.npy", mmap_mode="r"), 0.0
+with torch.no_grad():
+    for start in range(0, len(images), 32):
+        batch = np.array(images[start : start + 32])
+        expected = model(torch.from_numpy(batch)).numpy()
+        for session in sessions:
+            (computed,) = session.run(None, {"input": batch})
+            largest = max(largest, float(np.abs(computed - expected).max()))
+assert largest < 1e-3, largest
+"""
+_LEVELS = ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser("python -m benchmarks.check_cost")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--against", type=Path, metavar="CHECKOUT")
+    what.add_argument("--loop", action="store_true")
     what.add_argument("--watching", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=64)
@@ -69,10 +103,17 @@ def main(arguments: list[str] | None = None) -> int:
             shares = [_watching_share(Path(folder)) for _ in range(asked.rounds)]
             print(json.dumps({"shares": shares, "median": statistics.median(shares)}))
             return 0
-        seconds: dict[str, list[Seconds]] = {"here": [], "against": []}
+        turns: dict[str, Callable[[], Seconds]] = {}
+        if asked.loop:
+            turns["loop"] = partial(_seconds_of_loop, Path(folder), levels=_LEVELS[:1])
+            turns["two_sessions"] = partial(_seconds_of_loop, Path(folder), levels=_LEVELS)
+        else:
+            turns["against"] = partial(_seconds, asked.against.resolve(), Path(folder))
+        turns["here"] = partial(_seconds, HERE, Path(folder))
+        seconds: dict[str, list[Seconds]] = {name: [] for name in turns}
         for _ in range(asked.rounds):
-            for name, checkout in (("against", asked.against), ("here", HERE)):
-                seconds[name].append(_seconds(checkout.resolve(), Path(folder)))
+            for name, turn in turns.items():
+                seconds[name].append(turn())
                 last = seconds[name][-1]
                 print(f"{name}: {last.cpu:.2f} s of CPU, {last.wall:.2f} s", flush=True)
     print(json.dumps({"rounds": asked.rounds, **_summary(seconds)}))
@@ -80,15 +121,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _summary(seconds: dict[str, list[Seconds]]) -> dict[str, dict[str, float]]:
-    """Medians of both, and their ratio, by kind of time."""
+    """Medians of all, and the ratios of `here` to each of the others, by kind of time."""
     made = {}
     for kind in Seconds._fields:
         medians = {
             name: statistics.median(getattr(value, kind) for value in values)
             for name, values in seconds.items()
         }
-        ratio = medians["here"] / medians["against"]
-        made[kind] = {**medians, "ratio": round(ratio, 3)}
+        ratios = {
+            f"here / {name}": round(medians["here"] / median, 3)
+            for name, median in medians.items()
+            if name != "here"
+        }
+        made[kind] = {**medians, **ratios}
     return made
 
 
@@ -128,18 +173,31 @@ def _watching_share(folder: Path) -> float:
 
 
 def _seconds(checkout: Path, folder: Path) -> Seconds:
-    began = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference"]
     command += ["factory:build", "--inputs", "images.npy"]
-    path = os.pathsep.join([str(checkout), str(folder)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
+    done, seconds = _timed(command, folder, path=os.pathsep.join([str(checkout), str(folder)]))
     if done.returncode == 2:
         raise SystemExit(f"gate check could not judge in {checkout}: {done.stdout.decode()}")
+    return seconds
+
+
+def _seconds_of_loop(folder: Path, *, levels: Sequence[str]) -> Seconds:
+    command = [sys.executable, "-c", _LOOP, *levels]
+    done, seconds = _timed(command, folder, path=str(folder))
+    done.check_returncode()
+    return seconds
+
+
+def _timed(
+    command: Sequence[str], folder: Path, *, path: str
+) -> tuple[subprocess.CompletedProcess[bytes], Seconds]:
+    environment = {**os.environ, "PYTHONPATH": path}
+    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Seconds(cpu, time.monotonic() - began)
+    return done, Seconds(cpu, time.monotonic() - began)
 
 
 if __name__ == "__main__":

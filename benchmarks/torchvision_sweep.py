@@ -114,8 +114,9 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
     from benchmarks.runtimes import default_policy
     from benchmarks.torchvision_models import build, images
     from gate.errors import GateError
-    from gate.front_door import Reference, Workload, check
+    from gate.front_door import Reference, check
     from gate.parity.arrays.samples import Samples
+    from gate.parity.workload import Workload
     from gate.records.evidence import Source
 
     model = build(name)

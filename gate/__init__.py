@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from gate.decision.checks import CheckResult, Verdict
     from gate.decision.decision import Decision, decide
     from gate.errors import GateError
-    from gate.front_door import Reference, Verdicted, Workload, check
+    from gate.front_door import Reference, Verdicted, check
     from gate.golden.verify import verify_golden
     from gate.localisation.locate import locate
     from gate.onnxfile.candidate import Candidate
     from gate.parity.arrays.samples import Samples
     from gate.parity.case import Case
     from gate.parity.measure import Measurement, measure
+    from gate.parity.workload import Workload
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import Evidence
@@ -56,7 +57,8 @@ _WHERE = {
     "gate.decision.checks": ("CheckResult", "Verdict"),
     "gate.decision.decision": ("Decision", "decide"),
     "gate.errors": ("GateError",),
-    "gate.front_door": ("Reference", "Verdicted", "Workload", "check"),
+    "gate.front_door": ("Reference", "Verdicted", "check"),
+    "gate.parity.workload": ("Workload",),
     "gate.golden.verify": ("verify_golden",),
     "gate.localisation.locate": ("locate",),
     "gate.onnxfile.candidate": ("Candidate",),

@@ -32,6 +32,9 @@ _JSON_VERSION = 1
 
 COMMANDS = (
     "check",
+    "plan",
+    "measure",
+    "merge",
     "locate",
     "report",
     "lint",
@@ -116,6 +119,10 @@ def gate() -> None:
 
 def run() -> None:
     """Entry point of the command `gate`."""
+    # Read by OpenMP when torch is loaded, here or in a child. Its threads otherwise wait by
+    # spinning, where those of ONNX Runtime wait asleep (`gate.onnxfile.session`): on cores that
+    # others use too, two of them are several times slower than one. The numbers are the same.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _print_in_any_locale()
     sys.exit(main(sys.argv[1:], child=True))
 

@@ -22,11 +22,12 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import Decision, decide
 from gate.errors import ExportError, GateError, first_line
 from gate.export.export import Exported, export_model
-from gate.front_door import Reference, Workload
+from gate.front_door import Reference
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.measure import measure
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.output_parity import OutputParity

@@ -15,33 +15,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
-from gate.errors import GateError
-from gate.localisation.explanation import explain
+from gate.errors import DataError, GateError
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.export_note import ExportNote
 from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.localisation import Explanation
 from gate.records.preprocessing import PreprocessingParity
-from gate.records.runtime import RuntimeName
 from gate.runtimes.recorded import with_recordings
-from gate.storage.digest import Digest
 from gate.story.change import change_of, unasked
 from gate.story.story import Change
 
@@ -62,6 +58,9 @@ class Reference:
     """How the samples were made of pictures, where that is known."""
     note: ExportNote | None = None
     """The same as `export`, bound to the file: goes before it."""
+    checkpoint: Path | None = None
+    loaded: bool = False
+    """By `load`, so that other processes can load it again."""
 
     @classmethod
     def load(
@@ -87,36 +86,7 @@ class Reference:
         source = Source(
             factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
         )
-        return cls(model, source, spec=spec, note=note)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What both sides compute on."""
-
-    samples: Samples
-    labels: NDArray[np.int64] | None = None
-    """Class indices, shape (samples,)."""
-    labels_sha256: Digest | None = None
-    batch_size: int = 32
-    pictures: tuple[Path, ...] = ()
-    """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
-    dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
-    recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
-    """What was computed elsewhere on these samples, by the name of its runtime: what `gate record
-    pack` made."""
-    against: Champion | None = None
-    """The version that serves now, which computes on the same samples, too."""
-
-    @classmethod
-    def open(cls, inputs: Path, *, labels: Path | None = None, batch_size: int = 32) -> Workload:
-        """Open `.npy`, `.npz` or a folder of them, and labels from an `.npy`. Raises DataError."""
-        samples = Samples.open(inputs)
-        if labels is None:
-            return cls(samples, batch_size=batch_size)
-        correct_classes = open_labels(labels, samples=len(samples))
-        return cls(samples, correct_classes, Digest.of_file(labels), batch_size)
+        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint, loaded=True)
 
 
 @dataclass(frozen=True)
@@ -168,16 +138,24 @@ def check(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     compared = champion.compared_by(case.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
-    if not decision.passed:
-        _steps.debug("look for the layer that diverges first")
     return Verdicted(
         evidence,
         decision,
         case,
-        explain(case, evidence, decision),
+        _explained(case, evidence, decision),
         samples,
         change_of(decision, evidence, champion),
     )
+
+
+def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
+    """Why it was refused; an empty explanation of a file that passes, which imports nothing."""
+    if decision.passed:
+        return Explanation()
+    from gate.localisation.explanation import explain
+
+    _steps.debug("look for the layer that diverges first")
+    return explain(case, evidence, decision)
 
 
 def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
@@ -208,27 +186,49 @@ def evidence_on(
 
     Raises as `check`.
     """
-    subject = read_subject(onnx)
+    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    subject = case.candidate.subject
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
+    spec = _spec(reference, workload)
     code = reference.source.code or code_of(reference.model)
-    case = Case(
+    measurement = measure(case, progress=progress, crew=workload.crew)
+    verify_unchanged(code)
+    source = reference.source.model_copy(
+        update={
+            "labels_sha256": workload.labels_sha256,
+            "code": code,
+            "preprocess_sha256": spec.digest() if spec else reference.source.preprocess_sha256,
+        }
+    )
+    export = reference.note.record if reference.note else reference.export
+    evidence = measurement.evidence(subject, source=source, export=export)
+    return evidence, case, measurement.samples
+
+
+def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
+    """What is measured. Raises OnnxFileError."""
+    return Case(
         reference.model,
-        Candidate(onnx, subject),
+        Candidate(onnx, read_subject(onnx)),
         workload.samples,
         policy,
         workload.batch_size,
         workload.labels,
         workload.recordings,
+        units=workload.units,
     )
-    measurement = measure(case, progress=progress)
-    verify_unchanged(code)
-    source = reference.source.model_copy(
-        update={"labels_sha256": workload.labels_sha256, "code": code}
-    )
-    export = reference.note.record if reference.note else reference.export
-    evidence = measurement.evidence(subject, source=source, export=export)
-    return evidence, case, measurement.samples
+
+
+def _spec(reference: Reference, workload: Workload) -> PreprocessSpec | None:
+    """How pictures became the samples. Raises DataError where two say so differently."""
+    specs = [spec for spec in (workload.spec, reference.spec) if spec is not None]
+    if len({spec.digest() for spec in specs}) > 1:
+        raise DataError(
+            "the samples were made by another preprocessing spec than the one that the reference "
+            "is given: the evidence can name only one. Give both the same file."
+        )
+    return specs[0] if specs else None
 
 
 def _preprocessing(
@@ -236,7 +236,7 @@ def _preprocessing(
 ) -> PreprocessingParity | None:
     """None where the policy asks for none, and where there is nothing to measure it on: the
     decision takes what is lacking for an ERROR."""
-    section, spec = policy.preprocessing, reference.spec
+    section, spec = policy.preprocessing, _spec(reference, workload)
     if section is None or spec is None or not workload.pictures:
         return None
     return parity_of_preprocessing(

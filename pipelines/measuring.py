@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gate.commands.progress import bar
 from gate.errors import EvidenceError, GateError
-from gate.front_door import Reference, Workload, evidence_on, parity_of_preprocessing
+from gate.front_door import Reference, evidence_on, parity_of_preprocessing
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
@@ -17,6 +17,7 @@ from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.statistics.table import SampleTable
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source

@@ -6,10 +6,9 @@ from typing import Any
 
 from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
 from gate.records.cost import Latency
+from gate.records.environment import Determinism, Environment
 from gate.records.evidence import (
     Dataset,
-    Determinism,
-    Environment,
     Evidence,
     ExportRecord,
     RuntimeEvidence,

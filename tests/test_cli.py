@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gate import cli
@@ -254,6 +257,22 @@ class TestExitCodes:
         assert done.returncode == 2
         assert "there is no ledger at nowhere.db" in done.stderr
 
+    @pytest.mark.parametrize(("given", "waits"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+    def test_threads_of_openmp_wait_asleep_unless_somebody_says_how(self, given, waits) -> None:
+        code = (
+            "import os, atexit, sys\n"
+            "from gate import cli\n"
+            "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY']))\n"
+            "sys.argv = ['gate', '--version']\n"
+            "cli.run()\n"
+        )
+        environment = {name: text for name, text in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+            env=environment | ({} if given is None else {"OMP_WAIT_POLICY": given}),
+        )  # fmt: skip
+        assert done.stdout.splitlines()[-1] == waits
+
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
             "import os, signal, sys, click\n"
@@ -354,6 +373,15 @@ class TestCheck:
         assert "at least 0.954" in text
         assert "\x1b" not in text
 
+    def test_fields_of_columns(self, project: Path, capsys) -> None:
+        images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.load(project / "images.npy"))
+        table = pa.table({"pixels": images, "id": ["x"] * len(images)})
+        pq.write_table(table, project / "samples.parquet")
+        assert cli.main(_replaced(("images.npy", "samples.parquet#inputs=pixels"))) == 0
+        capsys.readouterr()
+        assert cli.main([*_replaced(("images.npy", "samples.parquet")), "--json"]) == 2
+        assert "#inputs=" in json.loads(capsys.readouterr().out)["error"]["message"]
+
     def test_json_is_alone_on_stdout_and_whole(self, project: Path, capsys) -> None:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
         seen = capsys.readouterr()
@@ -381,14 +409,18 @@ class TestCheck:
         assert done.returncode == 0, done.stderr
         assert "PASS" in done.stdout
 
-    def test_a_changed_weight(self, project: Path, capsys) -> None:
-        assert cli.main(_replaced(("good.onnx", "bad.onnx"))) == 1
+    def test_a_changed_weight(self, project: Path, tmp_path: Path, capsys) -> None:
+        spec = tmp_path / "spec.json"
+        spec.write_text("{}")
+        assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--preprocessing", str(spec)))) == 1
         text = capsys.readouterr().out
         first, second, *_ = text.splitlines()
         assert first.startswith("FAIL   4.weight is another: 1 of ")
         assert " × rounding, allowed 1.5." in first
         assert second.startswith("try    Export again from the checkpoint")
-        assert "gate locate bad.onnx --reference small_models:build" in text
+        (looking,) = (line for line in text.splitlines() if "gate locate bad.onnx" in line)
+        assert "--reference small_models:build --inputs images.npy" in looking
+        assert looking.endswith(f"--preprocessing {spec}")
 
     def test_a_degenerate_reference_cannot_be_judged(self, project: Path, tmp_path, capsys) -> None:
         import numpy as np

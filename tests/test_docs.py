@@ -81,7 +81,7 @@ def test_the_twenty_lines_of_python_verify_a_statement_and_refuse_others(tmp_pat
         page["verdict"](str(made.statement), given["ci.pub"], given["evidence.json"])
 
 
-@pytest.mark.parametrize("page", ["attestation.md", "metrics.md", "glossary.md"])
+@pytest.mark.parametrize("page", ["attestation.md", "data.md", "metrics.md", "glossary.md"])
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     assert f"docs/{page}" in (ROOT / "README.md").read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (DOCS / page).read_text())

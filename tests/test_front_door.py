@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -14,12 +16,13 @@ from torch import nn
 from gate import cli
 from gate.decision.champion import Champion
 from gate.decision.checks import Verdict
-from gate.errors import DigestMismatch, EvidenceError, GateError, InputMismatch
-from gate.front_door import Reference, Workload, check
+from gate.errors import DataError, DigestMismatch, EvidenceError, GateError, InputMismatch
+from gate.front_door import Reference, check
 from gate.golden.folder import read_golden
 from gate.model.loading import build_model
 from gate.onnxfile.export_note import ExportNote
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import IncumbentPolicy, Policy, PreprocessingPolicy
 from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import pictures_in
@@ -59,6 +62,49 @@ def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
     assert evidence.dataset.labelled
     done, total = seen[-1]
     assert done == total > SAMPLES
+
+
+def test_columns_are_measured_like_their_arrays(project: Path) -> None:
+    images, labels = (np.load(project / f"{name}.npy") for name in ("images", "labels"))
+    pixels = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
+    pq.write_table(pa.table({"input": pixels, "label": labels}), project / "samples.parquet")
+    reference = Reference.load("small_models:build")
+    plain, columns = (
+        check(project / "good.onnx", reference=reference, workload=workload).evidence
+        for workload in (
+            Workload.open(project / "images.npy", labels=project / "labels.npy"),
+            Workload.open("samples.parquet"),
+        )
+    )
+    assert columns.dataset == plain.dataset
+    assert columns.source.labels_sha256 == Samples.of({"label": labels.astype(int)}).digest()
+    for one, other in zip(plain.runtimes, columns.runtimes, strict=True):
+        assert one.outputs == other.outputs
+
+
+def test_pictures_are_made_inputs_by_the_spec_that_the_evidence_names(project: Path) -> None:
+    (project / "small_data.py").write_text(
+        "from PIL import Image\n"
+        "def eval_set():\n"
+        "    return [(Image.new('RGB', (9, 12), (i, 2 * i, 3 * i)), i % 5) for i in range(32)]\n"
+    )
+    spec = PreprocessSpec(resize=Resize(size=(8, 8)))
+    (project / "spec.json").write_text(spec.to_json())
+    workload = Workload.open("small_data:eval_set", preprocessing=project / "spec.json")
+    wanted = preprocess(np.full((12, 9, 3), (7, 14, 21), np.uint8), spec)
+    np.testing.assert_array_equal(workload.samples.at([7])["input"], wanted[None])
+    assert workload.labels is not None
+    assert workload.labels.tolist() == [i % 5 for i in range(32)]
+
+    model = project / "coloured.onnx"
+    evidence = check(
+        model, reference=Reference.load("small_models:coloured"), workload=workload
+    ).evidence
+    assert evidence.source.preprocess_sha256 == spec.digest()
+    (project / "other.json").write_text(PreprocessSpec.imagenet().to_json())
+    other = Reference.load("small_models:coloured", preprocessing=project / "other.json")
+    with pytest.raises(DataError, match="another preprocessing spec"):
+        check(model, reference=other, workload=workload)
 
 
 def test_a_champion_that_can_not_be_run_stops_only_a_policy_that_asks(project: Path) -> None:

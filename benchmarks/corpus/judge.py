@@ -21,8 +21,9 @@ from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
 from benchmarks.runtimes import default_policy
 from gate.errors import GateError
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Evidence, Source
 
 Gate = Callable[[Pair], Ruling]

@@ -16,8 +16,9 @@ from benchmarks.cuda.device import BASELINE, Device
 from benchmarks.cuda.store import Kept, Status, Store
 from benchmarks.cuda.subjects import pair_of
 from gate.errors import GateError, first_line
-from gate.front_door import Reference, Workload, evidence_on
+from gate.front_door import Reference, evidence_on
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, RuntimeEvidence, Source
 

@@ -17,9 +17,10 @@ from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
 from gate.decision.checks import CheckResult
 from gate.errors import GateError
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers.case import Case
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity import case as judged
 from gate.parity.arrays.samples import Samples
 from gate.parity.measure import measure
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import ExportRecord, Source
 

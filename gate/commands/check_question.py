@@ -37,7 +37,8 @@ class CheckQuestion(TypedDict):
     model: Path
     reference: str
     checkpoint: Path | None
-    inputs: Path
+    inputs: str
+    decode_workers: int | None
     labels: Path | None
     policy: Path | None
     task: Task | None
@@ -48,6 +49,7 @@ class CheckQuestion(TypedDict):
     key: str | None
     name: str | None
     batch_size: int
+    jobs: int | None
     preprocessing: Path | None
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
@@ -61,12 +63,24 @@ class CheckQuestion(TypedDict):
     experiment: str | None
 
 
-_OPTIONS = (
+MEASURING = (
     MODEL,
     REFERENCE,
     CHECKPOINT,
     INPUTS,
-    click.option("--labels", type=LABELS_FILE, help="FILE.npy with one class index per sample."),
+    click.option(
+        "--decode-workers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Processes that read data sets, pictures and columns ahead while the model computes. "
+        "Default: one less than cores, at most 4, where reading takes longer than starting them.",
+    ),
+    click.option(
+        "--labels",
+        type=LABELS_FILE,
+        help="FILE.npy with one class index per sample. Default: those of the source, if it has "
+        "any.",
+    ),
     click.option(
         "--policy",
         type=POLICY_FILE,
@@ -97,6 +111,18 @@ _OPTIONS = (
         "lists them), where the policy does not name it. Repeatable.",
     ),
     click.option(
+        "--preprocessing",
+        type=SPEC_FILE,
+        metavar="SPEC",
+        help="How pictures become the samples (gate preprocess): its digest goes into the "
+        "evidence, and pictures of --inputs are made inputs by it.",
+    ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+)
+"""What says what is measured, on what, and by which policy."""
+_OPTIONS = (
+    *MEASURING,
+    click.option(
         "--recorded",
         type=NamedRecording(),
         multiple=True,
@@ -116,13 +142,12 @@ _OPTIONS = (
         help="The registered model that the verdict is for, in the registry of "
         "--tracking-uri. Default: none; gate promote signs it again for one.",
     ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
     click.option(
-        "--preprocessing",
-        type=SPEC_FILE,
-        metavar="SPEC",
-        help="How pictures became the samples (gate preprocess): its digest goes into the "
-        "evidence.",
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Measure in so many processes of one thread each; the numbers are those of one such "
+        "process. Default: one for each physical core where a short trial says that it pays.",
     ),
     click.option(
         "--pictures",

@@ -30,7 +30,7 @@ class Checked:
     judgement: Judgement
 
     def write(
-        self, reference: Reference, *, inputs: Path, runs: Runs | None
+        self, reference: Reference, *, inputs: str, runs: Runs | None
     ) -> dict[str, Any] | None:
         """The report where one is asked for, and the run; gives what there is to say of the run.
         Raises StorageError, and as `tracked`."""

@@ -94,7 +94,7 @@ def in_child(command: Callable[..., Outcome]) -> Callable[..., Outcome | Printed
             "gate.cli:in_child",
             {"arguments": line.arguments},
             limits=limits,
-            what=f"gate {context.info_name} {options['model']}",
+            what=f"gate {context.info_name} {options.get('model') or options.get('plan')}",
         )
         return Printed(int(done["code"]), str(done["json"]))
 

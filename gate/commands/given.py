@@ -19,6 +19,7 @@ from gate.errors import (
     DataError,
     EvidenceError,
     GateError,
+    ModelError,
     OnnxFileError,
     PolicyError,
     StorageError,
@@ -37,13 +38,17 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         path = Path(value)
         problem = None if ctx is not None and ctx.resilient_parsing else self.problem(path)
         if problem is not None:
-            label = param.opts[0] if isinstance(param, click.Option) else None
-            raise self.error(f"{label}: {problem}" if label else problem)
+            raise self.error(f"{_label(param)}{problem}")
         return path
 
     def problem(self, path: Path) -> str | None:
         """What is wrong with the path, what was expected, and the way out."""
         raise NotImplementedError
+
+
+def _label(param: click.Parameter | None) -> str:
+    """Before a message: of which option it is."""
+    return f"{param.opts[0]}: " if isinstance(param, click.Option) else ""
 
 
 class Given(_Path):
@@ -115,6 +120,34 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
         from gate.model.factory import require_package
 
         require_package(str(value))
+        return str(value)
+
+
+class SampleSource(click.ParamType):  # type: ignore[type-arg]
+    """Samples: a file, a folder or a URL of them, or `package.module:factory` of a data set."""
+
+    name = "samples"
+    _PLACE = Given(
+        DataError,
+        "samples: .npy, .npz, .parquet, .arrow or .tar, a folder of one kind, a URL, or "
+        "package.module:factory",
+        kind="either",
+    )
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text. Raises DataError where nothing can be there; URLs are not asked."""
+        from gate.parity.sources.named import Named
+
+        named = Named.parse(str(value))
+        if named.is_factory:
+            from gate.model.factory import require_package
+
+            try:
+                require_package(named.place)
+            except ModelError as error:
+                raise DataError(f"{_label(param)}{error}") from error
+        elif not named.is_url:
+            self._PLACE.convert(named.place, param, ctx)
         return str(value)
 
 
@@ -200,6 +233,8 @@ GOLDEN_FOLDER = Given(
 TRUST_FILE = Given(PolicyError, "YAML with a 'trust:' section, or the trust itself")
 STATEMENT_FILE = Given(Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json")
 EVIDENCE_FILE = Given(EvidenceError, "evidence.json, as gate check --report wrote it")
+PLAN_FILE = Given(EvidenceError, "a plan, as gate plan wrote it")
+PART_FILE = Given(EvidenceError, "what gate measure wrote")
 SENT = Given(DataError, "samples, or the folder that gate samples export wrote", kind="either")
 OUTPUTS = Given(
     DataError, "outputs: .npy, .npz, a folder of them, or one with outputs.json", kind="either"

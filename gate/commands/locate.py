@@ -10,7 +10,8 @@ import click
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import NEW_FOLDER, POLICY_FILE
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL, REFERENCE
+from gate.commands.loading import loading
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.status import Status
@@ -28,7 +29,8 @@ class _Question(TypedDict):
     model: Path
     reference: str
     checkpoint: Path | None
-    inputs: Path
+    inputs: str
+    preprocessing: Path | None
     samples: int
     runtime: RuntimeName
     policy: Path | None
@@ -40,6 +42,7 @@ class _Question(TypedDict):
 @REFERENCE
 @CHECKPOINT
 @INPUTS
+@PICTURE_SPEC
 @click.option(
     "--samples", type=click.IntRange(min=1), default=8, show_default=True,
     help="Compute on the first N samples.",
@@ -77,17 +80,21 @@ def command(**question: Unpack[_Question]) -> Outcome:
 
     path = question["policy"]
     policy = Policy.of_file(path) if path else Policy.default(task="tensors")
-    with spinner("loading PyTorch and the model"):
+    with loading():
         from gate.front_door import Reference
         from gate.localisation.locate import locate
         from gate.onnxfile.candidate import Candidate
         from gate.onnxfile.subject import read_subject
         from gate.parity.arrays.samples import Samples
         from gate.parity.case import Case
+        from gate.preprocess.spec import PreprocessSpec
         from gate.report.charts.depth import depth
         from gate.storage import atomic
 
-        samples = Samples.open(question["inputs"])
+        spec = question["preprocessing"]
+        samples = Samples.open(
+            question["inputs"], preprocessing=PreprocessSpec.of_file(spec) if spec else None
+        )
         subject = read_subject(question["model"])
         reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
     with spinner("comparing layers"):

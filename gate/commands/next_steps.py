@@ -19,7 +19,7 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
 
     named = {
         "MODEL.onnx": options["model"],
-        "SAMPLES": options["inputs"],
+        "SAMPLES": without_passwords(options["inputs"]),
         "CHECKPOINT": options["checkpoint"],
         "DIR": options["report"],
         "SPEC": options["preprocessing"],
@@ -30,6 +30,10 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
     line, first = click.get_current_context().obj, story.steps[0].command or ""
     if first.startswith("gate promote "):
         story = story.with_command("gate promote ", " ".join([first, *_of_promote(options)]))
+    looking = [s.command for s in story.steps if (s.command or "").startswith("gate locate ")]
+    if looking and options["preprocessing"] is not None:
+        spec = shlex.quote(str(options["preprocessing"]))
+        story = story.with_command("gate locate ", f"{looking[0]} --preprocessing {spec}")
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, Factory
+from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SPEC_FILE, Factory, SampleSource
 from gate.service.keyring import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
@@ -33,8 +33,15 @@ WEIGHTS = click.option(
     "--checkpoint", type=CHECKPOINT_FILE, help="Weights: .pt (tensors only) or .safetensors."
 )
 INPUTS = click.option(
-    "--inputs", type=SAMPLES, required=True,
-    help="Samples on axis 0: FILE.npy, FILE.npz with one array per input, or a folder of such.",
+    "--inputs", type=SampleSource(), required=True, metavar="SOURCE",
+    help="Samples: FILE.npy; FILE.npz with one array per input; Parquet or Arrow, one column per "
+    "input; a WebDataset .tar; a folder of shards; the URL of any of them (s3://bucket/shards); or "
+    "PKG.MODULE:FACTORY of a torch Dataset or an iterable. Fields by name: "
+    "data.parquet#inputs=image&label=digit (docs/data.md).",
+)  # fmt: skip
+PICTURE_SPEC = click.option(
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+    help="How pictures of the source become inputs (gate preprocess).",
 )  # fmt: skip
 STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
 KEEP = click.option(

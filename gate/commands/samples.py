@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.given import NEW_FOLDER, POLICY_FILE, Factory
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -23,7 +23,8 @@ class _Request(TypedDict):
     """The options, as parsed."""
 
     model: Path
-    inputs: Path
+    inputs: str
+    preprocessing: Path | None
     output: Path
     reference: str | None
     checkpoint: Path | None
@@ -45,6 +46,7 @@ def command() -> None:
 @command.command("export", short_help="Write samples and probes for another machine.")
 @MODEL
 @INPUTS
+@PICTURE_SPEC
 @click.option("-o", "--output", type=NEW_FOLDER, required=True, metavar="DIR", help="A new folder.")
 @click.option(
     "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
@@ -75,7 +77,9 @@ def _export(**request: Unpack[_Request]) -> Outcome:
     from gate.parity.arrays.samples import Samples
     from gate.parity.elsewhere.sending import Sending
     from gate.policy.policy import Policy
+    from gate.preprocess.spec import PreprocessSpec
 
+    spec = PreprocessSpec.of_file(request["preprocessing"]) if request["preprocessing"] else None
     policy = Policy.of_file(request["policy"]) if request["policy"] else Policy.default()
     model = None
     if request["reference"] is not None:
@@ -87,7 +91,7 @@ def _export(**request: Unpack[_Request]) -> Outcome:
     path = request["model"]
     sending = Sending(
         Candidate(path, read_subject(path)),
-        Samples.open(request["inputs"]),
+        Samples.open(request["inputs"], preprocessing=spec),
         policy,
         model,
         request["batch_size"],

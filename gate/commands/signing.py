@@ -51,11 +51,8 @@ class Signing:
     ) -> Signing | None:
         """Who signs a report; None without a report. `model`: the name in the registry at this
         address, if the verdict is for one. Raises UsageError, KeyUnusable, StorageError."""
-        from gate.attestation.resource import resource_of
-        from gate.ledger.addresses import plain
-
         if report is not None:
-            resource = resource_of(plain(registry), model) if model else None
+            resource = _resource(registry, model) if model else None
             return cls(signatory(local_keys().signing_key(key)), resource)
         if key is not None or model is not None:
             raise click.UsageError("--key and --name are for what --report writes: give it, too.")
@@ -85,6 +82,13 @@ class Signing:
                 decision, subjects, precision=policy.precision, resource=resource
             ),
         )
+
+
+def _resource(registry: str, model: str) -> str:
+    from gate.attestation.resource import resource_of
+    from gate.ledger.addresses import plain  # which imports the ledger's database
+
+    return resource_of(plain(registry), model)
 
 
 def signatory(key: SigningKey) -> Signatory:

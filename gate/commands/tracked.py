@@ -44,7 +44,7 @@ def runs_of_check(
 
 
 def tracked(
-    runs: Runs, judgement: Judgement, *, folder: Path, inputs: Path, remember: bool
+    runs: Runs, judgement: Judgement, *, folder: Path, inputs: str, remember: bool
 ) -> dict[str, Any]:
     """Write the record on a new run; gives what `--json` says of it.
 

@@ -23,31 +23,42 @@ from gate.model.pretrained import torchvision_model
 __all__ = ["build_model", "load_checkpoint", "save_checkpoint", "torchvision_model"]
 
 
+_EXPECTED = "a callable without arguments that returns an nn.Module"
+
+
 def build_model(factory: str) -> nn.Module:
     """Import and call `package.module:callable` (no arguments); return its `nn.Module`.
 
-    The current folder is put first on `sys.path` and stays there, as with `python -m`: the model
-    may import more of its package later. A module that changes the folder is brought back, or
-    relative paths of the caller would name other files from then on. Raises ModelError if the
-    text is malformed, or if anything on the way to a module fails.
+    Raises ModelError if the text is malformed, or if anything on the way to a module fails.
     """
-    module_name, attribute = parse_factory(factory)
-    with contextlib.chdir(Path.cwd()):
-        module = imported(module_name, wanted=f"the factory {factory}")
-        target = _attribute(module, attribute, factory)
-        try:
-            model = target()
-        except (Exception, SystemExit) as error:
-            raise ModelError(
-                f"{factory} raised {type(error).__name__}: {error}. Expected a callable without "
-                "arguments that returns an nn.Module; wrap one that needs arguments in a function."
-            ) from error
+    model = call_factory(factory, expected=_EXPECTED)
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{factory} returned {_describe(model)}, expected an nn.Module. "
             "Return the model itself, not a class, a state dict or a tuple."
         )
     return model
+
+
+def call_factory(factory: str, *, expected: str) -> object:
+    """Import and call `package.module:callable`. `expected`: what it should be, for messages.
+
+    The current folder is put first on `sys.path` and stays there, as with `python -m`: what comes
+    back may import more of its package later. A module that changes the folder is brought back, or
+    relative paths of the caller would name other files from then on. Raises ModelError if the text
+    is malformed, or if anything on the way fails.
+    """
+    module_name, attribute = parse_factory(factory)
+    with contextlib.chdir(Path.cwd()):
+        module = imported(module_name, wanted=f"the factory {factory}")
+        target = _attribute(module, attribute, factory, expected=expected)
+        try:
+            return target()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                f"{factory} raised {type(error).__name__}: {error}. Expected {expected}; wrap one "
+                "that needs arguments in a function."
+            ) from error
 
 
 def imported(module_name: str, *, wanted: str) -> ModuleType:
@@ -77,7 +88,9 @@ def imported(module_name: str, *, wanted: str) -> ModuleType:
         ) from error
 
 
-def _attribute(module: ModuleType, path: list[str], factory: str) -> Callable[[], object]:
+def _attribute(
+    module: ModuleType, path: list[str], factory: str, *, expected: str
+) -> Callable[[], object]:
     target: object = module
     for name in path:
         if not hasattr(target, name):
@@ -92,10 +105,7 @@ def _attribute(module: ModuleType, path: list[str], factory: str) -> Callable[[]
             "Name a function that returns it."
         )
     if not callable(target):
-        raise ModelError(
-            f"{factory} is {_describe(target)}, expected a callable without arguments "
-            "that returns an nn.Module."
-        )
+        raise ModelError(f"{factory} is {_describe(target)}, expected {expected}.")
     return target
 
 

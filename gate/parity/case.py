@@ -16,6 +16,7 @@ from gate.model.call import parameters
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
+from gate.parity.units.unit import MOST
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject
 from gate.records.runtime import RuntimeName
@@ -37,6 +38,10 @@ class Case:
     """Class indices, shape (samples,)."""
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
     """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
+    source_labels: bool = False
+    """Labels come with the samples, range by range: for who measures a few units of many."""
+    units: int = MOST
+    """Units at most, beside the lead (`gate.parity.units.unit`)."""
 
     @property
     def inputs(self) -> Samples:

@@ -2,86 +2,75 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import OutputMismatch
-from gate.parity.float64.late import LateErrors, in_units
+from gate.parity.float64.late import LateErrors, by_floor
 from gate.parity.float64.look import Look
-from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.float64.runtime_floor import RuntimeFloor
+from gate.parity.output_check import OutputCheck
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import LOGITS, ClassReading
 from gate.parity.statistics.output import Array, OutputStatistics, Span
+from gate.parity.units.packing import packed, unpacked
 from gate.records.output_parity import OutputParity
-
-_SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
-"""In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the
-policy's: the evidence must not depend on bounds."""
 
 
 class OutputComparison:
-    """Checks number, dtype and shape of the outputs of each batch, then accumulates."""
+    """Checks number, dtype and shape of the outputs of each batch, then accumulates.
+
+    merge is associative up to the rounding of float64 sums; the left one is of earlier samples.
+    """
 
     def __init__(
-        self,
-        runtime: str,
-        names: Sequence[str],
-        *,
-        readings: Mapping[str, ClassReading] | None = None,
+        self, check: OutputCheck, *, readings: Mapping[str, ClassReading] | None = None
     ) -> None:
         """`readings`: how outputs of classes are read, by name; else as logits."""
-        self._runtime = runtime
-        self._names = tuple(names)
+        self._check = check
+        self._names = check.names
         self._readings = dict(readings or {})
         self._example: tuple[tuple[int, ...], ...] | None = None
         self._outputs: list[OutputStatistics] = []
-        self._noise: dict[str, NoiseStatistics] = {}
-        self._rounding: dict[str, NoiseStatistics] = {}
         self._late: dict[str, LateErrors] = {}
+        self.floor = RuntimeFloor(check.names)
+        """Of the first samples; one for all that come after."""
 
-    def check(self, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
-        """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
-        if not len(reference) == len(candidate) == len(self._names):
-            raise OutputMismatch(
-                f"{self._runtime} returned {len(candidate)} outputs, the file names "
-                f"{list(self._names)}, and the model returns {len(reference)}. "
-                "Export again with export.output_names as the model returns them, in its order."
-            )
-        for name, r, c in zip(self._names, reference, candidate, strict=True):
-            self._check_output(name, r, c)
+    def successor(self) -> OutputComparison:
+        """An empty one for samples that come after, which are judged by the same floor."""
+        empty = OutputComparison(self._check, readings=self._readings)
+        empty._example, empty.floor = self._example, self.floor
+        return empty
 
-    def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise OutputMismatch where the file has the names that the model gives in another order,
-        or only some of them.
+    def state(self) -> Any:
+        """What was accumulated, as JSON can hold it; the floor apart."""
+        return packed({"outputs": self._outputs, "late": self._late})
 
-        Some take the outputs of a file by name, some by position: both must get the right ones.
-        Parts (`boxes.0`) may have other names beside a `scores` that kept its own, but not the
-        name of another output. A number is no name: PyTorch's exporter numbers a constant output.
-        """
-        pairs = [(key, name) for key, name in zip(keys, self._names, strict=False) if key]
-        renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
-        taken = any(
-            name in keys and name != key for key, name in zip(keys, self._names, strict=False)
+    def take(self, state: Any) -> None:
+        """Go on from what `state` gave. Raises EvidenceError for anything else."""
+        taken = unpacked(state)
+        self._outputs, self._late = taken["outputs"], taken["late"]
+        for name, late in self._late.items():
+            late.judged_by(self.floor.of_late(name))
+
+    def merge(self, other: OutputComparison) -> OutputComparison:
+        """Of both streams; both with the same floor."""
+        merged = self.successor()
+        pairs = zip(self._outputs, other._outputs, strict=True)
+        whole = bool(self._outputs and other._outputs)
+        merged._outputs = (
+            [a.merge(b) for a, b in pairs] if whole else self._outputs or other._outputs
         )
-        whole = [(key, name) for key, name in pairs if "." not in key]
-        kept = any(key in self._names for key, _ in whole)
-        partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
-        if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
-            raise OutputMismatch(
-                f"{self._runtime} returned the outputs {list(self._names)}, the model returns "
-                f"{list(keys)}: the same names in another order, so whoever takes them by position "
-                "gets others. Export again with export.output_names in the model's order."
-            )
-        if partly or taken:
-            raise OutputMismatch(
-                f"{self._runtime} returned the outputs {list(self._names)}, and the model has "
-                f"names of its own for some of them only: its {', '.join(renamed)}. Export again "
-                "with export.output_names: null, or with other names for all."
-            )
+        both = {
+            name: late.merge(other._late[name])
+            for name, late in self._late.items()
+            if name in other._late
+        }
+        merged._late = {**self._late, **other._late, **both}
+        return merged
 
     def note_example(self, reference: Sequence[Array]) -> None:
         """Remember the shapes of a batch of another size: an axis 1 that grows with the batch, as
@@ -90,7 +79,7 @@ class OutputComparison:
 
     def update(self, reference: Sequence[Array], candidate: Sequence[Array], span: Span) -> None:
         """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
-        self.check(reference, candidate)
+        self._check.check(reference, candidate)
         if not self._outputs:
             self._outputs = [
                 OutputStatistics(name, r.dtype.name, self._readings.get(name, LOGITS))
@@ -115,14 +104,8 @@ class OutputComparison:
         *,
         samples: int,
     ) -> None:
-        """Add one checked batch of outputs against those of the float64 reference, floats only.
-
-        An output that it returns in another shape has no noise floor.
-        """
-        for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
-            if r.dtype.kind == "f" and r64.shape == r.shape:
-                statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
-                statistics.update(r64, r, c, samples=samples)
+        """Add one checked batch of outputs against those of the float64 reference."""
+        self.floor.update(truth, reference, candidate, samples=samples)
         for output, r64, r in zip(self._outputs, truth, reference, strict=False):
             if output.logits is not None and r64.shape == r.shape:
                 output.logits.update_truth(r64.argmax(axis=1), r.argmax(axis=1))
@@ -132,14 +115,11 @@ class OutputComparison:
     ) -> None:
         """Add one checked batch that has no truth, in units of those that have one."""
         for name, r, c in zip(self._names, reference, candidate, strict=False):
-            noise = self._noise.get(name)
-            if noise is None:
+            floors = self.floor.of_late(name)
+            if not floors:
                 continue
             if name not in self._late:
-                units = noise.units(self._rounding.get(name))
-                if not units:
-                    continue
-                self._late[name] = LateErrors(units, axis=self._axis(name, r.shape, span.count))
+                self._late[name] = LateErrors(floors, axis=self._axis(name, r.shape, span.count))
             self._late[name].update(r, c, span)
 
     def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
@@ -201,35 +181,12 @@ class OutputComparison:
         with np.errstate(all="ignore"):
             error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
             error[~np.isfinite(error)] = 0.0
-            by_first = in_units(error, truth, self._noise[name].units(self._rounding.get(name)))
+            by_first = by_floor(error, truth, self.floor.now(name))
             by_own = error / floor
         return {
             "by_own": float(by_own.max(initial=0.0)),
             "by_first": float(np.minimum(by_first, by_own).max(initial=0.0)),
         }
-
-    def suspicion(self) -> float:
-        """How far the runtime is off, in any output, in units of what calls for another look at the
-        floor: PyTorch's own error, or that of random rounding where it was measured."""
-        noises = [
-            statistics.result(rounding=self._rounding.get(name))
-            for name, statistics in self._noise.items()
-        ]
-        parts = [
-            max(
-                noise.ratio / _SUSPICIOUS_RATIO,
-                noise.peak / _SUSPICIOUS_PEAK,
-                noise.diff * (noise.scatter or 1.0) / _SUSPICIOUS_PEAK,
-            )
-            for noise in noises
-            if math.isfinite(noise.ratio)
-        ]
-        return max(parts, default=0.0)
-
-    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
-        """Judge by the error of random rounding where that is larger; one an output, in order."""
-        floors = zip(self._names, rounding, strict=False)
-        self._rounding = {name: floor for name, floor in floors if floor is not None}
 
     def result(self) -> tuple[OutputParity, ...]:
         """One record an output, in the file's order."""
@@ -241,31 +198,7 @@ class OutputComparison:
         return {name: own for name, own in rows.items() if len(own)}
 
     def _of(self, statistics: OutputStatistics) -> OutputParity:
-        noise = self._noise.get(statistics.name)
-        parity = statistics.result()
-        if noise is None:
-            return parity
         late = self._late.get(statistics.name)
-        noise_parity = noise.result(
-            diff=late.worst if late else None, rounding=self._rounding.get(statistics.name)
-        )
-        return parity.model_copy(update={"noise": noise_parity})
-
-    def _check_output(self, name: str, r: Array, c: Array) -> None:
-        if r.dtype == c.dtype and r.shape == c.shape:
-            return
-        if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:
-            remedy = "The batch axis was probably fixed at export: set export.dynamic_batch: true."
-        elif r.dtype == c.dtype:
-            remedy = "Export the same model again, with an example of the samples' shape."
-        elif r.dtype == "float64":
-            remedy = (
-                "The model's forward makes it float64 by itself (a buffer or NumPy scalar of "
-                "float64, .double()): cast it in forward, or keep float64 in the file."
-            )
-        else:
-            remedy = "Export the model in float32, with the outputs that its forward returns."
-        raise OutputMismatch(
-            f"{self._runtime} returned {c.dtype} {c.shape} for output '{name}', "
-            f"the model returns {r.dtype} {r.shape}. {remedy}"
-        )
+        noise = self.floor.result(statistics.name, diff=late.worst if late else None)
+        parity = statistics.result()
+        return parity if noise is None else parity.model_copy(update={"noise": noise})

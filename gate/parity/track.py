@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +11,12 @@ from gate.errors import EvidenceError, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
+from gate.parity.output_check import OutputCheck
 from gate.parity.runners.meter import Meter
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
+from gate.parity.units.fold import PairwiseFold
 from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
 from gate.records.output_parity import OutputParity
@@ -43,8 +44,23 @@ class Track:
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeParity] = []
         self._unprobed: list[str] = []
-        self._comparison = OutputComparison(self.name, outputs, readings=readings)
+        self._check = OutputCheck(self.name, outputs)
+        self.comparison = OutputComparison(self._check, readings=readings)
+        self._units = PairwiseFold(OutputComparison.merge)
         self.meter = Meter()
+
+    def cut_off(self) -> OutputComparison:
+        """What was compared since the last unit, as a unit of its own that goes elsewhere."""
+        whole, self.comparison = self.comparison, self.comparison.successor()
+        return whole
+
+    def end_unit(self) -> None:
+        """What was compared since the last end is one unit."""
+        self._units.add(self.cut_off())
+
+    def fold(self) -> None:
+        """Take all units together, after the last one."""
+        self.comparison = self._units.result()
 
     def step(
         self,
@@ -64,11 +80,11 @@ class Track:
             with self.meter.watched():
                 outputs = self.runner.run(batch)
             self.meter.batch(self.runner.seconds, batch_size=span.count)
-            self._comparison.update(reference, outputs, span)
+            self.comparison.update(reference, outputs, span)
             if truth is not None:
-                self._comparison.update_noise(truth, reference, outputs, samples=span.count)
+                self.comparison.update_noise(truth, reference, outputs, samples=span.count)
             else:
-                self._comparison.update_late(reference, outputs, span)
+                self.comparison.update_late(reference, outputs, span)
         except Exception as error:
             self.fail(error)
 
@@ -83,31 +99,11 @@ class Track:
         if self.runner is None:
             return
         try:
-            self._comparison.note_example(reference)
-            self._comparison.check_keys(keys)
+            self.comparison.note_example(reference)
+            self._check.check_keys(keys)
             with self.meter.watched():
                 self.compute(batch, reference)
             self.meter.first(self.runner.seconds, batch_size=len(next(iter(batch.values()))))
-        except Exception as error:
-            self.fail(error)
-
-    def repeat(self, batch: Batch, reference: Sequence[Array]) -> None:
-        """Compute a full batch of the samples again, on the clock; a recording computes nothing."""
-        size = len(next(iter(batch.values())))
-        self._take_turn(batch, reference, partial(self.meter.batch, batch_size=size))
-
-    def single_step(self, sample: Batch, reference: Sequence[Array]) -> None:
-        """Compute a batch of one sample on the clock; a recording computes nothing."""
-        self._take_turn(sample, reference, self.meter.single)
-
-    def _take_turn(
-        self, batch: Batch, reference: Sequence[Array], note: Callable[[float], None]
-    ) -> None:
-        if self.runner is None or not self.runner.live:
-            return
-        try:
-            self.compute(batch, reference)
-            note(self.runner.seconds)
         except Exception as error:
             self.fail(error)
 
@@ -124,7 +120,7 @@ class Track:
                 "Measure it where it can run."
             )
         outputs = self.runner.run_probe(batch) if probe else self.runner.run(batch)
-        self._comparison.check(reference, outputs)
+        self._check.check(reference, outputs)
         return outputs
 
     def takes_probe(self, name: str, batch: Batch) -> bool:
@@ -138,37 +134,37 @@ class Track:
 
     @property
     def suspicion(self) -> float:
-        """As `Comparison.suspicion`; 0 of a runtime that does not compute."""
-        return 0.0 if self.runner is None else self._comparison.suspicion()
+        """As `RuntimeFloor.suspicion`; 0 of a runtime that does not compute."""
+        return 0.0 if self.runner is None else self.comparison.floor.suspicion()
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where it is larger; one an output, in order."""
-        self._comparison.widen(rounding)
+        self.comparison.floor.widen(rounding)
 
     @property
     def doubtful(self) -> list[int]:
         """Samples that need a second look; none of a runtime that does not compute."""
-        return [] if self.runner is None else self._comparison.doubtful
+        return [] if self.runner is None else self.comparison.doubtful
 
     @property
     def torn(self) -> list[int]:
         """Samples of which integers differ; none of a runtime that does not compute."""
-        return [] if self.runner is None else self._comparison.torn
+        return [] if self.runner is None else self.comparison.torn
 
     def excuse(self, sample: int, run: Sequence[Array | None]) -> None:
         """Take the integers that an honest runtime may have in a sample, by output, for ties."""
-        self._comparison.excuse(sample, run)
+        self.comparison.excuse(sample, run)
 
     def unexplained(self, sample: int) -> int:
         """How many integers of a sample no honest runtime had so far."""
-        return 0 if self.runner is None else self._comparison.unexplained(sample)
+        return 0 if self.runner is None else self.comparison.unexplained(sample)
 
     def look(self, look: Look) -> None:
         """Judge a doubtful sample again."""
         if self.runner is None:
             return
         try:
-            self._comparison.look(look, self.runner)
+            self.comparison.look(look, self.runner)
         except Exception as error:
             self.fail(error)
 
@@ -221,10 +217,10 @@ class Track:
 
     def sample_rows(self) -> dict[str, NDArray[np.void]]:
         """One row a sample, by output; nothing of a runtime that does not compute."""
-        return {} if self.runner is None else self._comparison.sample_rows()
+        return {} if self.runner is None else self.comparison.sample_rows()
 
     def _outputs(self) -> tuple[OutputParity, ...]:
-        outputs = self._comparison.result()
+        outputs = self.comparison.result()
         if not self.stability:
             return outputs
         return tuple(

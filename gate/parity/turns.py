@@ -4,10 +4,13 @@ turns, so that what slows the machine down slows down all of them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from gate.parity.stand import Stand
+from gate.parity.stand import Stand, length
+from gate.parity.statistics.output import Array
 from gate.parity.track import Track
+from gate.runtimes.runtime import Batch
 
 _LEAST, _MOST = 3, 20
 """Turns; the first one warms up."""
@@ -31,7 +34,7 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
         for _ in _turns(allowed, taken=1):
             expected = stand.reference.timed_run(batch)
             for track in tracks:
-                track.repeat(batch, expected)
+                _repeat(track, batch, expected)
     if size == 1:  # its batches are of one sample
         return
     if stand.binding.fixed:
@@ -43,7 +46,25 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
     for _ in _turns(allowed):
         expected = stand.reference.single_run(sample)
         for track in tracks:
-            track.single_step(sample, expected)
+            _take_turn(track, sample, expected, note=track.meter.single)
+
+
+def _repeat(track: Track, batch: Batch, expected: Sequence[Array]) -> None:
+    note = partial(track.meter.batch, batch_size=length(batch))
+    _take_turn(track, batch, expected, note=note)
+
+
+def _take_turn(
+    track: Track, batch: Batch, expected: Sequence[Array], *, note: Callable[[float], None]
+) -> None:
+    """Compute it on the clock; a recording computes nothing."""
+    if track.runner is None or not track.runner.live:
+        return
+    try:
+        track.compute(batch, expected)
+        note(track.runner.seconds)
+    except Exception as error:
+        track.fail(error)
 
 
 def _turns(allowed: float, *, taken: int = 0) -> Iterator[int]:

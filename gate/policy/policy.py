@@ -101,6 +101,9 @@ class Policy(PolicyRecord):
     promotion: Literal["direct", "by_service"] = later("direct")
     """Who moves `champion`: whoever promotes, where the ledger is; or the service alone, which
     judges what was handed in."""
+    environments: Literal["same", "any"] = later("same")
+    """Of units that several machines measured, where precision is `exact`: all with the same
+    processor, libraries and switches, or whatever they have."""
     twin: Policy | None = later(None)
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""

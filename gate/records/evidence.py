@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from gate.records.cost import Cost, Latency
+from gate.records.crew import CrewRecord
+from gate.records.environment import Environment
 from gate.records.instruments import GraphReport, ProbeParity, TraceSearch
 from gate.records.lint import LintFinding
 from gate.records.model_code import ModelCode
@@ -78,43 +80,6 @@ class ExportRecord(Record):
     """The model's source files when it was exported."""
 
 
-class Determinism(Record):
-    """Switches in force during the measurement, read back after they were set."""
-
-    tf32_matmul: bool
-    tf32_cudnn: bool
-    cudnn_deterministic: bool
-    cudnn_benchmark: bool
-    grad: bool
-    seed: int
-    threads: Count
-    """Of PyTorch, and of each session of ONNX Runtime."""
-    algorithms: bool = later(False)
-    """`torch.use_deterministic_algorithms`."""
-
-
-class Environment(Record):
-    """The machine and the libraries. None: not there."""
-
-    versions: dict[str, str]
-    """Distribution name to version: python, torch, torchvision, onnx, onnxruntime, numpy."""
-    cpu: str
-    cpu_flags: tuple[str, ...] | None = later(None)
-    """Instruction sets that change which kernels run, as the kernel reports them: avx2, avx512*,
-    amx*, *vnni; on ARM asimd*, sve*, i8mm, bf16. None: unknown, or of before they were recorded."""
-    cores: Count | None = later(None)
-    """Logical ones that the process may use."""
-    os: str | None = later(None)
-    """Name and version of the distribution."""
-    kernel: str | None = later(None)
-    """Its name, release and architecture."""
-    cuda: str | None = None
-    cudnn: str | None = None
-    gpu: str | None = None
-    driver: str | None = None
-    determinism: Determinism
-
-
 class RuntimeEvidence(Record):
     """One runtime: what was asked for, what is proven to have run, and how far it is off.
 
@@ -177,6 +142,8 @@ class Evidence(Record):
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
     preprocessing: PreprocessingParity | None = later(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
+    crew: CrewRecord | None = later(None)
+    """Who measured; None: one process alone."""
     measured_at: str
     """UTC, ISO 8601."""
 

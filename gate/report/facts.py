@@ -6,12 +6,18 @@ import shlex
 from collections.abc import Iterator
 
 from gate.decision.decision import Decision
+from gate.records.crew import CrewRecord
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.names import EVIDENCE
 from gate.story.machine import fields_of
 
 _GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
 """In one line, because most machines have none; versions and threads are in lines of others."""
+_CREWS = {
+    "processes": "processes of this machine",
+    "parts": "parts, merged here",
+    "ray": "workers of Ray",
+}
 Facts = dict[str, tuple[tuple[str, str], ...]]
 
 
@@ -82,8 +88,19 @@ def _records(evidence: Evidence, decision: Decision) -> Iterator[tuple[str, str]
     yield "policy", str(decision.policy_sha256)
     yield "evidence", str(decision.evidence_sha256)
     yield "measured", evidence.measured_at
+    if evidence.crew is not None:
+        yield "measured by", _crew(evidence.crew)
     yield "decided", decision.decided_at
     yield "passed on", ", ".join(decision.runtimes) or "no runtime"
+
+
+def _crew(crew: CrewRecord) -> str:
+    text = f"{crew.workers} {_CREWS[crew.engine]}"
+    others = [
+        f"{each.cpu}, onnxruntime {each.versions.get('onnxruntime', 'none')}"
+        for each in crew.environments
+    ]
+    return "; also on ".join([text, *others])
 
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> str:

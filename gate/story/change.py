@@ -12,7 +12,8 @@ from typing import Literal
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision
-from gate.records.evidence import Environment, Evidence
+from gate.records.environment import Environment
+from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
 from gate.records.trend import TrendRow
 from gate.storage.digest import Digest

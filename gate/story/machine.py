@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gate.records.evidence import Environment
+from gate.records.environment import Environment
 from gate.story.wording import printable
 
 _NONE = "none"

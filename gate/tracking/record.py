@@ -31,6 +31,7 @@ from gate.records.names import (
 from gate.registry.release import Promotion
 from gate.report import markdown
 from gate.storage.record import Record
+from gate.storage.redaction import redacted
 from gate.story import wording
 from gate.story.making import story_of
 from gate.story.story import Change, Step, Story
@@ -86,7 +87,7 @@ class Judgement:
 
 
 def write_judgement(
-    page: RunPage, judgement: Judgement, *, folder: Path, inputs: Path | None = None
+    page: RunPage, judgement: Judgement, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
     """Write all of it on a new page. `folder`: what `gate.report.folder.write` wrote; `inputs`:
     where the samples lie, if that is known."""
@@ -116,7 +117,7 @@ def write_export(
 
 
 def write_evidence(
-    page: RunPage, evidence: Evidence, policy: Policy, *, inputs: Path | None
+    page: RunPage, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
 ) -> None:
     """The numbers of the evidence, the switches, the machine, and the data set."""
     page.params(switches(policy))
@@ -138,7 +139,7 @@ def write_evidence(
     page.dataset(
         "evaluation",
         digest=str(evidence.dataset.sha256),
-        source=inputs.as_posix() if inputs else "not recorded",
+        source=redacted(str(inputs)) if inputs else "not recorded",
         context="eval",
     )
 

@@ -130,3 +130,21 @@ def forge(hexadecimal: str, times: int = 1) -> None:
 
 def stop_itself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def part() -> str:
+    """Leave something to each of those who have the last word in a process."""
+    import atexit
+    import ctypes
+    import threading
+
+    class Kept:
+        def __del__(self) -> None:
+            os.write(1, b"taken apart\n")
+
+    sys.modules["kept"] = Kept()  # type: ignore[assignment]  # an object that lives to the end
+    atexit.register(os.write, 1, b"exit handler\n")
+    threading.Timer(0.3, os.write, (1, b"thread\n")).start()
+    ctypes.CDLL(None).printf(b"a C library\n")
+    sys.stdout.write("Python\n")
+    return "done"

@@ -196,6 +196,14 @@ def test_a_child_in_our_place_has_our_environment_and_group(monkeypatch):
     assert its["environment"]["OF_THE_REFERENCE"] == "needed"
 
 
+def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
+    done = call_here("tests.bounded.behaviour:part", {}, limits=LONG, what="the work")
+    assert done == "done"
+    printed = sorted(capfd.readouterr().out.splitlines())
+    assert printed == ["Python", "a C library", "exit handler", "thread"]
+
+
 @pytest.mark.parametrize("both", [True, False], ids=["ctrl-c", "only the parent"])
 def test_an_interrupt_ends_both(tmp_path, both):
     pid = tmp_path / "pid"

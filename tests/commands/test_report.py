@@ -29,6 +29,11 @@ STRICT = """gate:
 """
 
 
+@pytest.fixture(autouse=True)
+def reused_charts() -> None:
+    """Each is painted anew: the page has to come back as it was."""
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from gate.export.export import export_model
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.ledger.ledger import Ledger
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings

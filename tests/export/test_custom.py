@@ -16,7 +16,8 @@ from gate.errors import ExportError
 from gate.export.capture import captured
 from gate.export.custom import Symbolics, overriding, registered
 from gate.export.verify import foreign_objection, foreign_operators
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
+from gate.parity.workload import Workload
 from tests.export import custom_example
 
 ROOT = Path(__file__).parents[2]

@@ -21,8 +21,9 @@ from benchmarks import torchvision_models
 from gate.decision.checks import Verdict
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
 from tests.export import custom_example

@@ -17,9 +17,10 @@ from gate.decision.checks import Verdict
 from gate.errors import ExportError, OnnxFileError
 from gate.export.quantize_settings import QuantizeSettings
 from gate.export.quantized import quantize
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.storage.digest import Digest

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings

@@ -12,8 +12,9 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.errors import DataError
 from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 

@@ -12,12 +12,13 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.errors import GateError
 from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gate.decision.checks import Verdict
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
 from tests.guesses.nets import FEATURES, Net, exported

@@ -11,8 +11,9 @@ from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.export.capture import captured
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.records.evidence import Source
 
 LENGTH = 16

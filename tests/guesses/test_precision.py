@@ -13,9 +13,10 @@ from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import keeps_double
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source, Subject, TensorSpec
 from gate.records.strategy import ExportSettings

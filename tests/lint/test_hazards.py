@@ -14,10 +14,11 @@ from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.lint import lint_model
 from gate.lint.rulebook import RULES
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
 from tests.lint.hazards import CASES, Case, MaskOfRows, NegativeIndices, Net, rows

@@ -12,7 +12,7 @@ from torch import nn
 
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden
 from gate.golden.verify import verify_golden
@@ -21,6 +21,7 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
+from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.strategy import ExportSettings
 from tests.small_project import change_one_weight, made

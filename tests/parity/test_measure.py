@@ -719,8 +719,9 @@ class Drawing(nn.Module):
 )
 def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
     """Its noise floor is as large as its dice, so that everything would lie within it."""
-    from gate.front_door import Reference, Workload, check
+    from gate.front_door import Reference, check
     from gate.parity.arrays.samples import Samples
+    from gate.parity.workload import Workload
     from gate.records.evidence import Source
     from tests.registry.releases import onnx_file
 

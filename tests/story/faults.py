@@ -17,8 +17,9 @@ from PIL import Image
 from torch import nn
 
 from gate.decision.champion import Champion
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.policy.policy import (
     Bounds,
     ExportFindings,

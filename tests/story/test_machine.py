@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.records.evidence import Environment
+from gate.records.environment import Environment
 from gate.story.machine import differences, machines_sentence
 from tests.builders import evidence
 

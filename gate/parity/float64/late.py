@@ -32,12 +32,15 @@ _MOST_PLAIN = 16
 
 
 class LateErrors:
-    """The worst samples of one output of floats, by their largest error in units of the floor."""
+    """The worst samples of one output of floats, by their largest error in units of the floor.
 
-    def __init__(self, units: Sequence[Groups], *, axis: int | None = 0) -> None:
-        """`units`: of the samples that have a truth. `axis`: of the samples; None where they have
+    merge is associative; update(a + b) == update(a).merge(update(b)), until a sample is settled.
+    """
+
+    def __init__(self, floors: Sequence[Groups], *, axis: int | None = 0) -> None:
+        """`floors`: of the samples that have a truth. `axis`: of the samples; None where they have
         none, so that a batch is scored as one."""
-        self._units = units
+        self._floors = floors
         self.axis = axis
         self._scores: dict[int, float] = {}
         self._other = 0.0
@@ -52,16 +55,40 @@ class LateErrors:
         for rows in chunks(reference, whole=self.axis != 0):
             apart = _apart(reference[rows], candidate[rows])
             with np.errstate(all="ignore"):
-                scores = in_units(apart, reference[rows], self._units)
+                scores = by_floor(apart, reference[rows], self._floors)
             start = span.start + (rows.start or 0)
             worst = _largest(self._by_sample(scores))
             self._scores.update(enumerate(worst.tolist(), start))
             if self.axis is not None:
                 self._keep_plain(self._by_sample(apart), self._by_sample(reference[rows]), start)
+        self._keep()
+
+    def merge(self, other: LateErrors) -> LateErrors:
+        """Of both streams, `other` of later samples, in units of the same floor."""
+        merged = LateErrors(self._floors, axis=self.axis)
+        merged._scores = {**self._scores, **other._scores}
+        merged._plain = {**self._plain, **other._plain}
+        merged._other = max(self._other, other._other)
+        merged._keep()
+        return merged
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the floors, which whoever takes it has already."""
+        return {name: value for name, value in vars(self).items() if name != "_floors"}
+
+    def judged_by(self, floors: Sequence[Groups]) -> None:
+        """Give it its floors again."""
+        self._floors = floors
+
+    def _keep(self) -> None:
+        """The worst ones; of equals the first."""
         if len(self._scores) > KEPT:
-            ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
+            ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
             self._other = max(self._other, self._scores[ranked[KEPT]])
             self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+        if len(self._plain) > _MOST_PLAIN:
+            ranked = sorted(self._plain, key=lambda place: (-self._plain[place], place))
+            self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
 
     def _keep_plain(self, apart: Floats, reference: Array, start: int) -> None:
         with np.errstate(all="ignore"):
@@ -69,9 +96,6 @@ class LateErrors:
             shares = _largest(apart) / _largest(size)
         for row in np.flatnonzero(np.isfinite(shares) & (shares > _PLAIN)).tolist():
             self._plain[start + row] = float(shares[row])
-        if len(self._plain) > _MOST_PLAIN:
-            ranked = sorted(self._plain, key=self._plain.__getitem__, reverse=True)
-            self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
 
     def _by_sample(self, values: NDArray[_Number]) -> NDArray[_Number]:
         return values[None] if self.axis is None else np.moveaxis(values, self.axis, 0)
@@ -79,9 +103,9 @@ class LateErrors:
     @property
     def doubtful(self) -> list[int]:
         """The samples that should be computed again, the worst first."""
-        ranked = sorted(self._scores, key=self._scores.__getitem__, reverse=True)
+        ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
         worst = [place for place in ranked if self._scores[place] > DOUBTFUL]
-        return list(dict.fromkeys([*worst, *self._plain]))
+        return list(dict.fromkeys([*worst, *sorted(self._plain)]))
 
     def settle(self, sample: int, *, by_own: float, by_first: float) -> None:
         """Take what a second look at a sample gave for its score, in units of what rounding makes
@@ -109,13 +133,13 @@ def _largest(values: Floats) -> Floats:
     return np.asarray(values.reshape(len(values), -1).max(axis=1, initial=0.0), np.float64)
 
 
-def in_units(errors: Floats, values: Array, units: Sequence[Groups]) -> Floats:
+def by_floor(errors: Floats, values: Array, floors: Sequence[Groups]) -> Floats:
     """Each error in units of the smallest floor of its groups, all of one shape.
 
     A floor grows with what is larger than all that had it: with the value itself, and with the
     sample, as most of its columns did.
     """
-    whole, *columns = units
+    whole, *columns = floors
     magnitudes = np.abs(values.astype(np.float64))
     smallest = _grown(whole.floor(peaks=True)[0], magnitudes / whole.largest[0])
     for group in columns:
@@ -125,8 +149,7 @@ def in_units(errors: Floats, values: Array, units: Sequence[Groups]) -> Floats:
         empty = group.largest == 0.0
         shape = [1] * values.ndim
         shape[group.axis] = -1
-        floors = whole.floor(peaks=True)[0], group.floor(peaks=True)
-        floor = np.where(empty, *floors).reshape(shape)
+        floor = np.where(empty, whole.floor(peaks=True)[0], group.floor(peaks=True)).reshape(shape)
         growth = magnitudes / np.where(empty, whole.largest[0], group.largest).reshape(shape)
         others = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
         typical = np.median(growth.max(axis=others, keepdims=True), axis=group.axis, keepdims=True)

@@ -144,7 +144,7 @@ class NoiseStatistics:
             closer=side,
         )
 
-    def units(self, rounding: NoiseStatistics | None = None) -> list[Groups]:
+    def floors(self, rounding: NoiseStatistics | None = None) -> list[Groups]:
         """The whole output, and each axis that is grouped; empty without elements."""
         return list(self._groups(rounding, ordinary=False)) if self._elements else []
 

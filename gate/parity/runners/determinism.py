@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gate.policy.policy import DeterminismPolicy
-from gate.records.evidence import Determinism
+from gate.records.environment import Determinism
 
 _WORKSPACES = (":4096:8", ":16:8")
 """Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic (NVIDIA's documentation of

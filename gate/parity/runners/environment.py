@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gate.parity.runners.processor import describe_processor
-from gate.records.evidence import Determinism, Environment
+from gate.records.environment import Determinism, Environment
 
 _DISTRIBUTIONS = {
     "torch": ("torch",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,6 +39,16 @@ class Stopwatch:
             self._first = (seconds, batch_size)
         elif batch_size == self._first[1]:
             self._rest.append(seconds)
+
+    def drain(self) -> tuple[float, ...]:
+        """The seconds that were collected since the last time, without the first batch's."""
+        taken = tuple(self._rest)
+        self._rest.clear()
+        return taken
+
+    def extend(self, seconds: Sequence[float]) -> None:
+        """Take what another one drained, of batches of the same size."""
+        self._rest.extend(seconds)
 
     def result(self) -> Latency | None:
         """Median and 95th percentile in milliseconds; None if nothing was timed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gate.parity.runners.device_memory import DeviceMemory
@@ -65,6 +65,14 @@ class Meter:
     def batch(self, seconds: float, *, batch_size: int) -> None:
         """A batch of the samples."""
         self._batches.add(seconds, batch_size=batch_size)
+
+    def drain(self) -> tuple[float, ...]:
+        """The times of batches since the last call, for a meter of another process."""
+        return self._batches.drain()
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """Take times of batches that another process drained."""
+        self._batches.extend(seconds)
 
     def single(self, seconds: float) -> None:
         """A batch of one sample, beside the others."""

@@ -29,8 +29,8 @@ class CrossingStatistics:
         self.point = point
         self._counts = np.zeros(4, np.int64)
         """Compared, above in the reference, above in the candidate, crossed."""
-        self._listed: list[_Crossed] = []
-        self._torn: list[_Crossed] = []
+        self._listed: list[Crossed] = []
+        self._torn: list[Crossed] = []
         """Those with another class; near-ties are among the first of them."""
 
     def update(
@@ -86,7 +86,9 @@ class CrossingStatistics:
         self._torn = sorted(self._torn + part._torn)[:LISTED]
 
 
-class _Crossed(NamedTuple):
+class Crossed(NamedTuple):
+    """A sample that crossed."""
+
     sample: int
     reference: bool
     """Above in the reference."""
@@ -95,6 +97,6 @@ class _Crossed(NamedTuple):
 
 def _entries(
     rows: NDArray[np.intp], places: NDArray[np.intp], above_r: Bools, above_c: Bools
-) -> list[_Crossed]:
+) -> list[Crossed]:
     columns = (array[rows].tolist() for array in (places, above_r, above_c))
-    return [_Crossed(*entry) for entry in zip(*columns, strict=True)]
+    return [Crossed(*entry) for entry in zip(*columns, strict=True)]

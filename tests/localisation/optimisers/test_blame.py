@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.front_door import Reference, Workload, check
+from gate.front_door import Reference, check
 from gate.localisation.locate import locate
 from gate.localisation.optimisers import blame as blaming
 from gate.localisation.optimisers import trials as trying
@@ -20,6 +20,7 @@ from gate.localisation.optimisers.blame import blame
 from gate.localisation.optimisers.trials import OptimiserTrials, TrialOutcome
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.policy.runtimes import plain_setup
 from gate.records.evidence import Source

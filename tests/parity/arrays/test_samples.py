@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gate.errors import DataError, GateError, StorageError
+from gate.parity.arrays.mapped import MappedRows
 from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.arrays.shards import HeldShard
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(11, 2, 3)).astype(np.float32)
@@ -104,9 +106,42 @@ def test_digest_depends_on_names_dtypes_shapes_and_values(other):
 @given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
 def test_shards_change_neither_batches_nor_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
-    samples = Samples([{"x": part} for part in parts], origin="test")
+    samples = Samples(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
     np.testing.assert_array_equal(joined(samples, size)["x"], X)
     assert samples.digest() == Samples.of({"x": X}).digest()
+
+
+@given(
+    cuts=st.lists(st.integers(1, 10), max_size=3),
+    ends=st.lists(st.integers(0, 11), min_size=4, max_size=4),
+)
+def test_a_range_is_the_samples_of_that_range(cuts, ends):
+    first, second, third, fourth = sorted(ends)
+    assume(first < fourth and second < third)
+    parts = np.split(X, sorted(set(cuts)))
+    samples = Samples(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
+    part = samples.between(first, fourth).between(second - first, third - first)
+    rows = X[second:third]
+    assert len(part) == len(rows)
+    assert part.digest() == Samples.of({"x": rows}).digest()
+    np.testing.assert_array_equal(joined(part, 2)["x"], rows)
+    np.testing.assert_array_equal(part.at([0, len(rows) - 1])["x"], rows[[0, -1]])
+    np.testing.assert_array_equal(joined(part.pick([len(rows) - 1]), 2)["x"], rows[-1:])
+
+
+@pytest.mark.parametrize("span", [(0, 0), (3, 2), (-1, 4), (4, 12)])
+def test_a_range_that_is_not_there(span):
+    with pytest.raises(DataError, match="there are no samples"):
+        Samples.of({"x": X}).between(*span)
+
+
+def test_a_range_names_samples_by_their_place_in_the_whole_set():
+    x = X.copy()
+    x[8] = np.nan
+    part = Samples.of({"x": x}).between(2, 11).between(3, 9)
+    with pytest.raises(DataError, match=r"sample 8\b"):
+        list(part.batches(2))
+    assert len(list(part.with_gaps().between(0, 4).batches(2))) == 2
 
 
 def truncated(folder):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 
@@ -19,7 +22,7 @@ def first(rng, *, scale=SCALE, spoilt=0.0):
     reference, candidate = (truth + rng.normal(size=truth.shape) * 1e-7 * scale for _ in range(2))
     reference[5] += spoilt * scale
     noise.update(truth, reference, candidate, samples=32)
-    return noise.units()
+    return noise.floors()
 
 
 def late(reference, candidate, *, scale=SCALE, spoilt=0.0):
@@ -101,3 +104,24 @@ def test_what_is_not_finite_is_left_to_another_check():
     reference, candidate = values()
     candidate[5, 0] = np.nan
     assert late(reference, candidate).worst < 8.0
+
+
+@pytest.mark.parametrize("cuts", [(1,), (100,), (299,), (10, 20, 250)])
+def test_merged_it_is_as_in_one_stream(cuts):
+    reference, candidate = values(300)
+    candidate[200:280, 1] *= 1.01
+    rng = np.random.default_rng(0)
+    floors = first(rng)
+    whole = LateErrors(floors)
+    whole.update(reference, candidate, Span(32, 300))
+    parts = []
+    for start, stop in itertools.pairwise((0, *cuts, 300)):
+        parts.append(LateErrors(floors))
+        parts[-1].update(
+            reference[start:stop], candidate[start:stop], Span(32 + start, stop - start)
+        )
+    merged = functools.reduce(LateErrors.merge, parts)
+    assert merged.worst == whole.worst
+    assert merged.doubtful == whole.doubtful
+    assert len(merged._scores) == KEPT
+    assert merged._other == whole._other > 0.0

@@ -115,7 +115,7 @@ def test_an_axis_whose_length_changes_has_no_columns():
         truth = rng.normal(size=(size, size))
         statistics.update(truth, truth + 1e-7, truth - 1e-7, samples=size)
     assert statistics.result().elements == 64 + 64 + 9
-    assert [group.axis for group in statistics.units()] == [0]
+    assert [group.axis for group in statistics.floors()] == [0]
 
 
 def test_elements_that_are_the_same_number_on_all_sides_give_no_scale():

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from gate.decision.checks import Verdict
-from gate.front_door import Reference, Verdicted, Workload, check
+from gate.front_door import Reference, Verdicted, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.rounding.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
+from gate.parity.workload import Workload
 from gate.records.evidence import Source
 from tests.parity.probes import benches
 

@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from gate.parity.runners import environment
-from gate.records.evidence import Determinism
+from gate.records.environment import Determinism
 
 SWITCHES = Determinism(
     tf32_matmul=False,

@@ -1,0 +1,91 @@
+"""What holds samples: rows by their places, and never more of them than asked for."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.records.evidence import TensorSpec
+
+Array = NDArray[np.generic]
+
+_CHUNK_BYTES = 1 << 24
+"""Of one input that are read at a time where nobody asks for batches."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some samples as arrays with a common axis 0, and their labels where the source has them."""
+
+    arrays: dict[str, Array]
+    """By name of the input; own, contiguous, writable copies in native byte order."""
+    labels: NDArray[np.int64] | None = None
+    """Class indices, shape (samples,)."""
+
+
+class SourceRows(ABC):
+    """One source of samples. The same place gives the same sample each time, or an error does.
+
+    Whoever implements it gives `__len__` and `read`; a source that lies in a stream keeps where it
+    is, so that reading on in order does not begin anew.
+    """
+
+    origin: str
+    """What people call it, for messages."""
+    specs: tuple[TensorSpec, ...]
+    """One array an input: dtype, and shape ("samples", ...)."""
+    labelled = False
+    """Whether its blocks have labels."""
+    repeated = False
+    """Whether a second reading is compared with the first."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs."""
+        return tuple(spec.name for spec in self.specs)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples, at least one."""
+
+    @abstractmethod
+    def read(self, places: Sequence[int]) -> Block:
+        """The samples at these places, in this order. Raises DataError."""
+
+    def batches(self, places: range, size: int) -> Iterator[Block]:
+        """The samples of a range by `size`; the last block may be smaller."""
+        for start in range(0, len(places), size):
+            yield self.read(places[start : start + size])
+
+    def column(self, name: str, places: range) -> Iterator[Array]:
+        """The rows of one input, in chunks."""
+        for block in self.batches(places, self.chunk):
+            yield block.arrays[name]
+
+    def labels(self, places: range) -> NDArray[np.int64] | None:
+        """Class indices of a range, shape (samples,); None where the source has none."""
+        if not self.labelled:
+            return None
+        found = [block.labels for block in self.batches(places, self.chunk)]
+        return np.concatenate([part for part in found if part is not None])
+
+    @property
+    def chunk(self) -> int:
+        """Samples that are some MB."""
+        return rows_within(_CHUNK_BYTES, self.specs)
+
+
+def rows_within(size_bytes: int, specs: Sequence[TensorSpec]) -> int:
+    """As many samples as these bytes hold, at least one."""
+    row = sum(math.prod(map(int, spec.shape[1:])) * np.dtype(spec.dtype).itemsize for spec in specs)
+    return max(1, size_bytes // max(1, row))
+
+
+def spec_of(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> TensorSpec:
+    """Of an input, of which one sample has this shape."""
+    return TensorSpec(name=name, dtype=dtype.name, shape=("samples", *shape))

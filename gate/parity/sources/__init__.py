@@ -1,0 +1,1 @@
+"""Where samples come from besides mapped arrays: data sets, columns, tars, URLs."""

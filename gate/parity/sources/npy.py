@@ -1,0 +1,50 @@
+"""Arrays in bytes as numpy.save writes them: nothing is unpickled, and no header is believed."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import IO
+
+import numpy as np
+
+from gate.errors import DataError, first_line
+from gate.parity.arrays.rows import Array
+from gate.parity.arrays.shards import Form
+
+_FORMAT = np.lib.format
+_READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
+
+
+def npy_form(stream: IO[bytes], *, name: str) -> Form:
+    """What the header says. Raises DataError."""
+    return _header(stream, name=name)[0]
+
+
+def npy_array(data: bytes, *, name: str) -> Array:
+    """The array. Raises DataError unless the bytes are exactly those that the header says, before
+    memory is taken for them."""
+    stream = io.BytesIO(data)
+    form, fortran = _header(stream, name=name)
+    rest = memoryview(data)[stream.tell() :]
+    wanted = math.prod(form.shape) * form.dtype.itemsize
+    if form.dtype.hasobject or len(rest) != wanted:
+        what = "Python objects" if form.dtype.hasobject else f"{wanted} bytes of numbers"
+        raise DataError(
+            f"{name} says that it holds {what}, and has {len(rest)} bytes. Expected a whole array "
+            "of numbers as numpy.save writes it, without Python objects."
+        )
+    values = np.frombuffer(rest, form.dtype)
+    return values.reshape(form.shape, order="F" if fortran else "C")
+
+
+def _header(stream: IO[bytes], *, name: str) -> tuple[Form, bool]:
+    try:
+        version = _FORMAT.read_magic(stream)
+        shape, fortran, dtype = _READERS[version](stream)
+    except (ValueError, KeyError, SyntaxError, EOFError, TypeError) as error:
+        raise DataError(
+            f"cannot read {name} as a .npy array: {first_line(error, empty=type(error).__name__)}. "
+            "Expected a whole file as numpy.save writes it."
+        ) from error
+    return Form(dtype, shape), fortran

@@ -1,0 +1,86 @@
+"""What one unit gave, so that it goes from whoever measured it to whoever folds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from gate.parity.units.unit import Unit
+from gate.records.crew import CrewRecord
+from gate.records.environment import Environment
+from gate.records.runtime import RuntimeName
+from gate.runtimes.runtime import Proof
+from gate.storage.record import Count, Measured, Record, Sha256
+
+
+class RunProof(Record):
+    """What shows that a runtime ran in one process as it did in another."""
+
+    providers_active: tuple[str, ...] = ()
+    nodes_per_provider: dict[str, Count] = Field(default_factory=dict)
+    fallback_nodes: tuple[str, ...] = ()
+    session_options: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    device: str | None = None
+    precision: str | None = None
+
+    @classmethod
+    def of(cls, proof: Proof) -> RunProof:
+        """Without what differs by process: memory."""
+        return cls(**{name: getattr(proof, name) for name in cls.model_fields})
+
+
+class TrackPart(Record):
+    """One runtime in one unit: absent, failed, or compared."""
+
+    absent_reason: str | None = None
+    failure: str | None = None
+    proof: RunProof | None = None
+    seconds: tuple[Measured, ...] = ()
+    """Of its full batches, without the first one of a process, which warms up."""
+    compared: Any = None
+    """As `OutputComparison.state` gives it."""
+
+
+class UnitPart(Record):
+    """All runtimes in one unit."""
+
+    index: Count
+    start: Count
+    stop: Count
+    samples_sha256: Sha256
+    """Of these samples, in this order."""
+    environment: Environment
+    reference_seconds: tuple[Measured, ...] = ()
+    runtimes: dict[RuntimeName, TrackPart]
+
+    @property
+    def unit(self) -> Unit:
+        """Which one it is."""
+        return Unit(self.index, self.start, self.stop)
+
+
+class LeadState(Record):
+    """What the first unit gives to all others."""
+
+    floors: dict[RuntimeName, Any]
+    """By runtime, packed: `gate.parity.float64.runtime_floor.RuntimeFloor`."""
+
+
+class Crew(Protocol):
+    """Those who measure units elsewhere: in processes, on a cluster."""
+
+    @property
+    def record(self) -> CrewRecord:
+        """Who they are."""
+
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
+        """Have these units measured. Returns at once."""
+
+    def parts(self) -> Iterator[UnitPart]:
+        """What they gave, in any order, perhaps twice, until all are there.
+
+        Raises the GateError of the first unit, by index, that can't be measured.
+        """

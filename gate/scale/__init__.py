@@ -1,0 +1,1 @@
+"""Measuring units in several processes, on this machine or on others."""

@@ -1,0 +1,75 @@
+"""The crew of a check: as many processes as were asked for, or as pay."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from gate.errors import PolicyError
+from gate.front_door import Reference, case_of
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.scale.assignment import Assignment
+from gate.scale.jobs import asked_for, chosen
+from gate.scale.plan import MeasuringPlan
+from gate.scale.processes import Processes
+
+_steps = logging.getLogger("gate.steps")
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A check that is going to be made."""
+
+    onnx: Path
+    reference: Reference
+    workload: Workload
+    policy: Policy
+
+    @contextlib.contextmanager
+    def shared_out(self, jobs: int | None) -> Iterator[Workload]:
+        """The workload with its crew, if it has one. `jobs`: processes; None: as many as pay.
+
+        Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
+        several are asked for and can't be, and what opening the files raises.
+        """
+        case = case_of(
+            self.onnx, reference=self.reference, workload=self.workload, policy=self.policy
+        )
+        try:
+            assignment = Assignment.of(case, self.reference, self.workload)
+        except PolicyError:
+            if jobs is not None and jobs > 1:
+                raise
+            jobs = 1
+        decided = chosen(case) if jobs is None else asked_for(jobs, case)
+        if decided.count == 1:
+            yield self.workload
+            return
+        _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
+        threads = decided.threads or 1
+        with _threads(threads), Processes(assignment, decided.count, threads) as crew:
+            yield replace(self.workload, crew=crew)
+
+    @contextlib.contextmanager
+    def as_planned(self, plan: MeasuringPlan) -> Iterator[None]:
+        """Inside, PyTorch has the plan's threads. Raises DigestMismatch where file or model are
+        not those of the plan."""
+        plan.assignment.verify(self.onnx, self.reference)
+        with _threads(plan.threads):
+            yield
+
+
+@contextlib.contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

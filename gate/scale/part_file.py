@@ -1,0 +1,100 @@
+"""What one unit gave, as a file: with the plan and the lead that it belongs to, and a digest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from gate.errors import EvidenceError
+from gate.parity.units.part import LeadState, UnitPart
+from gate.scale.plan import MeasuringPlan
+from gate.storage.record import Count, Record, Sha256
+
+_HEADER = 200
+"""Bytes in which a part says its unit."""
+
+
+class PartFile(Record):
+    """Of unit 0 it holds what the lead gives to others, of another one what was compared."""
+
+    schema_version: Literal[1] = 1
+    unit: Count
+    plan_sha256: Sha256
+    lead_sha256: Sha256
+    """Of the lead by which it was judged."""
+    body_sha256: Sha256
+    """Of what follows, so that one flipped bit is noticed."""
+    body: UnitPart | LeadState
+
+    @classmethod
+    def of_lead(cls, plan: MeasuringPlan, lead: LeadState) -> Self:
+        """Unit 0."""
+        return cls(
+            unit=0,
+            plan_sha256=plan.digest(),
+            lead_sha256=lead.digest(),
+            body_sha256=lead.digest(),
+            body=lead,
+        )
+
+    @classmethod
+    def of_unit(cls, plan: MeasuringPlan, lead: LeadState, part: UnitPart) -> Self:
+        """Any other."""
+        return cls(
+            unit=part.index,
+            plan_sha256=plan.digest(),
+            lead_sha256=lead.digest(),
+            body_sha256=part.digest(),
+            body=part,
+        )
+
+    @classmethod
+    def open(cls, path: Path, *, plan: MeasuringPlan) -> Self:
+        """Read and verify one. Raises EvidenceError, which names file and unit, where it is torn,
+        damaged, or of another plan."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise EvidenceError(
+                f"cannot read {path}: {error.strerror}. Name a file that gate measure wrote."
+            ) from error
+        try:
+            part = cls.from_json(text)
+        except EvidenceError as error:
+            named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
+            unit = f" (unit {int(named[1])})" if named else ""
+            raise EvidenceError(f"{path}{unit} is no whole part: {error}") from error
+        part._verify(path, plan)
+        return part
+
+    def _verify(self, path: Path, plan: MeasuringPlan) -> None:
+        what = f"{path} (unit {self.unit})"
+        if self.plan_sha256 != plan.digest():
+            raise EvidenceError(
+                f"{what} belongs to another plan: {self.plan_sha256.short}, this one is "
+                f"{plan.digest().short}. Measure the unit by this plan."
+            )
+        if self.body.digest() != self.body_sha256:
+            raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
+        if isinstance(self.body, LeadState):
+            fits = self.unit == 0
+        else:
+            fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
+            plan.verify(self.unit, self.body.samples_sha256)
+        if not fits:
+            raise EvidenceError(f"{what} holds another unit than it says. Measure it again.")
+
+    @property
+    def lead(self) -> LeadState:
+        """Of unit 0. Raises EvidenceError of another one."""
+        if isinstance(self.body, LeadState):
+            return self.body
+        raise EvidenceError(f"unit {self.unit} is not the lead. Give the part of unit 0.")
+
+    @property
+    def part(self) -> UnitPart:
+        """Of any other. Raises EvidenceError of unit 0."""
+        if isinstance(self.body, UnitPart):
+            return self.body
+        raise EvidenceError("unit 0 holds the lead alone. Give the parts of the others, too.")

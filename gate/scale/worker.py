@@ -1,0 +1,105 @@
+"""One process that measures units for another: it opens everything once, then goes unit by unit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from gate import errors
+from gate.errors import EvidenceError, GateError
+from gate.parity.sample_pass import SamplePass
+from gate.parity.units.part import LeadState, UnitPart
+from gate.parity.units.unit import Unit
+from gate.scale.assignment import Assignment
+from gate.storage.record import Count, Prose, Record
+
+_PART, _FAILURE = b"P", b"F"
+
+
+class WorkerFailure(Record):
+    """Why a unit can't be measured: for the measurement, as if it had happened there."""
+
+    kind: str
+    """Name of the error's class."""
+    message: Prose
+
+    @classmethod
+    def of(cls, error: Exception) -> WorkerFailure:
+        """What is no error of the gate is an EvidenceError."""
+        if isinstance(error, GateError):
+            return cls(kind=type(error).__name__, message=str(error))
+        message = f"a worker failed unexpectedly: {type(error).__name__}: {error}"
+        return cls(kind=EvidenceError.__name__, message=message)
+
+    def error(self) -> GateError:
+        """The error itself."""
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, GateError):
+            return kind(self.message)
+        return EvidenceError(self.message)
+
+
+class UnitWorker:
+    """An open pass without a lead of its own."""
+
+    def __init__(self, sample_pass: SamplePass) -> None:
+        self._sample_pass = sample_pass
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[UnitWorker]:
+        """Inside, the model and all runtimes are open. Raises GateError."""
+        torch.set_num_threads(threads)
+        with SamplePass.open(assignment.case(), noise=False) as sample_pass:
+            sample_pass.open_runtimes()
+            yield cls(sample_pass)
+
+    def begin(self, lead: LeadState) -> None:
+        """Take what the lead gave. Raises EvidenceError."""
+        self._sample_pass.judge_by(lead)
+
+    def measure(self, unit: Unit) -> UnitPart:
+        """Raises GateError, for samples that can't be used and where the reference breaks."""
+        return self._sample_pass.part(unit)
+
+
+def read_answer(data: bytes) -> UnitPart | WorkerFailure:
+    """What a worker said. Raises EvidenceError."""
+    kind = UnitPart if data[:1] == _PART else WorkerFailure
+    return kind.from_json(data[1:])
+
+
+def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
+    """Answer one message with another until there is none: first the lead, with nothing; then each
+    unit, with its part or why there is none."""
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        try:
+            _serve(connection, assignment, threads)
+        except Exception as error:
+            connection.send_bytes(_written(WorkerFailure.of(error)))
+
+
+def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
+    with UnitWorker.open(assignment, threads=threads) as worker:
+        worker.begin(LeadState.from_json(connection.recv_bytes().decode()))
+        while True:
+            unit = Unit(*_numbers(connection.recv()))
+            answer: UnitPart | WorkerFailure
+            try:
+                answer = worker.measure(unit)
+            except Exception as error:
+                answer = WorkerFailure.of(error)
+            connection.send_bytes(_written(answer))
+
+
+def _written(answer: UnitPart | WorkerFailure) -> bytes:
+    return (_PART if isinstance(answer, UnitPart) else _FAILURE) + answer.to_json().encode()
+
+
+def _numbers(message: Any) -> tuple[int, int, int]:
+    index, start, stop = message
+    return index, start, stop

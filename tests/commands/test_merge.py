@@ -1,0 +1,128 @@
+"""`gate plan`, `gate measure` and `gate merge`: what `gate check` says, by parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from gate import cli
+from tests.small_project import made
+
+DOCS = Path(__file__).parents[2] / "docs"
+ASKED = ("--reference", "small_models:build", "--inputs", "images.npy", "--labels", "labels.npy",
+         "--batch-size", "2", "--units", "3")  # fmt: skip
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder, threads = made(), torch.get_num_threads()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GATE_SIGNING_KEY", "")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+def gate(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, dict[str, Any]]:
+    code = cli.main([*map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def measured(
+    capsys: pytest.CaptureFixture[str], folder: Path, model: str
+) -> tuple[Path, list[Path]]:
+    plan, parts = folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
+    assert gate(capsys, "plan", model, *ASKED, "-o", plan)[1]["units"] == 3
+    for index, part in enumerate(parts):
+        lead = ["--lead", parts[0]] if index else []
+        code, said = gate(capsys, "measure", plan, "--unit", index, *lead, "-o", part)
+        assert (code, said["measured"]) == (0, True)
+    return plan, parts
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict", "code"), [("good.onnx", "PASS", 0), ("bad.onnx", "FAIL", 1)]
+)
+def test_the_verdict_of_all_units(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    model: str, verdict: str, code: int,
+) -> None:  # fmt: skip
+    plan, parts = measured(capsys, tmp_path, model)
+    report, evidence = tmp_path / "report", tmp_path / "evidence.json"
+    merged = gate(capsys, "merge", plan, *parts, "-o", evidence, "--report", report)
+    assert (merged[0], merged[1]["verdict"]) == (code, verdict)
+    assert merged[1]["evidence"]["dataset"]["samples"] == 64
+    assert json.loads(evidence.read_text()) == json.loads((report / "evidence.json").read_text())
+    assert "3 parts, merged here" in (report / "report.html").read_text()
+    assert (report / "decision.dsse.json").exists()
+
+
+def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, parts = measured(capsys, tmp_path, "good.onnx")
+    again = ("measure", plan, "--unit", 1, "--lead", parts[0], "-o", parts[1])
+    before = parts[1].stat().st_mtime_ns
+    assert gate(capsys, *again)[1]["measured"] is False
+    assert parts[1].stat().st_mtime_ns == before
+    parts[1].write_bytes(parts[1].read_bytes()[:-100])
+    code, said = gate(capsys, "merge", plan, *parts)
+    assert (code, said["error"]["type"]) == (2, "EvidenceError")
+    assert "(unit 1)" in said["error"]["message"]
+    assert gate(capsys, *again)[1]["measured"] is True
+    assert gate(capsys, "merge", plan, *parts)[0] == 0
+
+
+def test_less_than_everything_is_no_verdict(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, parts = measured(capsys, tmp_path, "good.onnx")
+    code, said = gate(capsys, "merge", plan, parts[0], parts[2])
+    assert code == 2
+    assert "1 of 3 units are missing: 1" in said["error"]["message"]
+
+
+@pytest.mark.proof
+def test_the_indexed_job_of_the_page_as_local_processes(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "scale.md").read_text()
+    job = YAML(typ="safe").load(page.partition("```yaml\n")[2].partition("```")[0])
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    wrapper = tmp_path / "gate"
+    wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gate "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    work = tmp_path / "work"
+    (work / "parts").mkdir(parents=True)
+    for file in project.iterdir():
+        (work / file.name).symlink_to(file)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)}
+    subprocess.run(
+        ["gate", "plan", "good.onnx", *ASKED, "-o", "plan.json"], cwd=work,
+        env=os.environ | path, check=True, capture_output=True,
+    )  # fmt: skip
+
+    def pod(index: int) -> subprocess.Popen[bytes]:
+        index_of_pod = {"JOB_COMPLETION_INDEX": str(index)}
+        command = [*container["command"], *container["args"]]
+        return subprocess.Popen(
+            command, cwd=work, env=os.environ | path | index_of_pod, stderr=subprocess.PIPE
+        )
+
+    for pods in ([pod(0)], [pod(1), pod(2)]):
+        for process in pods:
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said.decode()
+    parts = sorted((work / "parts").iterdir())
+    assert [part.name for part in parts] == ["part-0.json", "part-1.json", "part-2.json"]
+    os.chdir(work)
+    assert gate(capsys, "merge", "plan.json", *parts)[0] == 0

@@ -1,0 +1,66 @@
+"""Memory does not grow with the number of samples."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gate.parity.arrays.samples import Samples
+from tests.parity.sources import written
+from tests.parity.sources.factories import HERE
+
+ROW = np.zeros(64, np.float32)
+
+
+def peak(source):
+    """Bytes, of opening it, its digest, and measuring it."""
+    tracemalloc.start()
+    try:
+        samples = Samples.open(source)
+        samples.digest()
+        for _ in samples.batches(32):
+            pass
+        samples.at([0, len(samples) - 1])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["", "streamed_"])
+def test_of_data_sets(name, monkeypatch):
+    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr("gate.parity.arrays.mapped._CHUNK_BYTES", 1 << 13)
+    few, many = (peak(f"{HERE}:{name}{count}") for count in ("few", "many"))
+    assert many < few + 64_000 < 4000 * ROW.nbytes
+
+
+def test_of_tars(tmp_path, monkeypatch):
+    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 13)
+
+    def shards(count):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            made = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
+            written.tar(folder / f"{number:03}.tar", made)
+        return folder
+
+    few, many = peak(shards(4)), peak(shards(12))
+    assert many < few + 32_000
+
+
+@pytest.mark.parametrize("write", [written.parquet, written.arrow])
+def test_of_columns(write, tmp_path, monkeypatch):
+    """Of one group of rows, whose numbers no compression makes less."""
+    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("gate.parity.sources.column_file._BATCH_BYTES", 1 << 18)
+    values = np.random.default_rng(0).normal(size=(4000, 1024)).astype(np.float32)
+    path = write(tmp_path / f"x.{write.__name__}", pa.table({"input": written.fixed(values)}))
+    samples = Samples.open(path)
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in samples.batches(32):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < values.nbytes / 4

@@ -1,0 +1,89 @@
+"""Outputs of one runtime: units that are merged are the stream that they were cut from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.parity.comparison import OutputComparison
+from gate.parity.output_check import OutputCheck
+from gate.parity.statistics.output import Span
+from gate.parity.units.fold import PairwiseFold
+from gate.parity.units.unit import cut
+from gate.records.output_parity import OutputParity
+
+SAMPLES, BATCH, LEAD = 700, 16, 64
+NAMES = ("logits", "labels")
+COUNTED = {"samples", "elements", "unequal", "max_abs_diff", "max_abs_diff_sample", "differences",
+           "worst", "near_ties", "l2_max"}  # fmt: skip
+OF_CLASSES = {"top1_agreement", "top1_disagreements", "disagreeing", "top5_agreement", "sure",
+              "unsure", "nan_rows", "predicted_classes"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Truth, reference, candidate: rounding, and a few rows that are plainly off."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(SAMPLES, 7))
+    reference, candidate = (
+        (truth + rng.normal(size=truth.shape) * 1e-7).astype(np.float32) for _ in range(2)
+    )
+    candidate[[100, 350, 699]] = -candidate[[100, 350, 699]]
+    return truth, reference, candidate
+
+
+def compared(sides: tuple[np.ndarray, ...], edges: list[tuple[int, int]]) -> OutputComparison:
+    """`edges`: the units."""
+    comparison = OutputComparison(OutputCheck("ort-cpu", NAMES))
+    fold = PairwiseFold(OutputComparison.merge)
+    for start, stop in edges:
+        for at in range(start, stop, BATCH):
+            rows = slice(at, min(at + BATCH, stop))
+            truth, reference, candidate = (side[rows] for side in sides)
+            answers = [side.argmax(axis=1) for side in (reference, candidate)]
+            r, c = [reference, answers[0]], [candidate, answers[1]]
+            comparison.update(r, c, Span(at, len(truth)))
+            if at < LEAD:
+                comparison.update_noise([truth, answers[0]], r, c, samples=len(truth))
+            else:
+                comparison.update_late(r, c, Span(at, len(truth)))
+        fold.add(comparison)
+        comparison = comparison.successor()
+    return fold.result()
+
+
+def picked(output: OutputParity) -> dict[str, object]:
+    return output.model_dump(include=COUNTED)
+
+
+def test_counts_do_not_depend_on_where_it_is_cut(sides) -> None:
+    units = cut(SAMPLES, batch_size=BATCH, lead=LEAD)
+    assert len(units) > 8
+    one = compared(sides, [(0, SAMPLES)])
+    many = compared(sides, [(unit.start, unit.stop) for unit in units])
+    assert many.doubtful == one.doubtful
+    assert {100, 350, 699} <= set(many.doubtful)
+    assert many.torn == one.torn == [100, 350, 699]
+    for whole, merged in zip(one.result(), many.result(), strict=True):
+        assert picked(merged) == picked(whole)
+        assert merged.mean_abs_diff == pytest.approx(whole.mean_abs_diff, rel=1e-12)
+        assert merged.reference_std == pytest.approx(whole.reference_std, rel=1e-12)
+    whole, merged = one.result()[0], many.result()[0]
+    assert merged.noise == whole.noise
+    assert merged.noise is not None
+    assert merged.noise.diff > 1000.0
+    assert merged.noise.samples == LEAD
+    classes = [output.classification for output in (whole, merged)]
+    assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
+
+
+def test_the_table_of_samples_is_whole_and_in_order(sides) -> None:
+    rows = compared(sides, [(0, 64), (64, 128), (128, SAMPLES)]).sample_rows()["logits"]
+    assert rows["index"].tolist() == list(range(SAMPLES))
+
+
+def test_a_unit_without_samples_changes_nothing(sides) -> None:
+    whole = compared(sides, [(0, SAMPLES)])
+    empty = whole.successor()
+    for merged in (whole.merge(empty), empty.merge(whole)):
+        assert merged.result() == whole.result()

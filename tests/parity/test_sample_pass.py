@@ -1,0 +1,116 @@
+"""A pass that measures units for another one is judged by the other's floor, and leaves it as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gate.errors import EvidenceError
+from gate.parity.case import Case
+from gate.parity.sample_pass import SamplePass
+from gate.parity.units.exchange import floor_of
+from gate.parity.units.part import LeadState, TrackPart
+from gate.policy.policy import Policy
+from tests.parity import tiny
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Of a file that is a little off, in every sample."""
+    model = tiny.net()
+    file = tiny.export(model, tmp_path_factory.mktemp("pass") / "model.onnx")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 1e-5)
+    return Case(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
+
+
+def ready(case: Case, *, noise: bool) -> Iterator[SamplePass]:
+    with SamplePass.open(case, noise=noise) as sample_pass:
+        sample_pass.open_runtimes()
+        yield sample_pass
+
+
+@pytest.fixture
+def here(case: Case) -> Iterator[SamplePass]:
+    """The lead is done."""
+    for sample_pass in ready(case, noise=True):
+        sample_pass.run(sample_pass.units[0], lambda _count: None)
+        sample_pass.end_unit()
+        yield sample_pass
+
+
+@pytest.fixture
+def there(case: Case) -> Iterator[SamplePass]:
+    yield from ready(case, noise=False)
+
+
+def test_the_floor_stays_what_the_head_gave(here: SamplePass, there: SamplePass) -> None:
+    lead = here.lead()
+    there.judge_by(LeadState.from_json(lead.to_json()))
+    part = there.part(there.units[2])
+    assert [floor_of(track) for track in there.tracks] == list(lead.floors.values())
+    assert '"RuntimeFloor"' in lead.to_json()
+    assert there.tracks[0].suspicion > 1.0  # else it would not be asked for
+    assert part.unit == here.units[2]
+
+
+def test_what_was_measured_there_is_taken_here(here: SamplePass, there: SamplePass) -> None:
+    there.judge_by(here.lead())
+    for unit in here.units[1:]:
+        here.take(there.part(unit))
+    for track in here.tracks:
+        track.fold()
+    (output,) = here.tracks[0].evidence().outputs
+    assert output.samples == 120
+
+
+@pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
+def test_without_a_floor_nothing_is_judged(there: SamplePass, floor: object) -> None:
+    with pytest.raises(EvidenceError, match="noise floor"):
+        there.judge_by(LeadState(floors={"ort-cpu": floor}))
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (TrackPart(failure="out of memory"), "out of memory"),
+        (TrackPart(absent_reason="no such device"), "no such device"),
+        (TrackPart(), "ran otherwise in another process"),
+    ],
+)
+def test_a_part_that_measured_nothing_fails_its_runtime(
+    here: SamplePass, there: SamplePass, part: TrackPart, says: str
+) -> None:
+    there.judge_by(here.lead())
+    whole = there.part(there.units[1])
+    here.take(whole.model_copy(update={"runtimes": {"ort-cpu": part}}))
+    assert says in str(here.tracks[0].failure)
+    assert not here.tracks[0].evidence().measured
+
+
+def test_a_runtime_that_ran_otherwise_there_has_failed(here: SamplePass, there: SamplePass) -> None:
+    there.judge_by(here.lead())
+    whole = there.part(there.units[1])
+    track = whole.runtimes["ort-cpu"]
+    assert track.proof is not None
+    proof = track.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
+    runtimes = {"ort-cpu": track.model_copy(update={"proof": proof})}
+    here.take(whole.model_copy(update={"runtimes": runtimes}))
+    assert "AcmeExecutionProvider" in str(here.tracks[0].failure)
+
+
+def test_the_policy_may_take_other_machines(case: Case) -> None:
+    assert Policy.default().environments == "same"
+    any_ = case.policy.model_copy(update={"environments": "any"})
+    for sample_pass in ready(dataclasses.replace(case, policy=any_), noise=True):
+        sample_pass.run(sample_pass.units[0], lambda _count: None)
+        sample_pass.end_unit()
+        sample_pass.lead()
+        part = sample_pass.part(sample_pass.units[1])
+        other = part.environment.model_copy(update={"cpu": "another"})
+        sample_pass.take(part.model_copy(update={"environment": other}))
+        assert sample_pass.environments[1:] == (other,)

@@ -1,0 +1,64 @@
+"""Who measures a check: one process, or a crew, as asked for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gate.errors import PolicyError
+from gate.front_door import Reference
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+from gate.scale.crew import CheckedFile
+from gate.scale.processes import Processes
+from tests.parity import tiny
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> CheckedFile:
+    """A model that only this process has."""
+    model = tiny.net()
+    file = tiny.export(model, tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", tiny.images(20))
+    workload = Workload.open(tmp_path / "x.npy")
+    return CheckedFile(
+        file.path, Reference(model, Source(factory="nobody:knows")), workload, Policy.default()
+    )
+
+
+def test_few_samples_have_no_crew(checked: CheckedFile) -> None:
+    with checked.shared_out(None) as workload:
+        assert workload is checked.workload
+
+
+def test_one_job_is_no_crew(checked: CheckedFile) -> None:
+    with checked.shared_out(1) as workload:
+        assert workload.crew is None
+
+
+def test_what_others_can_not_open_is_refused_for_many(checked: CheckedFile) -> None:
+    with (
+        pytest.raises(PolicyError, match="with one job"),
+        checked.shared_out(2),
+    ):
+        pass
+
+
+def test_all_have_the_same_threads_and_it_is_said(
+    checked: CheckedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Processes, "__enter__", lambda crew: crew)
+    named = replace(checked, reference=replace(checked.reference, loaded=True))
+    before = torch.get_num_threads()
+    with caplog.at_level(logging.DEBUG, "gate.steps"), named.shared_out(3) as workload:
+        assert isinstance(workload.crew, Processes)
+        assert (workload.crew.jobs, workload.crew.threads) == (3, 1)
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    assert "measure in 3 processes: 3 processes were asked for" in caplog.text

@@ -1,0 +1,254 @@
+"""Units that were measured apart merge to the evidence of one process, or to an error that names
+the unit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
+from gate.front_door import Reference, case_of, evidence_on
+from gate.parity.units.part import UnitPart
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.scale.measuring import measure_unit
+from gate.scale.merging import MergedParts
+from gate.scale.part_file import PartFile
+from gate.scale.plan import MeasuringPlan
+from tests.scale.test_processes import untimed
+from tests.scale.tiny import rare
+
+SAMPLES, BATCH, UNITS = 250, 8, 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("merging")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            rare(), (torch.zeros(2, 6),), place / "model.onnx", dynamo=False, input_names=["x"],
+            output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    rows = np.random.default_rng(0).normal(size=(SAMPLES, 6)).astype(np.float32)
+    np.save(place / "x.npy", rows)
+    return place
+
+
+def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, Workload, Policy]:
+    reference = Reference.load("tests.scale.tiny:rare")
+    workload = replace(Workload.open(folder / "x.npy", batch_size=BATCH), units=UNITS - 1)
+    return folder / "model.onnx", reference, workload, Policy.default().model_copy(update=policy)
+
+
+def planned(folder: Path, **policy: Any) -> MeasuringPlan:
+    onnx, reference, workload, chosen = asked(folder, **policy)
+    case = case_of(onnx, reference=reference, workload=workload, policy=chosen)
+    return MeasuringPlan.of(case, reference, workload, threads=1)
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> MeasuringPlan:
+    return planned(folder)
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, plan: MeasuringPlan) -> dict[int, Path]:
+    """The parts of all units; the last one without the lead of the others."""
+    paths = {index: folder / f"part-{index}.json" for index in range(len(plan.units))}
+    for index, path in paths.items():
+        lead = paths[0] if 0 < index < UNITS - 1 else None
+        measure_unit(plan, index, lead=lead).save(path)
+    return paths
+
+
+@pytest.fixture
+def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
+    """Copies, to be spoiled."""
+    return {i: Path(shutil.copy(path, tmp_path)) for i, path in measured.items()}
+
+
+def merged(folder: Path, plan: MeasuringPlan, paths: list[Path], **policy: Any) -> Evidence:
+    onnx, reference, workload, chosen = asked(folder, **policy)
+    workload = replace(workload, crew=MergedParts.of(plan, paths))
+    return evidence_on(onnx, reference=reference, workload=workload, policy=chosen)[0]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    onnx, reference, workload, policy = asked(folder)
+    evidence = evidence_on(onnx, reference=reference, workload=workload, policy=policy)[0]
+    (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
+    assert output.noise is not None
+    assert output.noise.rounding_rms is not None  # the floor that all units must share
+    return untimed(evidence.to_plain())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
+    seed: int, folder: Path, plan: MeasuringPlan, parts: dict[int, Path], alone: dict[str, Any]
+) -> None:
+    chance = random.Random(seed)
+    paths = [parts[index] for index in parts if index or seed]
+    paths += chance.choices(paths, k=3)
+    chance.shuffle(paths)
+    evidence = merged(folder, plan, paths)
+    assert evidence.crew is not None
+    assert (evidence.crew.engine, evidence.crew.environments) == ("parts", ())
+    assert untimed(evidence.to_plain()) == alone
+
+
+def test_who_measures_again_gets_the_same_numbers(
+    plan: MeasuringPlan, measured: dict[int, Path]
+) -> None:
+    one, other = PartFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
+    assert untimed(other.part.to_plain()) == untimed(one.part.to_plain())
+    assert other.lead_sha256 == one.lead_sha256
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalpha())
+    data[place] ^= 0x20
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def renumber(path: Path) -> None:
+    path.write_text(path.read_text().replace('"unit": 2', '"unit": 3', 1))
+
+
+SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (Path.unlink, "cannot read .*part-2"),
+    "empty": (lambda path: path.write_text(""), "part-2.json is no whole part"),
+    "torn": (cut_off, r"\(unit 2\) is no whole part"),
+    "a flipped bit": (flip, r"\(unit 2\)"),
+    "another number": (renumber, r"unit 3 \(samples"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "says"), SPOILED.values(), ids=SPOILED)
+def test_a_part_that_is_not_whole_is_named(
+    plan: MeasuringPlan, parts: dict[int, Path], spoil: Callable[[Path], Any], says: str
+) -> None:
+    spoil(parts[2])
+    with pytest.raises((EvidenceError, DigestMismatch), match=says):
+        MergedParts.of(plan, list(parts.values()))
+
+
+def test_a_missing_unit_is_named(plan: MeasuringPlan, parts: dict[int, Path]) -> None:
+    with pytest.raises(EvidenceError, match=r"2 of 6 units are missing: 2, 4\. Measure them: gate"):
+        MergedParts.of(plan, [parts[index] for index in (0, 1, 3, 5)])
+
+
+def test_a_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
+    other = planned(folder, max_age_days=7.0)
+    with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
+        MergedParts.of(other, list(parts.values()))
+
+
+def edited(path: Path, plan: MeasuringPlan, change: Callable[[UnitPart], UnitPart]) -> None:
+    file = PartFile.open(path, plan=plan)
+    body = change(file.part)
+    file.model_copy(update={"body": body, "body_sha256": body.digest()}).save(path)
+
+
+def without_runtime(part: UnitPart) -> UnitPart:
+    return part.model_copy(update={"runtimes": {}})
+
+
+def test_two_answers_for_one_unit_are_no_evidence(
+    plan: MeasuringPlan, parts: dict[int, Path]
+) -> None:
+    twice = parts[2].with_name("again.json")
+    shutil.copy(parts[2], twice)
+    edited(twice, plan, without_runtime)
+    with pytest.raises(EvidenceError, match="unit 2 is there twice, with other numbers"):
+        MergedParts.of(plan, [*parts.values(), twice])
+
+
+def test_a_unit_that_lacks_a_runtime_is_no_pass(
+    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+) -> None:
+    edited(parts[2], plan, without_runtime)
+    evidence = merged(folder, plan, list(parts.values()))
+    assert not any(runtime.measured for runtime in evidence.runtimes)
+    assert "it gave nothing" in {runtime.failure for runtime in evidence.runtimes}
+
+
+def elsewhere(part: UnitPart) -> UnitPart:
+    versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
+    environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
+    return part.model_copy(update={"environment": environment})
+
+
+def test_another_library_is_refused_unless_the_policy_takes_it(
+    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+) -> None:
+    edited(parts[4], plan, elsewhere)
+    with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
+        merged(folder, plan, list(parts.values()))
+    evidence = merged(folder, plan, list(parts.values()), environments="any")
+    assert evidence.crew is not None
+    assert [e.versions["onnxruntime"] for e in evidence.crew.environments] == ["1.0.0"]
+
+
+def test_another_head_is_refused(folder: Path, plan: MeasuringPlan, parts: dict[int, Path]) -> None:
+    file = PartFile.open(parts[1], plan=plan)
+    other = Policy.default().digest()
+    file.model_copy(update={"lead_sha256": other}).save(parts[1])
+    with pytest.raises(EvidenceError, match="unit 1 .* was judged by another noise floor"):
+        merged(folder, plan, list(parts.values()))
+
+
+def test_changed_samples_are_noticed_by_whoever_measures(
+    folder: Path, plan: MeasuringPlan, measured: dict[int, Path]
+) -> None:
+    rows = np.load(folder / "x.npy")
+    try:
+        np.save(folder / "x.npy", rows[::-1])
+        with pytest.raises(DigestMismatch, match="unit 3 .*shuffled or changed"):
+            measure_unit(plan, 3, lead=measured[0])
+    finally:
+        np.save(folder / "x.npy", rows)
+
+
+@pytest.mark.parametrize("index", [-1, UNITS, 10**9])
+def test_there_is_no_such_unit(plan: MeasuringPlan, index: int) -> None:
+    with pytest.raises(DataError, match="has no unit"):
+        measure_unit(plan, index)
+
+
+def test_a_plan_of_other_code_is_refused(plan: MeasuringPlan) -> None:
+    with pytest.raises(EvidenceError, match=r"cut by parity-gate 0\.0\.0"):
+        measure_unit(plan.model_copy(update={"parity_gate": "0.0.0"}), 1)
+
+
+def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
+    onnx, reference, workload, policy = asked(folder)
+    reference = replace(reference, loaded=False)
+    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    with pytest.raises(PolicyError, match="with one job"):
+        MeasuringPlan.of(case, reference, workload, threads=1)
