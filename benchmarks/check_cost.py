@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        _prepare(Path(folder), asked.samples, asked.size)
+        prepare(Path(folder), asked.samples, asked.size)
         if asked.watching:
             shares = [_watching_share(Path(folder)) for _ in range(asked.rounds)]
             print(json.dumps({"shares": shares, "median": statistics.median(shares)}))
@@ -137,7 +137,7 @@ def _summary(seconds: dict[str, list[Seconds]]) -> dict[str, dict[str, float]]:
     return made
 
 
-def _prepare(folder: Path, samples: int, size: int) -> None:
+def prepare(folder: Path, samples: int, size: int) -> None:
     """The factory, the samples and a correct export."""
     (folder / "factory.py").write_text(_FACTORY)
     images = np.random.default_rng(0).normal(size=(samples, 3, size, size)).astype(np.float32)

@@ -15,7 +15,7 @@ from gate.front_door import Reference, case_of
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
-from gate.scale.jobs import asked_for, chosen
+from gate.scale.jobs import asked_for, chosen, worth_a_trial
 from gate.scale.plan import MeasuringPlan
 from gate.scale.processes import Processes
 
@@ -38,6 +38,10 @@ class CheckedFile:
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
         several are asked for and can't be, and what opening the files raises.
         """
+        few = not worth_a_trial(self.workload.samples, self.workload.batch_size)
+        if jobs == 1 or (jobs is None and few):
+            yield self.workload
+            return
         case = case_of(
             self.onnx, reference=self.reference, workload=self.workload, policy=self.policy
         )

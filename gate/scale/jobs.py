@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.records.runtime import CPU_PROVIDER
@@ -48,8 +49,7 @@ def chosen(case: Case) -> Jobs:
     """
     threads = case.policy.determinism.threads
     one = Jobs(1, threads, "one process is fast enough")
-    count = cores() // (threads or 1)
-    batches = math.ceil(len(case.samples) / case.batch_size)
+    count, batches = cores() // (threads or 1), _batches(case.samples, case.batch_size)
     if count < 2 or batches < _LEAST_BATCHES or not _on_the_cpu(case):
         return one
     trial = _trial(case, (cores(), 1) if threads is None else (threads, threads))
@@ -63,6 +63,15 @@ def chosen(case: Case) -> Jobs:
     return Jobs(
         count, threads or 1, reason if threads is None else f"{count} times {threads} cores"
     )
+
+
+def worth_a_trial(samples: Samples, batch_size: int) -> bool:
+    """Whether there are so many batches, and cores for them."""
+    return cores() > 1 and _batches(samples, batch_size) >= _LEAST_BATCHES
+
+
+def _batches(samples: Samples, batch_size: int) -> int:
+    return math.ceil(len(samples) / batch_size)
 
 
 def cores() -> int:

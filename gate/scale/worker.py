@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -76,6 +77,7 @@ def read_answer(data: bytes) -> UnitPart | WorkerFailure:
 def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
     """Answer one message with another until there is none: first the lead, with nothing; then each
     unit, with its part or why there is none."""
+    os.dup2(2, 1)  # what the model prints is no output of the command
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
             _serve(connection, assignment, threads)
