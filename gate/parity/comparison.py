@@ -36,13 +36,15 @@ class OutputComparison:
         self._example: tuple[tuple[int, ...], ...] | None = None
         self._outputs: list[OutputStatistics] = []
         self._late: dict[str, LateErrors] = {}
+        self._axes: dict[str, int] = {}
+        """Of the samples, by output, where another batch size shows it; shared by all units."""
         self.floor = RuntimeFloor(check.names)
         """Of the first samples; one for all that come after."""
 
     def successor(self) -> OutputComparison:
         """An empty one for samples that come after, which are judged by the same floor."""
         empty = OutputComparison(self._check, readings=self._readings)
-        empty._example, empty.floor = self._example, self.floor
+        empty._example, empty._axes, empty.floor = self._example, self._axes, self.floor
         return empty
 
     def state(self) -> Any:
@@ -123,15 +125,14 @@ class OutputComparison:
             self._late[name].update(r, c, span)
 
     def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
-        """Of the samples: the first, or the only one that has another length in another batch, as
-        in the states of an LSTM."""
-        if shape[:1] == (count,):
-            return 0
+        """Of the samples: the only one that has another length in another batch, as in the states
+        of an LSTM, else the first. It is the same in all batches."""
         example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
-        if len(example) != len(shape):
-            return None
-        grown = [axis for axis, length in enumerate(shape) if length != example[axis]]
-        return grown[0] if len(grown) == 1 and shape[grown[0]] == count else None
+        lengths = zip(shape, example, strict=True) if len(example) == len(shape) else ()
+        grown = [axis for axis, (one, other) in enumerate(lengths) if one != other]
+        if len(grown) == 1 and shape[grown[0]] == count:
+            return self._axes.setdefault(name, grown[0])
+        return self._axes.get(name, 0 if shape[:1] == (count,) else None)
 
     @property
     def doubtful(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -18,6 +18,7 @@ from gate.parity.statistics.table import SampleTable
 from gate.parity.turns import take_turns
 from gate.parity.units.fold import InOrder
 from gate.parity.units.part import Crew, UnitPart
+from gate.parity.units.unit import Unit
 from gate.records.cost import Cost, Latency
 from gate.records.crew import CrewRecord
 from gate.records.environment import Environment
@@ -100,7 +101,7 @@ def measure(
         sample_pass.run(lead, advance)
         sample_pass.end_unit()
         if crew is not None and others:  # which works while the examination does
-            crew.begin(sample_pass.lead(), others)
+            _begin(crew, sample_pass, others)
             search = examination.run(sample_pass.tracks, advance)
             _take_parts(sample_pass, crew, advance)
         else:
@@ -141,11 +142,18 @@ def _record(crew: Crew, sample_pass: SamplePass) -> CrewRecord:
     return crew.record.model_copy(update={"environments": sample_pass.environments[1:]})
 
 
+def _begin(crew: Crew, sample_pass: SamplePass, units: Sequence[Unit]) -> None:
+    own = sample_pass.lead()
+    lead = crew.begin(own, units)
+    if lead != own:
+        sample_pass.judge_by(lead)
+
+
 def _take_parts(sample_pass: SamplePass, crew: Crew, advance: Callable[[int], None]) -> None:
     """Fold what the crew gives in the order of units."""
 
     def take(part: UnitPart) -> None:
-        sample_pass.take(part)
+        sample_pass.take(part, sample_pass.units[first + ordered.next])
         advance(len(part.unit))
 
     ordered, first = InOrder(take), sample_pass.units[1].index

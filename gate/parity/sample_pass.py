@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
-from gate.errors import DataError, EvidenceError, PolicyError
+from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import check_labels
 from gate.parity.case import Case
@@ -20,13 +22,14 @@ from gate.parity.stand import ReferencePass, Stand, Truth, length
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.track import Track
-from gate.parity.units.exchange import floor_of, judge_by, part_of, take
-from gate.parity.units.part import LeadState, TrackPart, UnitPart
+from gate.parity.units.exchange import floor_of, judge_by, part_of, proof_of, take
+from gate.parity.units.part import LeadState, RunProof, TrackPart, UnitPart
 from gate.parity.units.unit import Unit, cut
 from gate.policy.policy import Policy
 from gate.records.environment import Determinism, Environment
 from gate.runtimes.chosen import chosen_of
 from gate.runtimes.runtime import Batch, RunnableFile, Session
+from gate.storage.digest import Digest
 from gate.story.machine import differences
 
 _HARMLESS = ("cores", "operating system", "kernel")
@@ -48,6 +51,7 @@ class SamplePass:
             )
             for name in self._names
         }
+        self._proofs: dict[str, RunProof | None] = {}
         self.tracks = [
             Track(chosen, self._names, readings=readings)
             for chosen in chosen_of(policy, case.recordings)
@@ -100,9 +104,7 @@ class SamplePass:
         reference breaks.
         """
         at, samples = unit.start, self.samples.between(unit.start, unit.stop)
-        labels = None if self._labels is None else self._labels[unit.start : unit.stop]
-        if self.case.source_labels:
-            labels = samples.labels()
+        labels = self._labels_of(unit)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             span = Span(at, count, None if labels is None else labels[start : start + count])
@@ -124,6 +126,7 @@ class SamplePass:
     def lead(self) -> LeadState:
         """What those need who measure the units after the first, which is done."""
         self.rounding.widen()
+        self._proofs = {track.name: proof_of(track) for track in self.tracks}
         return LeadState(floors={track.name: floor_of(track) for track in self.tracks})
 
     def judge_by(self, lead: LeadState) -> None:
@@ -140,22 +143,41 @@ class SamplePass:
             start=unit.start,
             stop=unit.stop,
             samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
+            labels_sha256=self._labels_digest(unit),
             environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
         )
 
-    def take(self, part: UnitPart) -> None:
+    def take(self, part: UnitPart, unit: Unit) -> None:
         """Add what another pass measured of the unit that comes next.
 
-        Raises EvidenceError where that was another machine, and the policy takes no other.
+        Raises DigestMismatch where it had other samples or labels, EvidenceError where that was
+        another machine, and the policy takes no other.
         """
-        self._verify(part)
+        self._verify(part, unit)
         self.reference.meter.add(part.reference_seconds)
         for track in self.tracks:
-            take(track, part.runtimes.get(track.name) or TrackPart(failure="it gave nothing"))
+            given = part.runtimes.get(track.name) or TrackPart(failure="it gave nothing")
+            take(track, given, own=self._proofs.get(track.name))
 
-    def _verify(self, part: UnitPart) -> None:
+    def _labels_of(self, unit: Unit) -> NDArray[np.int64] | None:
+        if self.case.source_labels:
+            return self.samples.between(unit.start, unit.stop).labels()
+        return None if self._labels is None else self._labels[unit.start : unit.stop]
+
+    def _labels_digest(self, unit: Unit) -> Digest | None:
+        labels = self._labels_of(unit)
+        return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
+
+    def _verify(self, part: UnitPart, unit: Unit) -> None:
+        own = self.samples.between(unit.start, unit.stop).digest(), self._labels_digest(unit)
+        if part.unit != unit or own != (part.samples_sha256, part.labels_sha256):
+            raise DigestMismatch(
+                f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) was measured on "
+                "other samples or labels than are here. Give all processes the same data set, in "
+                "one order, or measure with one job."
+            )
         if part.environment not in self.environments:
             self.environments += (part.environment,)
         policy, unlike = self.case.policy, _unlike(self.environments[0], part.environment)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from torch import nn
 
 from gate.errors import DigestMismatch, PolicyError
 from gate.front_door import Reference, case_of
+from gate.model.code import code_of
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.labels import open_labels
 from gate.parity.arrays.samples import Samples
@@ -31,6 +33,8 @@ class Assignment(Record):
     checkpoint: str | None
     model_sha256: Sha256
     """Of the weights and buffers that it computes with."""
+    code_sha256: Sha256
+    """Of the source files that it is made of."""
     inputs: str
     preprocessing: str | None
     """The spec by which pictures become inputs."""
@@ -51,12 +55,18 @@ class Assignment(Record):
                 "only a model of package.module:factory and samples of a file, without recordings, "
                 "can be measured by several processes. Measure with one job."
             )
+        if urlsplit(origin.inputs).password:
+            raise PolicyError(
+                "the address of the samples has a password, which would go to other processes and "
+                "into files. Give it by the environment or a profile of the store."
+            )
         return cls(
             onnx=str(case.candidate.path),
             subject_sha256=case.candidate.subject.sha256,
             factory=reference.source.factory,
             checkpoint=_text(reference.checkpoint),
             model_sha256=digest_of_model(reference.model),
+            code_sha256=_code(reference),
             inputs=origin.inputs,
             preprocessing=_text(origin.preprocessing),
             labels=_text(origin.labels),
@@ -84,18 +94,31 @@ class Assignment(Record):
         """Raise DigestMismatch where the file or the model is another one."""
         _verify(str(onnx), read_subject(onnx).sha256, self.subject_sha256)
         _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
+        _verify(f"the code of {self.factory}", _code(reference), self.code_sha256)
 
 
 def digest_of_model(model: nn.Module) -> Digest:
-    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers."""
+    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers. Raises
+    PolicyError where they have no bytes to compare: several processes can't be held together."""
     sha256 = hashlib.sha256()
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in sorted(tensors.items()):
-        value = tensor.detach().cpu().contiguous()
-        sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        if value.numel():
-            sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    try:
+        for name, tensor in sorted(tensors.items()):
+            value = tensor.detach().cpu().contiguous()
+            sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            if value.numel():
+                sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    except Exception as error:  # sparse, quantized, on no device
+        raise PolicyError(
+            f"the tensors of this model can't be compared between processes: {error}. Measure "
+            "with one job."
+        ) from error
     return Digest(sha256.hexdigest())
+
+
+def _code(reference: Reference) -> Digest:
+    code = reference.source.code or code_of(reference.model, factory=reference.source.factory)
+    return code.digest()
 
 
 def _text(path: Path | None) -> str | None:

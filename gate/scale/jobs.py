@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -54,7 +55,8 @@ def chosen(case: Case) -> Jobs:
         return one
     trial = _trial(case, (cores(), 1) if threads is None else (threads, threads))
     together, alone = (seconds * batches for seconds in trial)
-    if together < _WORTH_S or alone / count > _FASTER * together:
+    count = min(count, _room())
+    if count < 2 or together < _WORTH_S or alone / count > _FASTER * together:
         return one
     reason = (
         f"a batch of the reference takes {alone / batches:.3g} s with one thread, "
@@ -80,10 +82,24 @@ def cores() -> int:
     return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)
 
 
+def _room() -> int:
+    """Processes as large as this one that the free memory holds."""
+    return int(psutil.virtual_memory().available // psutil.Process().memory_info().rss)
+
+
 def _on_the_cpu(case: Case) -> bool:
     """Whether all runtimes that are here compute on the CPU, within the processes."""
-    here = [r for r in chosen_of(case.policy, case.recordings) if r.absent_reason() is None]
-    return not case.recordings and all(r.promises.provider == CPU_PROVIDER for r in here)
+    if case.recordings:
+        return False
+    with contextlib.ExitStack() as opened:
+        runtimes = chosen_of(case.policy, case.recordings)
+        for runtime in runtimes:
+            opened.callback(runtime.close)
+        try:
+            here = [runtime for runtime in runtimes if runtime.absent_reason() is None]
+            return all(runtime.promises.provider == CPU_PROVIDER for runtime in here)
+        except Exception:  # its own failure, when it is measured
+            return False
 
 
 def _trial(case: Case, threads: tuple[int, int]) -> list[float]:

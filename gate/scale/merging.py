@@ -12,6 +12,7 @@ from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
 from gate.scale.part_file import PartFile
 from gate.scale.plan import MeasuringPlan
+from gate.storage.digest import Digest
 
 
 @dataclass
@@ -29,7 +30,7 @@ class MergedParts:
         """Verify all of them. Raises EvidenceError where one is damaged, foreign, doubled with
         other content, or missing."""
         found: dict[int, Path] = {}
-        contents: dict[int, object] = {}
+        contents: dict[int, Digest] = {}
         for path in paths:
             part = PartFile.open(path, plan=plan)
             content = _untimed(part)
@@ -53,14 +54,25 @@ class MergedParts:
         """As `Crew.record`."""
         return CrewRecord(engine="parts", workers=max(len(self.paths), 1))
 
-    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
-        """As `Crew.begin`. Raises EvidenceError where the part of unit 0 holds another lead."""
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
+        """As `Crew.begin`. Raises EvidenceError where the units are not those of the plan, and
+        where the part of unit 0 holds another lead in an environment that must be the same."""
+        if list(units) != [self.plan.unit(index) for index in range(1, len(self.plan.units))]:
+            raise EvidenceError(
+                f"there are other samples here than were planned: {len(units) + 1} units, planned "
+                f"are {len(self.plan.units)}. Give the planned data set, or plan again."
+            )
         self._lead, self._units = lead, units
-        if 0 in self.paths and PartFile.open(self.paths[0], plan=self.plan).lead != lead:
+        if 0 in self.paths:
+            self._lead = PartFile.open(self.paths[0], plan=self.plan).lead
+        policy = self.plan.assignment.policy
+        if self._lead != lead and policy.precision == "exact" and policy.environments == "same":
             raise EvidenceError(
                 f"unit 0 gave other numbers here than in {self.paths[0]}: not the same machine or "
-                "libraries. Measure and merge in one environment."
+                "libraries. Measure and merge in one environment, or say environments: any in the "
+                "policy."
             )
+        return self._lead
 
     def parts(self) -> Iterator[UnitPart]:
         """As `Crew.parts`."""
@@ -71,15 +83,17 @@ class MergedParts:
             if file.lead_sha256 != wanted:
                 raise EvidenceError(
                     f"unit {unit.index} ({self.paths[unit.index]}) was judged by another noise "
-                    "floor than unit 0 gives here. Measure and merge in one environment."
+                    "floor than unit 0 gives. Measure it with --lead, the part of unit 0, and "
+                    "merge that part, too."
                 )
             yield file.part
 
 
-def _untimed(part: PartFile) -> object:
-    """What must be the same whoever measures the unit: all but times."""
+def _untimed(part: PartFile) -> Digest:
+    """Of what must be the same whoever measures the unit: all but times."""
     plain = part.body.to_plain()
     plain.pop("reference_seconds", None)
+    plain.pop("environment", None)
     for runtime in plain.get("runtimes", {}).values():
         runtime.pop("seconds", None)
-    return plain
+    return Digest.of_json(plain)

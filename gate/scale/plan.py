@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Literal, Self
 
-from gate.errors import DataError, DigestMismatch, EvidenceError
+from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.front_door import Reference
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.unit import Unit
 from gate.parity.workload import Workload
+from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
@@ -42,6 +43,7 @@ class MeasuringPlan(Record):
 
         Raises PolicyError where other processes can't open it, and what opening a pass raises.
         """
+        _check(case.policy)
         assignment = Assignment.of(case, reference, workload)
         with SamplePass.open(case, noise=False) as sample_pass:
             samples = sample_pass.samples
@@ -90,3 +92,13 @@ class MeasuringPlan(Record):
                 f"{samples.short}, {planned.short} was planned. The data set was shuffled or "
                 "changed: give the planned one, or plan again."
             )
+
+
+def _check(policy: Policy) -> None:
+    wanted = {"preprocessing": policy.preprocessing, "incumbent": policy.incumbent}
+    beyond = [name for name, section in wanted.items() if section is not None]
+    if beyond:
+        raise PolicyError(
+            f"the policy asks for {' and '.join(beyond)}, which no unit of samples gives. Use gate "
+            "check --jobs, or plan by a policy without them."
+        )

@@ -22,6 +22,12 @@ from gate.scale.worker import read_answer, serve
 _TRIES = 3
 """Processes that may die over one unit."""
 _END_S = 10.0
+_LEAVE_S = 1.0
+"""For a process that has nothing to do to leave by itself."""
+_MOST_WAITING = 32
+"""Parts that nobody has taken yet, before the crew waits."""
+
+_LOST = EvidenceError("no process is left to measure. Repeat, or measure with one job.")
 
 
 @dataclass(eq=False)
@@ -43,7 +49,9 @@ class Processes:
     threads: int = 1
     """Of each."""
     _hands: list[_Hand] = field(default_factory=list)
-    _done: queue.Queue[UnitPart | GateError | None] = field(default_factory=queue.Queue)
+    _done: queue.Queue[UnitPart | GateError | None] = field(
+        default_factory=lambda: queue.Queue(_MOST_WAITING)
+    )
     _thread: threading.Thread | None = None
     _is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -55,23 +63,24 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         """End them all, whatever they do."""
         self._is_over.set()  # none of them is replaced any more
-        for hand in list(self._hands):
-            _end(hand)
         if self._thread is not None:
             self._thread.join(_END_S)
         for hand in self._hands:
-            hand.connection.close()
+            hand.connection.close()  # by which it hears that there is no more to do
+        for hand in self._hands:
+            _end(hand)
 
     @property
     def record(self) -> CrewRecord:
         """As `Crew.record`."""
         return CrewRecord(engine="processes", workers=self.jobs)
 
-    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
         """As `Crew.begin`."""
         work = _Work(lead.to_json().encode(), deque(units), len(units))
         self._thread = threading.Thread(target=self._drive, args=(work,), daemon=True)
         self._thread.start()
+        return lead
 
     def parts(self) -> Iterator[UnitPart]:
         """As `Crew.parts`."""
@@ -94,13 +103,19 @@ class Processes:
         try:
             for hand in self._hands:
                 work.begin(hand)
-            while work.left and not self._is_over.is_set():
-                ready = wait([hand.connection for hand in self._hands])
+            while work.left and self._hands and not self._is_over.is_set():
+                ready = wait([hand.connection for hand in self._hands], _LEAVE_S)
                 for hand in [hand for hand in self._hands if hand.connection in ready]:
                     self._hear(hand, work)
-            self._done.put(work.failure)
+            self._put(work.failure or (_LOST if work.left else None))
         except Exception as error:
-            self._done.put(EvidenceError(f"the crew of processes broke: {error}. Repeat."))
+            self._put(EvidenceError(f"the crew of processes broke: {error}. Repeat."))
+
+    def _put(self, answer: UnitPart | GateError | None) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(queue.Full):
+                self._done.put(answer, timeout=_LEAVE_S)
+                return
 
     def _hear(self, hand: _Hand, work: _Work) -> None:
         try:
@@ -109,7 +124,7 @@ class Processes:
             self._replace(hand, work)
             return
         if isinstance(answer, UnitPart):
-            self._done.put(answer)
+            self._put(answer)
         else:
             work.fail(hand, answer.error())
         work.go_on(hand)
@@ -121,7 +136,7 @@ class Processes:
         if self._is_over.is_set():
             return
         self._hands.remove(hand)
-        if work.left:
+        if work.waiting:
             self._hands.append(self._started())
             work.begin(self._hands[-1])
 
@@ -190,6 +205,7 @@ class _Work:
 
 
 def _end(hand: _Hand) -> None:
+    hand.process.join(_LEAVE_S)
     hand.process.terminate()
     hand.process.join(_END_S)
     if hand.process.is_alive():

@@ -54,8 +54,9 @@ class UnitWorker:
     @contextlib.contextmanager
     def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[UnitWorker]:
         """Inside, the model and all runtimes are open. Raises GateError."""
+        case = assignment.case()  # whose module may set threads of its own
         torch.set_num_threads(threads)
-        with SamplePass.open(assignment.case(), noise=False) as sample_pass:
+        with SamplePass.open(case, noise=False) as sample_pass:
             sample_pass.open_runtimes()
             yield cls(sample_pass)
 

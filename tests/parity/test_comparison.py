@@ -7,6 +7,7 @@ import pytest
 
 from gate.parity.comparison import OutputComparison
 from gate.parity.output_check import OutputCheck
+from gate.parity.statistics.mismatches import MOST, Mismatches
 from gate.parity.statistics.output import Span
 from gate.parity.units.fold import PairwiseFold
 from gate.parity.units.unit import cut
@@ -87,3 +88,33 @@ def test_a_unit_without_samples_changes_nothing(sides) -> None:
     empty = whole.successor()
     for merged in (whole.merge(empty), empty.merge(whole)):
         assert merged.result() == whole.result()
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last: int) -> None:
+    """Two layers, then samples: as the states of an LSTM."""
+    rng = np.random.default_rng(0)
+    comparison = OutputComparison(OutputCheck("ort-cpu", ("states",)))
+    comparison.note_example([np.zeros((2, 1, 4), np.float32)])
+    truth = rng.normal(size=(2, 8, 4))
+    r = c = truth.astype(np.float32)
+    comparison.update([r], [c], Span(0, 8))
+    comparison.update_noise([truth], [r], [c], samples=8)
+    comparison.update_late([r], [c], Span(8, 8))
+    unit = comparison.successor()
+    r = rng.normal(size=(2, last, 4)).astype(np.float32)
+    c = r.copy()
+    c[:, -1] *= -1.0
+    unit.update([r], [c], Span(16, last))
+    unit.update_late([r], [c], Span(16, last))
+    assert comparison.merge(unit).doubtful == [16 + last - 1]
+
+
+def test_units_with_too_many_differences_keep_none() -> None:
+    merged = Mismatches()
+    for unit in range(3):
+        part = Mismatches()
+        part.update(np.ones((1, MOST // 2 + 1)), np.ones((1, MOST // 2 + 1)), start=unit)
+        merged = merged.merge(part)
+    assert merged.doubtful == []
+    assert merged._kept == {}

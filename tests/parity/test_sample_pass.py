@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from gate.errors import EvidenceError
+from gate.errors import DigestMismatch, EvidenceError
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.exchange import floor_of
@@ -61,7 +63,7 @@ def test_the_floor_stays_what_the_head_gave(here: SamplePass, there: SamplePass)
 def test_what_was_measured_there_is_taken_here(here: SamplePass, there: SamplePass) -> None:
     there.judge_by(here.lead())
     for unit in here.units[1:]:
-        here.take(there.part(unit))
+        here.take(there.part(unit), unit)
     for track in here.tracks:
         track.fold()
     (output,) = here.tracks[0].evidence().outputs
@@ -87,7 +89,7 @@ def test_a_part_that_measured_nothing_fails_its_runtime(
 ) -> None:
     there.judge_by(here.lead())
     whole = there.part(there.units[1])
-    here.take(whole.model_copy(update={"runtimes": {"ort-cpu": part}}))
+    here.take(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), here.units[1])
     assert says in str(here.tracks[0].failure)
     assert not here.tracks[0].evidence().measured
 
@@ -99,7 +101,7 @@ def test_a_runtime_that_ran_otherwise_there_has_failed(here: SamplePass, there: 
     assert track.proof is not None
     proof = track.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
     runtimes = {"ort-cpu": track.model_copy(update={"proof": proof})}
-    here.take(whole.model_copy(update={"runtimes": runtimes}))
+    here.take(whole.model_copy(update={"runtimes": runtimes}), here.units[1])
     assert "AcmeExecutionProvider" in str(here.tracks[0].failure)
 
 
@@ -112,5 +114,47 @@ def test_the_policy_may_take_other_machines(case: Case) -> None:
         sample_pass.lead()
         part = sample_pass.part(sample_pass.units[1])
         other = part.environment.model_copy(update={"cpu": "another"})
-        sample_pass.take(part.model_copy(update={"environment": other}))
+        sample_pass.take(part.model_copy(update={"environment": other}), sample_pass.units[1])
         assert sample_pass.environments[1:] == (other,)
+
+
+def relabelled(case: Case, labels: list[int]) -> Case:
+    return dataclasses.replace(case, labels=np.array(labels))
+
+
+@pytest.mark.parametrize("what", ["samples", "labels", "unit"])
+def test_what_was_measured_on_something_else_is_refused(case: Case, what: str) -> None:
+    case = relabelled(case, [0] * 120)
+    others = {
+        "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
+        "labels": relabelled(case, [0] * 119 + [1]),
+        "unit": case,
+    }
+    with contextlib.ExitStack() as opened:
+        here, there = (
+            opened.enter_context(SamplePass.open(each, noise=noise))
+            for each, noise in ((case, True), (others[what], False))
+        )
+        for sample_pass in (here, there):
+            sample_pass.open_runtimes()
+        here.run(here.units[0], lambda _count: None)
+        here.end_unit()
+        there.judge_by(here.lead())
+        part = there.part(there.units[-1])
+        expected = here.units[1] if what == "unit" else here.units[-1]
+        with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*other samples or"):
+            here.take(part, expected)
+
+
+def test_a_lead_of_another_machine_judges_the_first_unit_too(here: SamplePass, case: Case) -> None:
+    with torch.no_grad(), SamplePass.open(case) as other:
+        other.open_runtimes()
+        other.run(other.units[1], lambda _count: None)  # as if that were the first
+        other.end_unit()
+        lead = other.lead()
+    assert lead != here.lead()
+    here.judge_by(lead)
+    here.end_unit()
+    for track in here.tracks:
+        track.fold()
+    assert [floor_of(track) for track in here.tracks] == list(lead.floors.values())

@@ -20,7 +20,9 @@ from gate.front_door import Reference, case_of, evidence_on
 from gate.parity.units.part import UnitPart
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
+from gate.policy.sections import IncumbentPolicy
 from gate.records.evidence import Evidence
+from gate.scale.assignment import digest_of_model
 from gate.scale.measuring import measure_unit
 from gate.scale.merging import MergedParts
 from gate.scale.part_file import PartFile
@@ -252,3 +254,50 @@ def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
         MeasuringPlan.of(case, reference, workload, threads=1)
+
+
+def test_other_samples_where_it_is_merged_are_noticed(
+    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+) -> None:
+    rows = np.load(folder / "x.npy")
+    try:
+        changed = rows.copy()
+        changed[200, 3] += 1.0
+        np.save(folder / "x.npy", changed)
+        with pytest.raises(DigestMismatch, match="other samples or labels"):
+            merged(folder, plan, list(parts.values()))
+        np.save(folder / "x.npy", np.concatenate([rows, rows]))
+        with pytest.raises(EvidenceError, match="other samples here than were planned"):
+            merged(folder, plan, list(parts.values()))
+    finally:
+        np.save(folder / "x.npy", rows)
+
+
+def test_other_code_or_weights_are_noticed(plan: MeasuringPlan) -> None:
+    other = Policy.default().digest()
+    for field in ("code_sha256", "model_sha256", "subject_sha256"):
+        assignment = plan.assignment.model_copy(update={field: other})
+        with pytest.raises(DigestMismatch, match="was planned"):
+            measure_unit(plan.model_copy(update={"assignment": assignment}), 1)
+
+
+def test_a_password_goes_into_no_plan(folder: Path) -> None:
+    onnx, reference, workload, policy = asked(folder)
+    assert workload.origin is not None
+    origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
+    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    with pytest.raises(PolicyError, match="has a password") as refused:
+        MeasuringPlan.of(case, reference, replace(workload, origin=origin), threads=1)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_policy_that_asks_for_more_than_samples_is_not_planned(folder: Path) -> None:
+    with pytest.raises(PolicyError, match="incumbent, which no unit"):
+        planned(folder, incumbent=IncumbentPolicy(min_agreement=0.9))
+
+
+def test_tensors_without_bytes_are_for_one_process() -> None:
+    model = rare()
+    model.register_buffer("table", torch.eye(3).to_sparse())
+    with pytest.raises(PolicyError, match="can't be compared between processes"):
+        digest_of_model(model)

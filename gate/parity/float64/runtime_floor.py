@@ -30,6 +30,10 @@ class RuntimeFloor:
         """What was measured, without what is made of it."""
         return vars(self) | {"_first": {}}
 
+    def become(self, other: RuntimeFloor) -> None:
+        """Be what another process measured, for all who are judged by this one."""
+        self._noise, self._rounding, self._first = other._noise, other._rounding, {}
+
     def update(
         self,
         truth: Sequence[Array],

@@ -57,6 +57,8 @@ class Mismatches:
         merged._excused = self._excused + other._excused
         merged._widths = self._widths | other._widths
         merged._overflown = self._overflown or other._overflown or merged._count > MOST
+        if merged._overflown:
+            merged._kept = {}
         return merged
 
     @property

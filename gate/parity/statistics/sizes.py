@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -61,6 +64,18 @@ class SizeHistogram:
         merged._zeros = self._zeros + other._zeros
         merged._counts = self._counts + other._counts
         return merged
+
+    def __getstate__(self) -> dict[str, object]:
+        """The bins between the first and the last that are filled: most are empty."""
+        filled = np.flatnonzero(self._counts)
+        first = int(filled[0]) if filled.size else 0
+        last = int(filled[-1]) + 1 if filled.size else 0
+        return {"zeros": self._zeros, "first": first, "counts": self._counts[first:last]}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self._zeros, first, counts = state["zeros"], state["first"], state["counts"]
+        self._counts = np.zeros(_BINS + 1, np.int64)
+        self._counts[first : first + len(counts)] = counts
 
     def without(self, sizes: ArrayLike) -> SizeHistogram:
         """The same with these of the sizes as zeros."""

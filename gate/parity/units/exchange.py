@@ -21,28 +21,35 @@ def judge_by(track: Track, floor: Any) -> None:
     taken = unpacked(floor)
     if not isinstance(taken, RuntimeFloor):
         raise EvidenceError(f"there is no noise floor for {track.name}. Measure unit 0 again.")
-    track.comparison.floor = taken
+    track.comparison.floor.become(taken)
 
 
 def part_of(track: Track) -> TrackPart:
     """What it gave since the last unit; the next one begins."""
-    compared, seconds = track.cut_off(), track.meter.drain()
-    if track.runner is not None:
-        try:
-            proof = RunProof.of(track.runner.proof())
-            return TrackPart(proof=proof, seconds=seconds, compared=compared.state())
-        except Exception as error:
-            track.fail(error)
+    compared, seconds, proof = track.cut_off(), track.meter.drain(), proof_of(track)
+    if proof is not None:
+        return TrackPart(proof=proof, seconds=seconds, compared=compared.state())
     return TrackPart(absent_reason=track.absent_reason, failure=track.failure)
 
 
-def take(track: Track, part: TrackPart) -> None:
-    """Add what another one measured of the unit that comes next. What does not fit is the failure
-    of the runtime."""
+def proof_of(track: Track) -> RunProof | None:
+    """How it ran so far; None: it does not, or can't say."""
+    if track.runner is None:
+        return None
+    try:
+        return RunProof.of(track.runner.proof())
+    except Exception as error:
+        track.fail(error)
+        return None
+
+
+def take(track: Track, part: TrackPart, *, own: RunProof | None) -> None:
+    """Add what another one measured of the unit that comes next. `own`: how this one ran on the
+    samples. What does not fit is the failure of the runtime."""
     if track.runner is None:
         return
     try:
-        _verify(track.name, part, own=RunProof.of(track.runner.proof()))
+        _verify(track.name, part, own=own)
         track.comparison.take(part.compared)
     except Exception as error:
         track.fail(error)
@@ -51,13 +58,14 @@ def take(track: Track, part: TrackPart) -> None:
     track.end_unit()
 
 
-def _verify(name: str, part: TrackPart, *, own: RunProof) -> None:
+def _verify(name: str, part: TrackPart, *, own: RunProof | None) -> None:
     reason = part.failure or part.absent_reason
     if reason is not None:
         raise EvidenceError(reason)
-    if part.proof != own:
+    if own is None or part.proof != own:
         there = part.proof.to_plain() if part.proof else {}
-        unlike = {key: value for key, value in own.to_plain().items() if there.get(key) != value}
+        here = own.to_plain() if own else {}
+        unlike = {key: value for key, value in here.items() if there.get(key) != value}
         raise EvidenceError(
             f"{name} ran otherwise in another process: there {there}, here {unlike}. Measure where "
             "all processes have the same devices and libraries."

@@ -52,6 +52,8 @@ class UnitPart(Record):
     stop: Count
     samples_sha256: Sha256
     """Of these samples, in this order."""
+    labels_sha256: Sha256 | None
+    """Of their labels; None: there are none."""
     environment: Environment
     reference_seconds: tuple[Measured, ...] = ()
     runtimes: dict[RuntimeName, TrackPart]
@@ -76,8 +78,8 @@ class Crew(Protocol):
     def record(self) -> CrewRecord:
         """Who they are."""
 
-    def begin(self, lead: LeadState, units: Sequence[Unit]) -> None:
-        """Have these units measured. Returns at once."""
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
+        """Have these units measured. Returns at once, with the lead by which they are judged."""
 
     def parts(self) -> Iterator[UnitPart]:
         """What they gave, in any order, perhaps twice, until all are there.
