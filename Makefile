@@ -11,7 +11,7 @@ PORT ?= 5000
 SERVICE_PORT ?= 8400
 WORKERS ?= 4
 
-.PHONY: help install packages browser repro ui stack screens lint fix test check
+.PHONY: help install packages browser repro ui stack screens lint fix test check exhaustive
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -63,10 +63,14 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
-test check: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
+test check exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
 test: $(READY) packages browser  ## Run the tests but for the slow proofs
 	@$(PYTEST) -m "not alone and not proof" || { $(FAILED); }
 	@echo "What happened: all tests passed. Left out: the slow proofs (the marks 'proof' and 'alone'), which make check runs. Where to look: make repro, then make ui."
+
+exhaustive: $(READY) packages browser  ## Every row of every proof, of which check runs some: an hour or more
+	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(BIN)/python -m pytest -m alone || { $(FAILED); }
+	@echo "What happened: all proofs passed, with every row. Where to look: tests/exhaustive.py says what make check leaves out."
 
 check: lint packages browser  ## What CI runs: lint and all tests, with branch coverage but for proofs and further rows of tables
 	@$(PYTEST) -m "not alone and not proof and not again" --cov --cov-report= \

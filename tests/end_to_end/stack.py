@@ -182,7 +182,7 @@ def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
         seen = look()
         if seen or time.monotonic() > deadline:
             return seen
-        time.sleep(0.05)
+        time.sleep(0.2)  # each look asks the server several times
 
 
 @contextmanager

@@ -12,14 +12,17 @@ import pytest
 from gate.attestation.trust import Trust
 from gate.ledger.entry import LedgerEntry
 from gate.registry.port import CHAMPION, Tag, Version
-from tests.end_to_end.forged_reviews import REVIEWERS, SIGNED, TRICKS, Watched, approve
+from tests.end_to_end import forged_reviews
+from tests.end_to_end.forged_reviews import REVIEWERS, SIGNED, Watched, approve
 from tests.end_to_end.forging import RIGHT, plain_release
 from tests.end_to_end.hands import Hands, Keys, guarded_mlflow
 from tests.end_to_end.signed import QUICK, SignedStack, running
 from tests.end_to_end.stack import until
 from tests.end_to_end.trial import SETTLED_S, Trial
+from tests.exhaustive import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
+TRICKS = some(forged_reviews.TRICKS, 4)
 
 
 @dataclass(frozen=True)

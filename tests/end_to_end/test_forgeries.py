@@ -22,14 +22,17 @@ from gate.ledger.entry import LedgerEntry
 from gate.policy.policy import Policy
 from gate.registry.port import CANDIDATE, CHAMPION, Tag, Version
 from gate.storage.digest import Digest
-from tests.end_to_end.forgeries import FORGERIES, stays
+from tests.end_to_end import forgeries
+from tests.end_to_end.forgeries import stays
 from tests.end_to_end.forging import PLAIN, RIGHT, TWINNED, Victim
 from tests.end_to_end.hands import Hands, Keys, guarded_mlflow
 from tests.end_to_end.signed import QUICK, SignedStack, running
 from tests.end_to_end.stack import until
 from tests.end_to_end.trial import SETTLED_S, Trial
+from tests.exhaustive import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
+FORGERIES = some(forgeries.FORGERIES, 5)
 SERVICES: dict[str, tuple[Policy, Path | None]] = {
     "plain": (PLAIN, QUICK),
     "twinned": (TWINNED, None),

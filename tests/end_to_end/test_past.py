@@ -14,6 +14,7 @@ from gate.registry.port import Tag
 from tests.end_to_end.proxy import Proxy, proxy
 from tests.end_to_end.stack import Stack, stack, until
 from tests.end_to_end.test_events import served
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
 from tests.registry.servers import Server
 
@@ -73,7 +74,7 @@ def under(
         yield made
 
 
-@pytest.mark.parametrize("fault", ["page", "flipped"])
+@pytest.mark.parametrize("fault", [pytest.param("page", marks=exhaustive), "flipped"])
 def test_a_minute_of_wrong_downloads_condemns_nothing(under: Stack, sky: Proxy, fault) -> None:
     number = served(under)
     assert under.stop() == 0

@@ -24,14 +24,17 @@ from gate.registry.mlflow.process import lent
 from gate.registry.promotion import promote
 from gate.registry.release import Release
 from tests import builders
-from tests.end_to_end.spoils import DAMAGED_STORE, SPOILS, Victim
+from tests.end_to_end import spoils
+from tests.end_to_end.spoils import DAMAGED_STORE, Victim
 from tests.end_to_end.stack import Stack, mlflow_server, stack, until
+from tests.exhaustive import some
 from tests.golden_vectors import vectors
 from tests.registry.releases import evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.test_preprocessing_beside import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
+SPOILS = some(spoils.SPOILS, 5)
 POLICY = builders.policy()
 SPARED = "spared"
 SETTLED_S = 600.0
@@ -166,7 +169,7 @@ def test_what_nobody_passed_does_not_serve(aftermath: Aftermath, title: str) -> 
 
 
 def test_the_service_answered_at_once_and_took_little_memory(aftermath: Aftermath) -> None:
-    assert len(aftermath.victims) >= 40
+    assert len(aftermath.victims) == len(SPOILS)
     assert aftermath.pulse.answers > 20
     assert aftermath.pulse.slowest_s < 5.0
     assert aftermath.pulse.peak_kb < MEMORY_KB

@@ -35,6 +35,7 @@ from tests import small_project
 from tests.end_to_end.ci import POLICY
 from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
 from tests.end_to_end.stack import until, webhooks_allowed
+from tests.exhaustive import exhaustive
 from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
 from tests.registry.signed import save, trust_in
 from tests.service.postgres import MISSING, Postgres, postgres, program
@@ -327,6 +328,7 @@ def check_each_line_once(world: World, model: str, *also: str) -> None:
     assert set(moved.values()) == {1}, moved
 
 
+@exhaustive
 def test_a_replica_killed_at_any_step_while_another_goes_on(
     world: World, ci: Program, programs: list[Program]
 ) -> None:
@@ -353,7 +355,14 @@ def test_a_replica_killed_at_any_step_while_another_goes_on(
     check_each_line_once(world, LOOKED_AT, "conflict")  # of moves that did not happen
 
 
-@pytest.mark.parametrize("step", ["begin", "set_alias champion", "append"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("begin", marks=exhaustive),
+        pytest.param("set_alias champion", marks=exhaustive),
+        "append",
+    ],
+)
 def test_a_replica_stopped_while_it_holds_the_lock_writes_nothing_more(
     world: World, ci: Program, programs: list[Program], step: str
 ) -> None:

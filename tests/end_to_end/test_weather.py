@@ -20,6 +20,7 @@ from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from tests.bounded.here import read_here
 from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
+from tests.exhaustive import some
 from tests.registry.servers import Server
 from tests.service.places import Beginning, Model
 
@@ -110,11 +111,19 @@ AT_ONCE: tuple[Fault, ...] = ("503", "hang", "page", "lost")
 """One of each sort also strikes the very first request."""
 
 
-@pytest.mark.parametrize(
-    ("fault", "spared"),
-    [*((fault, 1) for fault in FAULTS), *((fault, 0) for fault in AT_ONCE)],
+WEATHER = some(
+    {
+        f"{name}-{fault}-{spared}": (*done, fault, spared)
+        for fault, spared in [*((f, 1) for f in FAULTS), *((f, 0) for f in AT_ONCE)]
+        for name, done in DONE.items()
+    },
+    4,
 )
-@pytest.mark.parametrize(("begin", "champion"), DONE.values(), ids=list(DONE))
+
+
+@pytest.mark.parametrize(
+    ("begin", "champion", "fault", "spared"), WEATHER.values(), ids=list(WEATHER)
+)
 def test_after_bad_weather_all_is_right_within_two_looks(
     model: Model, sky: Proxy, begin: Callable[[Model], Callable[[], object]], champion: str,
     fault: Fault, spared: int,

@@ -23,6 +23,7 @@ from onnx import numpy_helper
 
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import clean_environment, clone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
@@ -141,6 +142,7 @@ def test_another_bound_decides_anew_and_another_runtime_measures_anew(project: P
     assert UP_TO_DATE in project.dvc("repro")
 
 
+@exhaustive
 def test_a_weight_changed_before_parity_is_refused_and_made_anew_in_spite_of_a_kill(
     project: Project,
 ) -> None:
@@ -191,6 +193,7 @@ def wait_for_run_of(project: Project, stage: str, process: subprocess.Popen[byte
     raise AssertionError(f"{stage} never ran")
 
 
+@exhaustive
 def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     """As the issue of it was: relu becomes sigmoid in the model's own file. By dvc alone; and back
     by `mlflow run`, whose runs land in one experiment."""

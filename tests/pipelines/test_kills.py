@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from gate.commands.status import Status
 from pipelines import export, parity, prepare, promote, train
 from pipelines.run import tracking_uri
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
@@ -36,10 +37,10 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
     ("stage", "file"),
     [
         ("prepare", "data/manifest.json"),
-        ("train", "models/model.safetensors"),
-        ("export", "models/model.onnx"),
+        pytest.param("train", "models/model.safetensors", marks=exhaustive),
+        pytest.param("export", "models/model.onnx", marks=exhaustive),
         ("export", "reports/export.json"),
-        ("parity", "reports/evidence.json"),
+        pytest.param("parity", "reports/evidence.json", marks=exhaustive),
         ("promote", "reports/promotion.json"),
     ],
 )

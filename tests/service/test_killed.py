@@ -24,6 +24,7 @@ from gate.registry.hand_in import hand_in
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.trusted import TrustFile
+from tests.exhaustive import exhaustive
 from tests.registry.signed import Signing, save, trust_in
 from tests.service.places import AUTOMATIC, Beginning, Model
 
@@ -147,7 +148,9 @@ STEPS = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
 @pytest.mark.proof
-@pytest.mark.parametrize("scenario", [approval, offence, rejection, handing_in, forgery])
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(approval, marks=exhaustive), offence, rejection, handing_in, forgery]
+)
 def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
     database = tmp_path / "mlflow.db"
     model = Model(tmp_path, f"sqlite:///{database}", "digits")
