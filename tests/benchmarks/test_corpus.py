@@ -25,7 +25,7 @@ from benchmarks.corpus.run import run
 from benchmarks.corpus.table import family_of
 from benchmarks.corpus.trained import tensors, trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the corpus is judged in one go
 
 UNREADABLE = {"truncated file", "no model", "swapped external data", "stale digest", "input dtype"}
 """Classes of which some files are refused before anything is computed."""
