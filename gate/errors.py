@@ -55,6 +55,12 @@ class GateError(Exception):
     """Base of all errors that the gate raises on purpose."""
 
 
+def by_name(name: str) -> type[GateError] | None:
+    """The error of this name, as another process gives it; None: there is none."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, GateError) else None
+
+
 class PolicyError(GateError):
     """The policy, or another section of params.yaml, is missing, malformed or empty."""
 

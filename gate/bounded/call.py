@@ -20,11 +20,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from gate import errors
 from gate.bounded import inside
 from gate.bounded.limits import ChildLimits
 from gate.bounded.watch import ChildWatch, too_much_memory
-from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
+from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError, by_name
 from gate.storage.foreign import RECORD_LIMIT, strict_json
 from gate.storage.temporary import temporary_folder
 
@@ -233,8 +232,8 @@ def _raised(error: Any, *, what: str, limits: ChildLimits) -> GateError:
     name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
     if name == inside.OUT_OF_MEMORY:
         return LimitExceeded(too_much_memory(what, limits))
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, GateError):
+    kind = by_name(name)
+    if kind is not None:
         return kind(message)
     return EvidenceError(f"{what} failed unexpectedly: {name}: {message}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -63,7 +63,7 @@ class CheckQuestion(TypedDict):
     experiment: str | None
 
 
-MEASURING = (
+_MEASURING = (
     MODEL,
     REFERENCE,
     CHECKPOINT,
@@ -119,9 +119,8 @@ MEASURING = (
     ),
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
 )
-"""What says what is measured, on what, and by which policy."""
 _OPTIONS = (
-    *MEASURING,
+    *_MEASURING,
     click.option(
         "--recorded",
         type=NamedRecording(),
@@ -184,6 +183,15 @@ _OPTIONS = (
 
 def with_question(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a `CheckQuestion`."""
-    for option in reversed(_OPTIONS):
+    return _with(_OPTIONS, command)
+
+
+def with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command those of them that say what is measured, on what, and by which policy."""
+    return _with(_MEASURING, command)
+
+
+def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return command

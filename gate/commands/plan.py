@@ -10,28 +10,20 @@ import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.check import policy_of
-from gate.commands.check_question import MEASURING
+from gate.commands.check_question import with_measuring
 from gate.commands.child import in_child, limit_options
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
 
     from gate.scale.plan import MeasuringPlan
 
 
-def _with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(MEASURING):
-        command = option(command)
-    return command
-
-
 @click.command("plan", short_help="Cut a check into units that many machines can measure.")
-@_with_measuring
+@with_measuring
 @click.option(
     "--units", type=click.IntRange(min=2), metavar="N",
     help="At most so many, the lead included; each is a range of whole batches. Default: as gate "

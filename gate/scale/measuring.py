@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.part import LeadState
 from gate.scale.part_file import PartFile
 from gate.scale.plan import MeasuringPlan
+from gate.scale.worker import opened
 
 
 def measure_unit(plan: MeasuringPlan, index: int, *, lead: Path | None = None) -> PartFile:
@@ -20,10 +19,7 @@ def measure_unit(plan: MeasuringPlan, index: int, *, lead: Path | None = None) -
     """
     unit = plan.unit(index)
     given = None if lead is None else PartFile.open(lead, plan=plan).lead
-    case = plan.case()
-    torch.set_num_threads(plan.threads)
-    with SamplePass.open(case, noise=given is None) as sample_pass:
-        sample_pass.open_runtimes()
+    with opened(plan.case(), threads=plan.threads, noise=given is None) as sample_pass:
         state = given or _lead(sample_pass)
         if index == 0:
             return PartFile.of_lead(plan, state)

@@ -6,17 +6,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
-from gate import errors
-from gate.errors import EvidenceError, GateError
+from gate.errors import EvidenceError, GateError, by_name
+from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.part import LeadState, UnitPart
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
-from gate.storage.record import Count, Prose, Record
+from gate.storage.record import Prose, Record
 
 _PART, _FAILURE = b"P", b"F"
 
@@ -38,35 +37,17 @@ class WorkerFailure(Record):
 
     def error(self) -> GateError:
         """The error itself."""
-        kind = getattr(errors, self.kind, None)
-        if isinstance(kind, type) and issubclass(kind, GateError):
-            return kind(self.message)
-        return EvidenceError(self.message)
+        return (by_name(self.kind) or EvidenceError)(self.message)
 
 
-class UnitWorker:
-    """An open pass without a lead of its own."""
-
-    def __init__(self, sample_pass: SamplePass) -> None:
-        self._sample_pass = sample_pass
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls, assignment: Assignment, *, threads: Count) -> Iterator[UnitWorker]:
-        """Inside, the model and all runtimes are open. Raises GateError."""
-        case = assignment.case()  # whose module may set threads of its own
-        torch.set_num_threads(threads)
-        with SamplePass.open(case, noise=False) as sample_pass:
-            sample_pass.open_runtimes()
-            yield cls(sample_pass)
-
-    def begin(self, lead: LeadState) -> None:
-        """Take what the lead gave. Raises EvidenceError."""
-        self._sample_pass.judge_by(lead)
-
-    def measure(self, unit: Unit) -> UnitPart:
-        """Raises GateError, for samples that can't be used and where the reference breaks."""
-        return self._sample_pass.part(unit)
+@contextlib.contextmanager
+def opened(case: Case, *, threads: int, noise: bool) -> Iterator[SamplePass]:
+    """Inside, the model and all runtimes are open. `case`: opened before, as the model's module
+    may set threads of its own. `noise`: with the float64 reference. Raises GateError."""
+    torch.set_num_threads(threads)
+    with SamplePass.open(case, noise=noise) as sample_pass:
+        sample_pass.open_runtimes()
+        yield sample_pass
 
 
 def read_answer(data: bytes) -> UnitPart | WorkerFailure:
@@ -87,13 +68,13 @@ def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
 
 
 def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
-    with UnitWorker.open(assignment, threads=threads) as worker:
-        worker.begin(LeadState.from_json(connection.recv_bytes().decode()))
+    with opened(assignment.case(), threads=threads, noise=False) as sample_pass:
+        sample_pass.judge_by(LeadState.from_json(connection.recv_bytes().decode()))
         while True:
-            unit = Unit(*_numbers(connection.recv()))
+            unit = Unit(*connection.recv())
             answer: UnitPart | WorkerFailure
             try:
-                answer = worker.measure(unit)
+                answer = sample_pass.part(unit)
             except Exception as error:
                 answer = WorkerFailure.of(error)
             connection.send_bytes(_written(answer))
@@ -101,8 +82,3 @@ def _serve(connection: Connection, assignment: Assignment, threads: int) -> None
 
 def _written(answer: UnitPart | WorkerFailure) -> bytes:
     return (_PART if isinstance(answer, UnitPart) else _FAILURE) + answer.to_json().encode()
-
-
-def _numbers(message: Any) -> tuple[int, int, int]:
-    index, start, stop = message
-    return index, start, stop

@@ -71,7 +71,7 @@ def alone(folder: Path) -> Evidence:
     return evidence(folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
