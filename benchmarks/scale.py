@@ -3,10 +3,10 @@
     python -m benchmarks.scale --samples 2000 --jobs 2
 
 `gate check` on a resnet18 with one single-thread process, with so many, and with so many actors of
-Ray: ratios of the times on the wall, and whether all numbers are the same. Then the units of many workers, simulated: what each
-costs its worker beside computing (statistics as JSON) and the driver (reading and folding), for an
-output of a thousand classes; and the driver's share if units take as long as those that were
-measured, by number of workers.
+Ray: ratios of the times on the wall, and whether all numbers are the same. Then the units of many
+workers, simulated: what each costs its worker beside computing (statistics as JSON) and the driver
+(reading and folding), for an output of a thousand classes; and the driver's share if units take as
+long as those that were measured, by number of workers.
 """
 
 from __future__ import annotations
