@@ -62,7 +62,7 @@ class RowSpool:
         try:
             self._file.seek(self._end)
             self._file.write(rows.tobytes())
-            self._file.flush()  # or a full disk is noticed when the next unit comes
+            self._file.flush()  # or a full disk is noticed when they are read
         except OSError as error:
             self._lose(error)
             return

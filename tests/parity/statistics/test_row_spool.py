@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import tempfile
 import tracemalloc
@@ -111,3 +112,26 @@ def test_without_room_no_row_is_left_and_nothing_stops(
     for output in ("logits", "boxes"):
         assert output in spool
         assert read(spool, output) == b""
+
+
+class Filling(io.FileIO):
+    """On a disk that is full after fifty rows."""
+
+    def write(self, data: object, /) -> int:
+        if self.tell() + len(memoryview(data)) > 50 * ROW.itemsize:  # type: ignore[arg-type]
+            raise OSError(28, "No space left on device")
+        return super().write(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_disk_that_fills_up_is_noticed_with_the_last_rows(tmp_path, monkeypatch) -> None:
+    def filling(**_options: object) -> io.BufferedRandom:
+        return io.BufferedRandom(Filling(tmp_path / "rows", "w+b"))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", filling)
+    spool = RowSpool(ROW)
+    spool.add("logits", rows(0, 50))
+    assert spool.lost is None
+    spool.add("logits", rows(50, 51))
+    assert "No space" in str(spool.lost)
+    assert read(spool, "logits") == b""
