@@ -162,9 +162,10 @@ class SamplePass:
         """
         self._verify(part, unit)
         self.reference.meter.add(part.reference_seconds)
+        anywhere = self.case.policy.environments == "any"
         for track in self.tracks:
             given = part.runtimes.get(track.name) or TrackPart(failure="it gave nothing")
-            take(track, given, own=self._proofs.get(track.name))
+            take(track, given, own=self._proofs.get(track.name), anywhere=anywhere)
 
     def _labels_of(self, unit: Unit) -> NDArray[np.int64] | None:
         if self.case.source_labels:
