@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 
 import numpy as np
@@ -93,7 +94,7 @@ def _tell(report: ExportReport) -> None:
     subject = report.subject
     print(
         f"{paths.ONNX}: {subject.sha256}, {subject.size_bytes} bytes, opset {subject.opset}, "
-        f"self-check max_abs_diff {max(report.self_check.values()):.3g}"
+        f"self-check max_abs_diff {max(report.self_check.values(), default=math.nan):.3g}"
     )
     for warning in (*report.record.tracer_warnings, *report.record.hazards):
         print(f"  look at this: {warning}")

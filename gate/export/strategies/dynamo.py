@@ -30,9 +30,9 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
         "opset_version": symbolics.opset,
         "export_params": request.settings.export_params,
         "optimize": request.settings.do_constant_folding,
-        "keep_initializers_as_inputs": False,
+        "keep_initializers_as_inputs": request.settings.keep_initializers_as_inputs,
         "external_data": request.large,
-        "verbose": False,
+        "verbose": request.settings.verbose,
     }
     axes = tuple(request.axes.get(name) for name in request.input_names)
     keywords: dict[str, Any] = plain | {

@@ -21,7 +21,8 @@ from gate.export.refusals.operators import refused
 from gate.export.refusals.refusal import ExportRefusal, brief
 from gate.export.request import Flat, Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
-from gate.export.strategies.naming import accepted, rename
+from gate.export.strategies.naming import accepted, rename, rename_outputs
+from gate.export.switches import Switches
 from gate.records.strategy import Strategy
 
 _CHECK_TRACE = True
@@ -102,19 +103,20 @@ def _write(
     `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
     can't be written.
     """
-    from torch.onnx import OperatorExportTypes, TrainingMode
+    from torch.onnx import TrainingMode
 
+    switches = Switches(request.settings)
     plain: ExporterOptions = {
         "dynamo": False,
         "opset_version": opset,
         "export_params": request.settings.export_params,
         "do_constant_folding": request.settings.do_constant_folding,
-        "keep_initializers_as_inputs": False,
-        "verbose": False,  # also: no doc strings with this machine's paths in the file
+        "keep_initializers_as_inputs": request.settings.keep_initializers_as_inputs,
+        "verbose": request.settings.verbose,
     }
     keywords: dict[str, Any] = plain | {
         "training": TrainingMode.EVAL,
-        "operator_export_type": OperatorExportTypes.ONNX,
+        **switches.keywords(request.model),
         "input_names": accepted(request.input_names),
         "output_names": accepted(request.output_names),
         "dynamic_axes": dict(
@@ -129,10 +131,12 @@ def _write(
         find = partial(_explain, error, request, strategy=strategy, keywords=keywords)
         explain = partial(find, None if module is request.model else module)
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
+    if request.settings.export_modules_as_functions:
+        rename_outputs(path, accepted(request.output_names))
     rename(path, (*request.input_names, *request.output_names))
     described: ExporterOptions = {
         "training": "eval",
-        "operator_export_type": "ONNX",
+        **switches.described(),
         "dynamic_axes": axes_text(request.axes),
     }
     return settings_of(request, plain | described)
