@@ -96,8 +96,9 @@ def _tell(report: ExportReport) -> None:
         f"{paths.ONNX}: {subject.sha256}, {subject.size_bytes} bytes, opset {subject.opset}, "
         f"self-check max_abs_diff {max(report.self_check.values(), default=math.nan):.3g}"
     )
-    for warning in (*report.record.tracer_warnings, *report.record.hazards):
-        print(f"  look at this: {warning}")
+    record = report.record
+    for line in (*record.tracer_warnings, *record.hazards, *record.notices):
+        print(f"  look at this: {line}")
 
 
 if __name__ == "__main__":

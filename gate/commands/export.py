@@ -160,7 +160,8 @@ def _show(
          or "not possible: no runtime of the gate runs this file"),
         *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
           for f in record.lint if not f.suppressed),
-        *(("look at", line) for line in (*record.tracer_warnings, *record.hazards)),
+        *(("look at", line)
+          for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
         ("next", f"gate check {output} --reference {question['factory']}{weights} "
                  f"--inputs {question['example_input']} --export-record {note_path(output)}"),
     ]  # fmt: skip

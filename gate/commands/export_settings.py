@@ -67,7 +67,8 @@ _OPTIONS = (
     ),
     click.option(
         "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
-        help="An axis of an input that may have any size, beside the batch. Repeatable.",
+        help="An axis of an input or output that may have any size, beside the batch. Those of "
+        "outputs follow; one that is named has to move with another size. Repeatable.",
     ),
     click.option(
         "--output-names", metavar="A,B",

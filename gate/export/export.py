@@ -15,6 +15,7 @@ from gate.errors import ExportError, OnnxFileError, StorageError
 from gate.export.capture import captured
 from gate.export.example import Example
 from gate.export.ladder import Carried, Ladder, NoRung
+from gate.export.output_axes import notices
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.strategies.exporter import export_copy, neutral
@@ -108,6 +109,7 @@ def staged(
                 "lint": read.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
                 "code": source.code if source else None,
+                "notices": notices(subject, request.axes, settings),
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)

@@ -80,7 +80,8 @@ class ExportSettings(Record):
     dynamic_batch: bool = True
     """Axis 0 of all inputs may have any size."""
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
-    """Further axes of inputs that may have any size, with a name: {input: {2: height}}."""
+    """Further axes of inputs that may have any size, with a name: {input: {2: height}}. Those of
+    outputs follow from them; one that is named here must move."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
     squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from gate.export.axes import Axes
 from gate.onnxfile.walk import subgraphs
 
 _STAND_IN = "parity_gate_value_"
@@ -49,6 +50,22 @@ def rename_outputs(path: Path, names: Sequence[str]) -> None:
         return
     makes_way = {name: f"inner_{name}" for name in new.values() if name not in new}
     _rename(model.graph, makes_way | new)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def name_axes(path: Path, axes: Axes) -> None:
+    """Label these axes of the outputs of the file `path`, where they have no fixed size.
+
+    `dynamo` finds expressions for them (`2*height`), and takes no names. Raises OSError.
+    """
+    if not axes:
+        return
+    model = onnx.load(path, load_external_data=False)
+    for value in model.graph.output:
+        shape = value.type.tensor_type.shape.dim
+        for axis, label in axes.get(value.name, {}).items():
+            if axis < len(shape) and not shape[axis].HasField("dim_value"):
+                shape[axis].dim_param = label
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
