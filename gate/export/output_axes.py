@@ -28,7 +28,7 @@ class Sized:
     def size(self, place: tuple[str, int]) -> int:
         """Of an axis of an input."""
         name, axis = place
-        return self.batch.arrays[name].shape[axis]
+        return int(self.batch.arrays[name].shape[axis])
 
     def same(self, name: str, axis: int, *, as_in: Sized) -> bool:
         """Whether an output's axis has the size that it has there."""
