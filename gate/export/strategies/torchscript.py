@@ -22,6 +22,7 @@ from gate.export.refusals.refusal import ExportRefusal, brief
 from gate.export.request import Flat, Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
 from gate.export.strategies.naming import accepted, rename, rename_outputs
+from gate.export.strategies.scripting import objection
 from gate.export.switches import Switches
 from gate.records.strategy import Strategy
 
@@ -71,27 +72,30 @@ def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
 def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Compile the model, export it to `path`; say what was set.
 
-    Structured inputs and outputs are flattened by a trace around the compiled model, which keeps
-    what is compiled. Raises RungFailed, and OSError where the file can't be written.
+    Structured inputs and outputs, and tensors that may be None, are flattened by a trace around the
+    compiled model, which keeps what is compiled. Raises RungFailed, and OSError where the file
+    can't be written.
     """
     try:
         scripted = torch.jit.script(request.model)
     except Exception as error:
-        raise RungFailed.because(
+        why = objection(request) or (
             f"torch.jit.script failed: {brief(error)}",
             "Annotate the types of arguments that are not tensors, and take out of forward what "
             "TorchScript has no words for.",
-        ) from error
-    if not request.plain:
+        )
+        raise RungFailed.because(*why) from error
+    if not request.plain or request.call.takes_none:
         try:
             scripted = torch.jit.trace(  # type: ignore[no-untyped-call]
                 Flat(scripted, request.call), request.arguments, check_trace=False
             )
         except Exception as error:
-            raise RungFailed.because(
+            why = objection(request) or (
                 f"the compiled model does not take or return flat tensors: {brief(error)}",
                 "Take and return tensors, in tuples.",
-            ) from error
+            )
+            raise RungFailed.because(*why) from error
     return _write(request, scripted, path, strategy="scripted", opset=symbolics.opset)
 
 
