@@ -10,7 +10,7 @@ import numpy as np
 
 from gate.commands.status import Status
 from gate.errors import DataError, EvidenceError, ExportRefused
-from gate.export.export import export_model
+from gate.export.export import export_model, log_of
 from gate.export.self_check import self_check
 from gate.model.code import code_of
 from gate.preprocess.spec import PreprocessSpec
@@ -64,6 +64,11 @@ def main() -> int:
         )
         with atomic.replacing(paths.ONNX) as temporary:
             staged.replace(temporary)
+        kept = log_of(paths.ONNX)
+        if settings.verbose:
+            log_of(staged).replace(kept)
+        else:
+            kept.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # holds the log of an earlier failure
             staged.parent.rmdir()
         report.save(paths.EXPORT_REPORT)

@@ -33,7 +33,7 @@ class Sized:
     def same(self, name: str, axis: int, *, as_in: Sized) -> bool:
         """Whether an output's axis has the size that it has there."""
         mine, other = self.shapes.get(name, ()), as_in.shapes[name]
-        return len(mine) != len(other) or mine[axis] == other[axis]
+        return axis >= len(mine) or mine[axis] == other[axis]
 
 
 @dataclass(frozen=True)

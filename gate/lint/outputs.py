@@ -13,17 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gate.lint.conditions import only_guards
+from gate.lint.places import UNKNOWN, changes, reads, writes
 from gate.lint.source import Definition
 
 _ENDS = (
     ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Break, ast.Continue, ast.Delete,
     ast.Global, ast.Nonlocal,
 )  # fmt: skip
-_MUTATORS = frozenset({"append", "extend", "insert", "update", "add", "setdefault", "pop", "remove",
-                       "clear", "fill"})  # fmt: skip
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
-_UNKNOWN = "?"
-"""A place that can't be named, so that it may be any."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +47,33 @@ class Guarded:
         return cls(definition, (*node.body, *node.orelse), (node,))
 
     def written(self) -> frozenset[str] | None:
-        """Names and attributes (`self.x`) that are written; None: it may end the function, too."""
+        """Names and attributes (`self.x`) that are written; None: it may end the function, or
+        change what others hold."""
         nodes = [inner for one in self.statements for inner in ast.walk(one)]
         if any(isinstance(inner, _ENDS) for inner in nodes):
             return None
-        return frozenset(place for inner in nodes for place in _writes(inner, self._owner)[0])
+        places = {place for inner in nodes for place in writes(inner, self._owner)[0]}
+        changed = {place for inner in nodes for place in changes(inner, self._owner)}
+        flows = [writes(inner, self._owner) for inner in ast.walk(self.definition)]
+        named = [
+            writes(inner, self._owner)
+            for inner in ast.walk(self.definition)
+            if not isinstance(inner, ast.AugAssign | ast.Call)
+        ]
+        while True:  # what was assigned may be another name of the same thing
+            more = {p for to, sources in named if changed & to for p in sources} - changed
+            if not more:
+                break
+            changed |= more
+        own = {place for to, _ in flows for place in to} - self._parameters
+        foreign = {place for place in changed if "." not in place and place not in own}
+        return None if foreign or UNKNOWN in places else frozenset(places | changed)
 
     def reaching(self) -> frozenset[str]:
         """Names and attributes whose values the rest of the function returns or acts on."""
         rest = list(_outside(self.definition, self.left_out))
         live = {place for node in rest for place in _acted_on(node, self._owner)}
-        flows = [_writes(node, self._owner) for node in rest]
+        flows = [writes(node, self._owner) for node in rest]
         while True:
             more = {source for to, sources in flows if live & to for source in sources} - live
             if not more:
@@ -71,6 +84,11 @@ class Guarded:
     def _owner(self) -> str:
         arguments = [*self.definition.args.posonlyargs, *self.definition.args.args]
         return arguments[0].arg if arguments else ""
+
+    @property
+    def _parameters(self) -> set[str]:
+        """Of the function and of those in it: their callers hold the same things."""
+        return {node.arg for node in ast.walk(self.definition) if isinstance(node, ast.arg)}
 
 
 def attributes_read(trees: Iterable[ast.Module], *, left_out: Iterable[ast.AST]) -> frozenset[str]:
@@ -117,72 +135,13 @@ def _acted_on(node: ast.AST, owner: str) -> Iterator[str]:
     """What a node outside of the guard returns, decides by, or hands to a call for its effect."""
     match node:
         case ast.Return(value=value) | ast.Yield(value=value) if value is not None:
-            yield from _read(value, owner)
+            yield from reads(value, owner)
         case ast.YieldFrom(value=value) | ast.Expr(value=ast.Call() as value):
-            yield from _read(value, owner)
+            yield from reads(value, owner)
         case ast.If(test=test) if not only_guards([*node.body, *node.orelse]):
-            yield from _read(test, owner)
+            yield from reads(test, owner)
         case ast.While(test=decides) | ast.For(iter=decides) | ast.Match(subject=decides):
-            yield from _read(decides, owner)
-
-
-def _writes(node: ast.AST, owner: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The places that a node itself writes, and what it writes them from."""
-    targets: list[ast.expr] = []
-    sources: list[ast.AST] = []
-    match node:
-        case ast.Assign():
-            targets, sources = node.targets, [node.value, *node.targets]
-        case ast.AnnAssign(value=value) if value is not None:
-            targets, sources = [node.target], [value, node.target]
-        case ast.AugAssign() | ast.NamedExpr():
-            targets, sources = [node.target], [node.value, node.target]
-        case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
-            targets, sources = [target], [source]
-        case ast.withitem(optional_vars=target) if target is not None:
-            targets, sources = [target], [node.context_expr]
-        case ast.Call(func=ast.Attribute(value=changed, attr=name)) if _in_place(name):
-            targets = [changed]
-            sources = [*node.args, *(keyword.value for keyword in node.keywords)]
-        case ast.FunctionDef(name=name, body=body):
-            targets, sources = [ast.Name(id=name)], [*body]
-    to = frozenset(place for target in targets for place in _places(target, owner))
-    read = [place for source in sources for place in _read(source, owner)]
-    if isinstance(node, ast.AugAssign):
-        read += to
-    return to, frozenset(read)
-
-
-def _in_place(method: str) -> bool:
-    return method in _MUTATORS or (method.endswith("_") and not method.endswith("__"))
-
-
-def _places(target: ast.expr, owner: str) -> Iterator[str]:
-    match target:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            for part in parts:
-                yield from _places(part, owner)
-        case ast.Name(id=name):
-            yield name
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
-            yield f"self.{attribute}"
-        case ast.Attribute(value=inner) | ast.Subscript(value=inner) | ast.Starred(value=inner):
-            yield from _places(inner, owner)
-        case ast.Call(func=inner):
-            yield from _places(inner, owner)
-        case _:
-            yield _UNKNOWN
-
-
-def _read(node: ast.AST, owner: str) -> Iterator[str]:
-    match node:
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
-            yield f"self.{attribute}"
-        case ast.Name(id=name, ctx=ast.Load()):
-            yield name
-        case _:
-            for child in ast.iter_child_nodes(node):
-                yield from _read(child, owner)
+            yield from reads(decides, owner)
 
 
 def _statement(node: ast.expr, definition: Definition) -> ast.AST:

@@ -107,9 +107,10 @@ def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
 
 def _read(candidate: Candidate) -> onnx.ModelProto:
     data = candidate.verified()
-    is_path = isinstance(data, str)
     model: onnx.ModelProto = (
-        onnx.load(data, load_external_data=False) if is_path else onnx.ModelProto.FromString(data)
+        onnx.ModelProto.FromString(data)
+        if isinstance(data, bytes)
+        else onnx.load(data, load_external_data=False)
     )
     return model
 

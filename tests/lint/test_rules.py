@@ -21,6 +21,11 @@ REACHING = [
     "def late():\n    return scale\nscale = 1\nif torch.jit.is_tracing():\n    scale = 2\n"
     "return x * late()",
     "if not torch.jit.is_tracing():\n    self.fc.weight.mul_(2)\nreturn self.fc(x)",
+    "kept = self.table\nif not torch.jit.is_tracing():\n    kept['a'] = x\nreturn self.table['a'] + x",
+    "if not torch.jit.is_tracing():\n    math.scale = 2\nreturn x * math.pi",
+    "y = x * 1\nz = y\nif torch.jit.is_tracing():\n    z += 1\nreturn y",
+    "for layer in self.layers:\n    if torch.jit.is_tracing():\n        layer.bias = None\n"
+    "    x = layer(x)\nreturn x",
 ]
 """What is guarded reaches the output, on some way."""
 
