@@ -53,11 +53,12 @@ def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path: Path, code: 
     assert "inplace=False" in record.remedy
 
 
-def test_another_fault_is_not_laid_to_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operator", "instead"), [("Add", "Sub"), ("Relu", "Sigmoid")])
+def test_another_fault_is_not_laid_to_it(tmp_path: Path, operator: str, instead: str) -> None:
     model, path = Shared().eval(), tmp_path / "m.onnx"
     nets.export(model, path, ROWS)
     file = onnx.load(path)
-    next(node for node in file.graph.node if node.op_type == "Add").op_type = "Sub"
+    next(node for node in file.graph.node if node.op_type == operator).op_type = instead
     onnx.save(file, path)
     record = nets.found(model, tiny.candidate(path), ROWS)
     assert record.diverges
