@@ -76,6 +76,8 @@ class ExportRecord(Record):
     """What the trace-safety rules found in the model's source, suppressed findings too."""
     lint_unread: tuple[str, ...] = later(())
     """Code that the model reaches and that the rules could not read: `name: reason`."""
+    notices: tuple[str, ...] = later(())
+    """What is neither asked for nor wrong: axes that have no fixed size in the file."""
     code: ModelCode | None = later(None)
     """The model's source files when it was exported."""
 

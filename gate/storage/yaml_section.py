@@ -58,7 +58,8 @@ def first_problem(error: ValidationError) -> str:
     """The first wrong field of settings that came from no file: what was expected and seen."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "the settings"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')} (seen: {first['input']!r})."
+    shown = "" if isinstance(first["input"], dict) else f" (seen: {first['input']!r})"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}."
 
 
 def has_section(path: Path, section: str) -> bool:
