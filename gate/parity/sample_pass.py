@@ -228,14 +228,17 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
         if track.absent_reason is not None:
             return
         by_inputs = binding if chosen.runtime.runs == "file" else None
-        session = track.meter.open(
-            lambda: chosen.open(
+
+        def opened() -> Session:
+            if case.chained is not None and by_inputs is not None:
+                return case.chained.session(chosen, policy, conditions=conditions(policy))
+            return chosen.open(
                 RunnableFile(candidate, in_torch),
                 conditions=conditions(policy),
                 example=example if by_inputs is None else by_inputs.by_input(example),
-            ),
-            cuda=chosen.takes_cuda,
-        )
+            )
+
+        session = track.meter.open(opened, cuda=chosen.takes_cuda)
         track.runner = Runner(session, candidate.subject, by_inputs)
     except PolicyError:
         raise

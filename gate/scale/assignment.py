@@ -53,10 +53,10 @@ class Assignment(Record):
     def of(cls, case: Case, reference: Reference, workload: Workload) -> Assignment:
         """Of what this process opened. Raises PolicyError where another one can't open it."""
         origin = workload.origin
-        if not reference.loaded or origin is None or workload.recordings:
+        if not reference.loaded or origin is None or workload.recordings or case.chained:
             raise PolicyError(
-                "only a model of package.module:factory and samples of a file, without recordings, "
-                "can be measured by several processes. Measure with one job."
+                "only one file, of a model of package.module:factory, on samples of a file, "
+                "without recordings, can be measured by several processes. Measure with one job."
             )
         if urlsplit(origin.inputs).password:
             raise PolicyError(
