@@ -32,7 +32,7 @@ from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.parity.workload import Workload
-from gate.parts.release import Release
+from gate.parts.release import OpenRelease
 from gate.parts.release_file import is_release
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
@@ -157,7 +157,7 @@ def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanatio
     from gate.localisation.explanation import explain
 
     _steps.debug("look for the layer that diverges first")
-    if not isinstance(case.chained, Release):
+    if not isinstance(case.chained, OpenRelease):
         return explain(case, evidence, decision)
     for part in case.chained.parts:  # the first that fails makes what the others get
         own = evidence.parts[part.name]
@@ -220,7 +220,7 @@ def evidence_on(
 def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
     """What is measured of each part of a release; nothing of one file."""
     release = case.chained
-    if not isinstance(release, Release):
+    if not isinstance(release, OpenRelease):
         return {}
     found = {}
     for part in release.parts:
@@ -238,9 +238,9 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
 
 
 def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
-    """What is measured. Raises OnnxFileError, and of a release as `Release.open`."""
+    """What is measured. Raises OnnxFileError, and of a release as `OpenRelease.open`."""
     if is_release(onnx):
-        release = Release.open(
+        release = OpenRelease.open(
             onnx,
             model=reference.model,
             samples=workload.samples,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gate.errors import DataError, GateError, ModelError, describe_failure
 from gate.model.call import Leaf, leaves
 from gate.parity.arrays.samples import Samples
-from gate.parts.chain import Chain
+from gate.parts.chain import ChainedModel
 from gate.storage.temporary import temporary_folder
 
 Array = NDArray[Any]
@@ -81,7 +81,7 @@ class Calls:
             )
         return self.by_part[part]
 
-    def record(self, chain: Chain, batch: Mapping[str, Array]) -> list[Leaf]:
+    def record(self, chain: ChainedModel, batch: Mapping[str, Array]) -> list[Leaf]:
         """Run the chain on a batch, and give its outputs. Raises ModelError where it breaks,
         DataError where a part is given what has no axis of samples."""
         with contextlib.ExitStack() as hooked, torch.no_grad():

@@ -15,7 +15,7 @@ ChainFunction = Callable[[Mapping[str, Callable[..., Any]], Mapping[str, torch.T
 """Parts by name and a batch of tensors by name in; what a forward returns out."""
 
 
-class Chain(nn.Module):
+class ChainedModel(nn.Module):
     """`function(parts, batch)` as a module, so that all that is done with a model can be done with
     it. Parts are registered: they move and copy as one."""
 

@@ -17,7 +17,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.runners.torch_runner import private_copy
 from gate.parts.calls import Calls
-from gate.parts.chain import Chain, chain_function, module_of
+from gate.parts.chain import ChainedModel, chain_function, module_of
 from gate.parts.chain_session import ChainSession, OpenPart
 from gate.parts.release_file import ReleaseFile
 from gate.policy.policy import Policy
@@ -49,16 +49,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Release:
+class OpenRelease:
     """All parts. Nothing of it is ever changed."""
 
     parts: tuple[Part, ...]
-    chain: Chain
+    chain: ChainedModel
     calls: Calls
     subject: Subject
 
     @classmethod
-    def open(cls, path: Path, *, model: nn.Module, samples: Samples, batch_size: int) -> Release:
+    def open(
+        cls, path: Path, *, model: nn.Module, samples: Samples, batch_size: int
+    ) -> OpenRelease:
         """Open the parts that the file `path` names, and run the chain once over all samples with
         the modules, which gives each part's samples.
 
@@ -74,7 +76,7 @@ class Release:
             name: module_of(copied, entry.reference or name, part=name)
             for name, entry in file.parts.items()
         }
-        chain = Chain(chain_function(file.chain), modules, samples.names).eval()
+        chain = ChainedModel(chain_function(file.chain), modules, samples.names).eval()
         calls, outputs = Calls(), None
         for batch in samples.batches(batch_size):
             found = calls.record(chain, batch)

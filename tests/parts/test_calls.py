@@ -12,11 +12,11 @@ from torch import nn
 
 from gate.errors import DataError
 from gate.parts.calls import Calls
-from gate.parts.chain import Chain
+from gate.parts.chain import ChainedModel
 
 
-def chain(function: Any, **parts: nn.Module) -> Chain:
-    return Chain(function, parts, ["x"])
+def chain(function: Any, **parts: nn.Module) -> ChainedModel:
+    return ChainedModel(function, parts, ["x"])
 
 
 def batches(*sizes: int) -> list[dict[str, np.ndarray]]:

@@ -14,6 +14,7 @@ from gate.front_door import Reference, Verdicted, check
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.registry.judged import Judged
 from gate.scale.assignment import Assignment
 from gate.story.making import story_of
 from tests.parts import tiny
@@ -157,3 +158,11 @@ def test_evidence_survives_a_file(good: Verdicted) -> None:
     again = Evidence.from_json(good.evidence.to_json())
     assert again.digest() == good.evidence.digest()
     assert decide(Policy.default(), again, decided_at="now").passed
+
+
+def test_no_version_holds_several_files(good: Verdicted) -> None:
+    refused = Judged(
+        onnx_path=good.case.candidate.path, evidence=good.evidence, decision=good.decision
+    )
+    with pytest.raises(PolicyError, match="is a release of 2 files"):
+        refused.verify(good.policy)
