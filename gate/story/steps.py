@@ -23,15 +23,17 @@ def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[
 
 
 def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator[Step]:
+    one_file = not evidence.subject.parts
     if decision.verdict is Verdict.PASS:
-        yield Step(
-            label="Put it into service", command=f"gate promote {_MODEL} --name NAME --report DIR"
-        )
+        if one_file:  # a version of the registry holds no more
+            yield Step(
+                label="Put it into service",
+                command=f"gate promote {_MODEL} --name NAME --report DIR",
+            )
         return
     factory = shlex.quote(printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
-    one_file = not evidence.subject.parts
     if one_file and cause in _OF_LAYERS:
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
