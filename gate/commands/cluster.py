@@ -65,6 +65,9 @@ def measured_by(
         return lambda checked: checked.by_processes(question["jobs"])
     if question["jobs"] is not None:
         raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
+    from gate.scale.cluster.switches import set_switches
+
+    set_switches()
 
     def by_cluster(checked: CheckedFile) -> AbstractContextManager[Workload]:
         from gate.scale.cluster.engine import Cluster

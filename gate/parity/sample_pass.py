@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,7 +24,7 @@ from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
 from gate.parity.track import Track
 from gate.parity.units.exchange import floor_of, judge_by, part_of, proof_of, take
-from gate.parity.units.part import LeadState, RunProof, TrackPart, UnitPart
+from gate.parity.units.part import LeadState, RunProof, TrackPart, UnitAnswers, UnitPart
 from gate.parity.units.unit import Unit, cut
 from gate.policy.policy import Policy
 from gate.records.environment import Determinism, Environment
@@ -103,16 +104,21 @@ class SamplePass:
         Raises DataError for samples and labels that fit neither side, EvidenceError where the
         reference breaks.
         """
-        self._run(unit, self._labels_of(unit), advance)
+        self._run(unit, self._labels_of(unit), advance, lambda _expected: None)
 
     def _run(
-        self, unit: Unit, labels: NDArray[np.int64] | None, advance: Callable[[int], None]
+        self,
+        unit: Unit,
+        labels: NDArray[np.int64] | None,
+        advance: Callable[[int], None],
+        hear: Callable[[list[Array]], None],
     ) -> None:
         at, samples = unit.start, self.samples.between(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
+            hear(expected)
             _check_classes(expected, self._names, span, policy=self.case.policy)
             true = self.truth.of_first(batch)
             if true is None:  # the samples from here on are judged by the floor of those before
@@ -141,17 +147,31 @@ class SamplePass:
 
     def part(self, unit: Unit) -> UnitPart:
         """Measure one unit for another pass. Raises as `run`."""
-        labels = self._labels_of(unit)
-        self._run(unit, labels, lambda _count: None)
+        labels, answers = self._labels_of(unit), hashlib.sha256()
+        self._run(unit, labels, lambda _count: None, lambda outputs: _add(answers, outputs))
         return UnitPart(
+            **self._answers(unit, labels, answers.hexdigest()).to_plain(),
+            environment=self.environments[0],
+            reference_seconds=self.reference.meter.drain(),
+            runtimes={track.name: part_of(track) for track in self.tracks},
+        )
+
+    def answers(self, unit: Unit) -> UnitAnswers:
+        """What the reference answers to a unit; nothing else is computed. Raises as `run`."""
+        answers = hashlib.sha256()
+        samples = self.samples.between(unit.start, unit.stop)
+        for batch in samples.batches(self.binding.batch_size):
+            _add(answers, self.reference.run(batch))
+        return self._answers(unit, self._labels_of(unit), answers.hexdigest())
+
+    def _answers(self, unit: Unit, labels: NDArray[np.int64] | None, answers: str) -> UnitAnswers:
+        return UnitAnswers(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
             samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
             labels_sha256=_digest_of(labels),
-            environment=self.environments[0],
-            reference_seconds=self.reference.meter.drain(),
-            runtimes={track.name: part_of(track) for track in self.tracks},
+            answers_sha256=Digest(answers),
         )
 
     def take(self, part: UnitPart, unit: Unit) -> None:
@@ -198,6 +218,12 @@ def _unlike(own: Environment, other: Environment) -> str:
     if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
         texts.append("other switches of PyTorch")
     return "; ".join(texts)
+
+
+def _add(answers: hashlib._Hash, outputs: list[Array]) -> None:
+    for output in outputs:
+        answers.update(f"{output.dtype} {output.shape}\n".encode())
+        answers.update(np.ascontiguousarray(output).tobytes())
 
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:

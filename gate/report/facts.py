@@ -98,6 +98,8 @@ def _records(evidence: Evidence, decision: Decision) -> Iterator[tuple[str, str]
 
 def _crew(crew: CrewRecord) -> str:
     text = f"{crew.workers} {_CREWS[crew.engine]}"
+    if crew.earlier:
+        text += f", {crew.earlier} units by an earlier check that was broken off"
     others = [
         f"{each.cpu}, onnxruntime {each.versions.get('onnxruntime', 'none')}"
         for each in crew.environments

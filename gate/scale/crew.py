@@ -89,7 +89,7 @@ class CheckedFile:
         workload = self.workload
         with _threads(threads), contextlib.ExitStack() as held:
             plan = KeptPlan.of(engine.assignment, workload)
-            kept = held.enter_context(KeptParts.opened(plan, workload.samples))
+            kept = held.enter_context(KeptParts.opened(plan))
             yield replace(workload, crew=held.enter_context(Workers(engine, kept)))
 
     def _case(self) -> Case:

@@ -1,8 +1,9 @@
 """Parts of a check that was broken off, from which the next one goes on.
 
-They lie in the user's cache, bound to all that decides their numbers: the assignment with its
-digests, the gate's code, machine and libraries, the noise floor. Samples are read again and
-compared. What does not fit is measured again. Keeping is help: what goes wrong here is no error.
+They lie in the user's cache, bound to the assignment with its digests, the gate's code, machine and
+libraries, and the noise floor. A model is more than weights and code (a threshold that its factory
+reads from a file): so the reference computes each unit again, and must answer the same to the last
+bit. What does not fit is measured again. Keeping is help: what goes wrong here is no error.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gate.errors import DigestMismatch, GateError
-from gate.parity.arrays.samples import Samples
+from gate.errors import GateError
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.environment import describe_environment
-from gate.parity.units.part import LeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitAnswers, UnitPart
 from gate.parity.units.unit import Unit
 from gate.parity.workload import Workload
 from gate.records.environment import Environment
@@ -62,17 +62,21 @@ class KeptParts:
 
     sha256: Digest
     """Of its `KeptPlan`."""
-    samples: Samples
+    environment: Environment
+    anywhere: bool
+    """Whether the policy takes other environments."""
     _lead: LeadState = field(default_factory=lambda: LeadState(floors={}))
     _units: dict[int, Unit] = field(default_factory=dict)
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, plan: KeptPlan, samples: Samples) -> Iterator[KeptParts | None]:
+    def opened(cls, plan: KeptPlan) -> Iterator[KeptParts | None]:
         """None where another process measures the same, or nothing can be kept here."""
         sha256 = plan.digest()
         with contextlib.ExitStack() as held:
-            kept: KeptParts | None = cls(sha256, samples)
+            policy = plan.assignment.policy
+            anywhere = policy.precision != "exact" or policy.environments == "any"
+            kept: KeptParts | None = cls(sha256, plan.environment, anywhere)
             try:
                 _sweep()
                 lock = _cache() / "locks" / f"{sha256.hex}.lock"
@@ -90,19 +94,18 @@ class KeptParts:
         return self._units[index]
 
     def verify(self, index: int, samples: Digest) -> None:
-        """Raise DigestMismatch where the samples are others now."""
-        unit = self.unit(index)
-        if self.samples.between(unit.start, unit.stop).digest() != samples:
-            raise DigestMismatch(f"unit {index} was measured on other samples. Measure it again.")
+        """Nothing: of a kept part the reference is asked again, on the samples as they are."""
 
-    def units(self, lead: LeadState, units: Sequence[Unit]) -> tuple[Unit, ...]:
-        """Those of `units` that were measured by this lead, in their order."""
+    def begin(self, lead: LeadState, units: Sequence[Unit]) -> set[int]:
+        """Units that were measured by this lead, by their numbers."""
         self._lead, self._units = lead, {unit.index: unit for unit in units}
-        return tuple(unit for unit in units if self._fits(unit))
+        return {unit.index for unit in units if self._found(unit.index) is not None}
 
-    def part(self, unit: Unit) -> UnitPart:
-        """One of `units`. Raises EvidenceError where it was damaged meanwhile."""
-        return PartFile.open(self._path(unit.index), plan=self).part
+    def part(self, answers: UnitAnswers) -> UnitPart | None:
+        """The part of a unit to which the reference answers this; None: of another model, of other
+        samples or labels, or it is gone."""
+        part = self._found(answers.index)
+        return part if part is not None and part.answers == answers else None
 
     def keep(self, part: UnitPart) -> None:
         """For the next check; a part in which a runtime failed is not kept, but tried again."""
@@ -116,15 +119,20 @@ class KeptParts:
         """All of them: they were taken, or must not be used again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _fits(self, unit: Unit) -> bool:
-        path = self._path(unit.index)
+    def _found(self, index: int) -> UnitPart | None:
+        path = self._path(index)
         if not path.exists():
-            return False
+            return None
         try:
             file = PartFile.open(path, plan=self)
         except (GateError, KeyError):
-            return False
-        return file.unit == unit.index and file.lead_sha256 == self._lead.digest()
+            return None
+        fits = file.unit == index and file.lead_sha256 == self._lead.digest()
+        return file.part if fits and self._is_like_here(file.part) else None
+
+    def _is_like_here(self, part: UnitPart) -> bool:
+        """One of another machine would be refused, or is one that the policy takes."""
+        return self.anywhere or part.environment == self.environment
 
     @property
     def _folder(self) -> Path:
@@ -141,7 +149,7 @@ def _cache() -> Path:
 
 def _sweep() -> None:
     """Remove what nobody went on from."""
-    for folder in (_cache() / "parts").glob("*"):
+    for path in (*(_cache() / "parts").glob("*"), *(_cache() / "locks").glob("*")):
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _OLDEST_S:
-                shutil.rmtree(folder, ignore_errors=True)
+            if time.time() - path.stat().st_mtime > _OLDEST_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -10,11 +10,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Literal
 
-from gate.parity.units.part import UnitPart
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.scale.work import Hand, HandLost
-from gate.scale.worker import WorkerFailure, read_answer, serve
+from gate.scale.worker import Answer, read_answer, serve
 
 _END_S = 10.0
 _LEAVE_S = 1.0
@@ -28,18 +27,19 @@ class _Process:
     process: SpawnProcess
     connection: Connection
     unit: Unit | None = None
+    opening: bool = False
 
     def begin(self, lead: bytes) -> None:
         """As `Hand.begin`."""
         with contextlib.suppress(BrokenPipeError):  # it is heard of as one that died
             self.connection.send_bytes(lead)
 
-    def give(self, unit: Unit) -> None:
+    def give(self, unit: Unit, *, again: bool) -> None:
         """As `Hand.give`."""
         with contextlib.suppress(BrokenPipeError):
-            self.connection.send((unit.index, unit.start, unit.stop))
+            self.connection.send((unit.index, unit.start, unit.stop, again))
 
-    def answer(self) -> UnitPart | WorkerFailure:
+    def answer(self) -> Answer:
         """As `Hand.answer`."""
         try:
             return read_answer(self.connection.recv_bytes())

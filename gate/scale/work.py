@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gate.errors import EvidenceError, GateError
-from gate.parity.units.part import UnitPart
 from gate.parity.units.unit import Unit
-from gate.scale.worker import WorkerFailure
+from gate.scale.worker import Answer
 
 _TRIES = 3
 """Workers that may end over one unit."""
@@ -24,15 +23,18 @@ class Hand(Protocol):
 
     unit: Unit | None
     """That it has now."""
+    opening: bool
+    """Nobody knows yet when it will be there: it gets no unit before it says so, by an answer of
+    None."""
 
     def begin(self, lead: bytes) -> None:
         """Give it the lead, by which it judges. One that has ended says so by `answer`."""
 
-    def give(self, unit: Unit) -> None:
-        """Give it a unit to measure, as `begin`."""
+    def give(self, unit: Unit, *, again: bool) -> None:
+        """Give it a unit to measure, as `begin`; `again`: only what the reference answers."""
 
-    def answer(self) -> UnitPart | WorkerFailure:
-        """What it said, once it has. Raises HandLost."""
+    def answer(self) -> Answer | None:
+        """What it said, once it has; None: it is there. Raises HandLost."""
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -46,6 +48,8 @@ class Work:
     waiting: deque[Unit]
     left: int
     """Units that nobody has answered for."""
+    kept: set[int] = field(default_factory=set)
+    """Those of which an earlier check left the part: the reference is asked again."""
     failure: GateError | None = None
     """Of the first unit, by index, that can't be measured."""
     _failed: int | None = None
@@ -62,6 +66,12 @@ class Work:
             hand.unit = None
             self.left -= 1
         self._give(hand)
+
+    def repeat(self, hand: Hand) -> None:
+        """What the reference answered is not what the kept part was measured on."""
+        if hand.unit is not None:
+            self.kept.discard(hand.unit.index)
+            hand.give(hand.unit, again=False)
 
     def lose(self, hand: Hand, why: HandLost) -> None:
         """It ended: its unit goes to another one."""
@@ -96,4 +106,4 @@ class Work:
     def _give(self, hand: Hand) -> None:
         if self.waiting:
             hand.unit = self.waiting.popleft()
-            hand.give(hand.unit)
+            hand.give(hand.unit, again=hand.unit.index in self.kept)

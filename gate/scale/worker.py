@@ -12,12 +12,12 @@ import torch
 from gate.errors import EvidenceError, GateError, by_name
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
-from gate.parity.units.part import LeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitAnswers, UnitPart
 from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.storage.record import Prose, Record
 
-_PART, _FAILURE = b"P", b"F"
+_KINDS: dict[bytes, type[UnitPart | UnitAnswers]] = {b"P": UnitPart, b"A": UnitAnswers}
 
 
 class WorkerFailure(Record):
@@ -40,6 +40,10 @@ class WorkerFailure(Record):
         return (by_name(self.kind) or EvidenceError)(self.message)
 
 
+Answer = UnitPart | UnitAnswers | WorkerFailure
+"""What a worker says."""
+
+
 @contextlib.contextmanager
 def opened(case: Case, *, threads: int, noise: bool) -> Iterator[SamplePass]:
     """Inside, the model and all runtimes are open. `case`: opened before, as the model's module
@@ -50,10 +54,19 @@ def opened(case: Case, *, threads: int, noise: bool) -> Iterator[SamplePass]:
         yield sample_pass
 
 
-def read_answer(data: bytes) -> UnitPart | WorkerFailure:
+def read_answer(data: bytes) -> Answer:
     """What a worker said. Raises EvidenceError."""
-    kind = UnitPart if data[:1] == _PART else WorkerFailure
-    return kind.from_json(data[1:])
+    kind = _KINDS.get(data[:1])
+    return WorkerFailure.from_json(data[1:]) if kind is None else kind.from_json(data[1:])
+
+
+def answer_to(sample_pass: SamplePass, unit: Unit, *, again: bool) -> bytes:
+    """Measure a unit; `again`: it was measured before, and only what the reference answers is asked
+    for. What goes wrong is an answer, too."""
+    try:
+        return written(sample_pass.answers(unit) if again else sample_pass.part(unit))
+    except Exception as error:
+        return written(WorkerFailure.of(error))
 
 
 def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
@@ -71,15 +84,11 @@ def _serve(connection: Connection, assignment: Assignment, threads: int) -> None
     with opened(assignment.case(), threads=threads, noise=False) as sample_pass:
         sample_pass.judge_by(LeadState.from_json(connection.recv_bytes().decode()))
         while True:
-            unit = Unit(*connection.recv())
-            answer: UnitPart | WorkerFailure
-            try:
-                answer = sample_pass.part(unit)
-            except Exception as error:
-                answer = WorkerFailure.of(error)
-            connection.send_bytes(written(answer))
+            *unit, again = connection.recv()
+            connection.send_bytes(answer_to(sample_pass, Unit(*unit), again=again))
 
 
-def written(answer: UnitPart | WorkerFailure) -> bytes:
+def written(answer: Answer) -> bytes:
     """An answer, as `read_answer` takes it."""
-    return (_PART if isinstance(answer, UnitPart) else _FAILURE) + answer.to_json().encode()
+    mark = next((mark for mark, kind in _KINDS.items() if type(answer) is kind), b"F")
+    return mark + answer.to_json().encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from gate.errors import EvidenceError, GateError
-from gate.parity.units.part import LeadState, UnitPart
+from gate.parity.units.part import LeadState, UnitAnswers, UnitPart
 from gate.parity.units.unit import Unit
 from gate.records.crew import CrewRecord
 from gate.scale.assignment import Assignment
@@ -61,9 +60,8 @@ class Workers:
     engine: CrewEngine
     kept: KeptParts | None = None
     _hands: list[Hand] = field(default_factory=list)
-    _units: Sequence[Unit] = ()
-    _found: tuple[Unit, ...] = ()
-    """Units that were kept."""
+    _earlier: int = 0
+    """Parts of an earlier check that were used."""
     _done: queue.Queue[UnitPart | GateError | None] = field(
         default_factory=lambda: queue.Queue(_MOST_WAITING)
     )
@@ -99,35 +97,26 @@ class Workers:
     @property
     def record(self) -> CrewRecord:
         """As `Crew.record`."""
-        return CrewRecord(engine=self.engine.name, workers=self.engine.count)
+        return CrewRecord(engine=self.engine.name, workers=self.engine.count, earlier=self._earlier)
 
     def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
         """As `Crew.begin`."""
-        found = () if self.kept is None else self.kept.units(lead, units)
-        self._units, self._found = units, found
-        left = deque(unit for unit in units if unit not in set(found))
-        work = Work(lead.to_json().encode(), left, len(left))
+        kept = set() if self.kept is None else self.kept.begin(lead, units)
+        work = Work(lead.to_json().encode(), deque(units), len(units), kept)
         self._thread = threading.Thread(target=self._drive, args=(work,), daemon=True)
         self._thread.start()
         return lead
 
     def parts(self) -> Iterator[UnitPart]:
-        """As `Crew.parts`. A kept part comes in its turn: never many that wait for others."""
-        there, out = deque(self._found), {unit.index for unit in self._units}
-        out -= {unit.index for unit in there}
-        while True:
-            while self.kept and there and there[0].index < min(out, default=math.inf):
-                yield self.kept.part(there.popleft())
-            came = self._done.get()
-            if came is None:
-                return
+        """As `Crew.parts`. A part is kept when the next one is asked for, because by then this one
+        was not refused."""
+        while (came := self._done.get()) is not None:
             if isinstance(came, GateError):
                 self._broke = came
                 raise came
-            if self.kept:
-                self.kept.keep(came)
-            out.discard(came.index)
             yield came
+            if self.kept is not None:
+                self.kept.keep(came)
 
     def _end(self) -> None:
         self._is_over.set()  # none of them is replaced any more
@@ -140,7 +129,8 @@ class Workers:
     def _drive(self, work: Work) -> None:
         try:
             for hand in self._hands:
-                work.begin(hand)
+                if not hand.opening:
+                    work.begin(hand)
             while work.left and self._hands and not self._is_over.is_set():
                 for hand in self.engine.ready(self._hands, seconds=_LEAVE_S):
                     self._hear(hand, work)
@@ -160,10 +150,26 @@ class Workers:
         except HandLost as why:
             self._replace(hand, work, why)
             return
-        if isinstance(answer, UnitPart):
+        if answer is None:
+            work.begin(hand)
+            return
+        if isinstance(answer, UnitPart):  # which is its answers, too
             self._put(answer)
+        elif isinstance(answer, UnitAnswers):
+            self._take_kept(answer, hand, work)
+            return
         else:
             work.fail(hand, answer.error())
+        work.go_on(hand)
+
+    def _take_kept(self, answer: UnitAnswers, hand: Hand, work: Work) -> None:
+        """Use the part of an earlier check where the reference still answers the same."""
+        part = None if self.kept is None else self.kept.part(answer)
+        if part is None:
+            work.repeat(hand)
+            return
+        self._earlier += 1
+        self._put(part)
         work.go_on(hand)
 
     def _replace(self, hand: Hand, work: Work, why: HandLost) -> None:
@@ -174,4 +180,5 @@ class Workers:
         self._hands.remove(hand)
         if work.waiting:
             self._hands.append(self.engine.start())
-            work.begin(self._hands[-1])
+            if not self._hands[-1].opening:
+                work.begin(self._hands[-1])

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from gate.parity.arrays.samples import Samples
 from gate.parity.units.part import LeadState, TrackPart, UnitPart
 from gate.parity.units.unit import Unit
+from gate.policy.policy import Policy
 from gate.records.environment import Determinism, Environment
 from gate.scale.kept_parts import KeptParts, KeptPlan
 from gate.storage.digest import Digest
@@ -27,11 +29,11 @@ SWITCHES = Determinism(
 HERE = Environment(versions={"torch": "2"}, cpu="one", determinism=SWITCHES)
 
 
-def keeping(plan: str = "plan", rows: dict[str, np.ndarray] = ROWS) -> KeptParts:
-    return KeptParts(Digest.of_bytes(plan.encode()), Samples.of(rows))
+def keeping(plan: str = "plan", *, anywhere: bool = False) -> KeptParts:
+    return KeptParts(Digest.of_bytes(plan.encode()), HERE, anywhere)
 
 
-def part(index: int) -> UnitPart:
+def part(index: int, *, answers: bytes = b"same") -> UnitPart:
     unit = UNITS[index - 1]
     return UnitPart(
         index=index,
@@ -39,6 +41,7 @@ def part(index: int) -> UnitPart:
         stop=unit.stop,
         samples_sha256=Samples.of(ROWS).between(unit.start, unit.stop).digest(),
         labels_sha256=None,
+        answers_sha256=Digest.of_bytes(answers),
         environment=HERE,
         runtimes={"ort-cpu": TrackPart(compared={"n": index})},
     )
@@ -53,21 +56,33 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def kept() -> KeptParts:
     kept = keeping()
-    assert kept.units(LEAD, UNITS) == ()
+    assert kept.begin(LEAD, UNITS) == set()
     kept.keep(part(2))
     return kept
 
 
 def test_what_is_as_it_was_is_there(kept: KeptParts) -> None:
     again = keeping()
-    assert again.units(LEAD, UNITS) == (UNITS[1],)
-    assert again.part(UNITS[1]) == part(2)
+    assert again.begin(LEAD, UNITS) == {2}
+    assert again.part(part(2).answers) == part(2)
     kept.remove()
-    assert keeping().units(LEAD, UNITS) == ()
+    assert keeping().begin(LEAD, UNITS) == set()
 
 
-def other_samples(_: Path) -> tuple[KeptParts, LeadState]:
-    return keeping(rows={"x": ROWS["x"] + 1}), LEAD
+@pytest.mark.parametrize("field", ["answers_sha256", "samples_sha256", "labels_sha256"])
+def test_what_the_reference_answers_otherwise_now_is_not_used(kept: KeptParts, field: str) -> None:
+    answers = part(2).answers.model_copy(update={field: Digest.of_bytes(b"other")})
+    assert kept.begin(LEAD, UNITS) == {2}
+    assert kept.part(answers) is None
+
+
+def test_a_part_of_another_machine_is_used_where_the_policy_takes_it() -> None:
+    there = part(2).model_copy(update={"environment": HERE.model_copy(update={"cpu": "other"})})
+    kept = keeping()
+    kept.begin(LEAD, UNITS)
+    kept.keep(there)
+    assert keeping().begin(LEAD, UNITS) == set()
+    assert keeping(anywhere=True).begin(LEAD, UNITS) == {2}
 
 
 def other_lead(_: Path) -> tuple[KeptParts, LeadState]:
@@ -105,54 +120,60 @@ def flipped(cache: Path) -> tuple[KeptParts, LeadState]:
 
 @pytest.mark.parametrize(
     "change",
-    [other_samples, other_lead, other_plan, moved_from_another_plan, renamed, torn, flipped],
+    [other_lead, other_plan, moved_from_another_plan, renamed, torn, flipped],
 )
 @pytest.mark.usefixtures("kept")
 def test_what_is_not_is_measured_again(
     cache: Path, change: Callable[[Path], tuple[KeptParts, LeadState]]
 ) -> None:
     changed, lead = change(cache)
-    assert changed.units(lead, UNITS) == ()
+    assert changed.begin(lead, UNITS) == set()
 
 
-def test_one_process_keeps_at_a_time(cache: Path) -> None:
-    plan = KeptPlan.model_construct(samples=3)
-    digest = Digest.of_bytes(b"plan")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptPlan, "digest", lambda _: digest)
-        samples = Samples.of(ROWS)
-        with KeptParts.opened(plan, samples) as first:
-            assert first is not None
-            with KeptParts.opened(plan, samples) as second:
-                assert second is None
-        with KeptParts.opened(plan, samples) as third:
-            assert third is not None
-    del cache
+@pytest.fixture
+def plan() -> KeptPlan:
+    return KeptPlan.model_construct(
+        assignment=SimpleNamespace(policy=Policy.default()), environment=HERE
+    )
+
+
+@pytest.fixture(autouse=True)
+def _digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeptPlan, "digest", lambda _: Digest.of_bytes(b"plan"))
+
+
+def test_one_process_keeps_at_a_time(plan: KeptPlan) -> None:
+    with KeptParts.opened(plan) as first:
+        assert first is not None
+        with KeptParts.opened(plan) as second:
+            assert second is None
+    with KeptParts.opened(plan) as third:
+        assert third is not None
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: KeptPlan
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     kept = keeping()
-    kept.units(LEAD, UNITS)
+    kept.begin(LEAD, UNITS)
     kept.keep(part(1))
     kept.remove()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptPlan, "digest", lambda _: Digest.of_bytes(b""))
-        with KeptParts.opened(KeptPlan.model_construct(), Samples.of(ROWS)) as opened:
-            assert opened is None
+    with KeptParts.opened(plan) as opened:
+        assert opened is None
 
 
-def test_what_nobody_went_on_from_is_removed(cache: Path, kept: KeptParts) -> None:
-    old = cache / "old"
+def test_what_nobody_went_on_from_is_removed(cache: Path, kept: KeptParts, plan: KeptPlan) -> None:
+    old, lock = cache / "old", cache.parent / "locks" / "old.lock"
     old.mkdir()
+    lock.parent.mkdir()
+    lock.touch()
     then = time.time() - 8 * 24 * 3600
-    os.utime(old, (then, then))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptPlan, "digest", lambda _: Digest.of_bytes(b""))
-        with KeptParts.opened(KeptPlan.model_construct(), kept.samples):
-            pass
+    for path in (old, lock):
+        os.utime(path, (then, then))
+    with KeptParts.opened(plan):
+        pass
     assert not old.exists()
-    assert kept.units(LEAD, UNITS) == (UNITS[1],)
+    assert not lock.exists()
+    assert kept.begin(LEAD, UNITS) == {2}

@@ -50,8 +50,8 @@ class TrackPart(Record):
     """As `OutputComparison.state` gives it."""
 
 
-class UnitPart(Record):
-    """All runtimes in one unit."""
+class UnitAnswers(Record):
+    """What the reference answered to one unit: it tells whether model and samples are the same."""
 
     index: Count
     start: Count
@@ -60,6 +60,15 @@ class UnitPart(Record):
     """Of these samples, in this order."""
     labels_sha256: Sha256 | None
     """Of their labels; None: there are none."""
+    answers_sha256: Sha256
+    """Of all outputs of the reference, batch by batch, to the last bit."""
+
+
+class UnitPart(UnitAnswers):
+    """All runtimes in one unit."""
+
+    answers_sha256: Sha256
+    """Of what the reference answered: who goes on from a part proves that it still does."""
     environment: Environment
     reference_seconds: tuple[Measured, ...] = ()
     runtimes: dict[RuntimeName, TrackPart]
@@ -68,6 +77,11 @@ class UnitPart(Record):
     def unit(self) -> Unit:
         """Which one it is."""
         return Unit(self.index, self.start, self.stop)
+
+    @property
+    def answers(self) -> UnitAnswers:
+        """What the reference answered."""
+        return UnitAnswers(**{name: getattr(self, name) for name in UnitAnswers.model_fields})
 
 
 class LeadState(Record):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 from gate.parity.arrays.samples import Samples
@@ -13,7 +12,7 @@ from gate.parity.units.unit import Unit
 from gate.scale.assignment import Assignment
 from gate.scale.cluster.freight import Freight
 from gate.scale.cluster.reader import FetchedRows
-from gate.scale.worker import WorkerFailure, opened, written
+from gate.scale.worker import WorkerFailure, answer_to, opened, written
 from gate.storage.temporary import temporary_folder
 
 
@@ -24,7 +23,6 @@ class Measurer:
         self, assignment: Assignment, freight: Freight, *, reader: Any, threads: int
     ) -> None:
         """`reader`: the actor that reads the samples; None: their address says where they are."""
-        os.environ["OMP_NUM_THREADS"] = str(threads)
         self._assignment, self._freight = assignment, freight
         self._reader, self._threads = reader, threads
         self._held = contextlib.ExitStack()
@@ -50,15 +48,12 @@ class Measurer:
         except Exception as error:
             self._failure = WorkerFailure.of(error)
 
-    def part(self, index: int, start: int, stop: int) -> bytes:
-        """Measure one unit."""
+    def answer(self, index: int, start: int, stop: int, *, again: bool) -> bytes:
+        """As `gate.scale.worker.answer_to`."""
         if self._failure is not None:
             return written(self._failure)
         assert self._pass is not None
-        try:
-            return written(self._pass.part(Unit(index, start, stop)))
-        except Exception as error:
-            return written(WorkerFailure.of(error))
+        return answer_to(self._pass, Unit(index, start, stop), again=again)
 
     def close(self) -> None:
         """Give back sessions and files."""

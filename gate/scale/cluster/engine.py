@@ -13,25 +13,20 @@ from typing import Any, Literal
 from gate.errors import EvidenceError, PolicyError, StorageError, first_line
 from gate.parity.sources.named import Named
 from gate.parity.sources.opening import Opening
-from gate.parity.units.part import UnitPart
 from gate.parity.units.unit import Unit
 from gate.preprocess.spec import PreprocessSpec
 from gate.scale.assignment import Assignment
+from gate.scale.cluster.switches import set_switches
 from gate.scale.work import Hand, HandLost
-from gate.scale.worker import WorkerFailure, read_answer
+from gate.scale.worker import Answer, WorkerFailure, read_answer
 from gate.storage.temporary import temporary_folder
 
+_steps = logging.getLogger("gate.steps")
 _SOCKETS = 40
 """Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
-_CLOSE_S = 5.0
-
-# Read when Ray is imported. The first lets a cluster of one machine listen on 127.0.0.1 alone; the
-# last leaves actors without a GPU of their own those that a process would have.
-_SWITCHES = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+_CLOSE_S = 0.5
+_RETRIES = 3
+"""Of an actor that reads samples, where it or its machine fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +50,25 @@ class _Actor:
     unit: Unit | None = None
     answers: Any = None
     """The reference of what it will say."""
+    opening: bool = True
 
     def begin(self, lead: bytes) -> None:
         """As `Hand.begin`."""
         self.handle.begin.remote(lead)
 
-    def give(self, unit: Unit) -> None:
+    def give(self, unit: Unit, *, again: bool) -> None:
         """As `Hand.give`."""
-        self.answers = self.handle.part.remote(unit.index, unit.start, unit.stop)
+        self.answers = self.handle.answer.remote(unit.index, unit.start, unit.stop, again=again)
 
-    def answer(self) -> UnitPart | WorkerFailure:
+    def answer(self) -> Answer | None:
         """As `Hand.answer`."""
         import ray
 
         answers, self.answers = self.answers, None
+        opening, self.opening = self.opening, False
         try:
-            return read_answer(ray.get(answers))
+            found = ray.get(answers)
+            return None if opening else read_answer(found)
         except ray.exceptions.RayTaskError as error:
             return WorkerFailure.of(EvidenceError(_unusable(error)))
         except ray.exceptions.RayError as error:
@@ -81,8 +79,9 @@ class _Actor:
         does not leave in time."""
         import ray
 
-        with contextlib.suppress(Exception):
-            ray.get(self.handle.close.remote(), timeout=0 if self.unit else _CLOSE_S)
+        if self.unit is None and not self.opening:
+            with contextlib.suppress(Exception):
+                ray.get(self.handle.close.remote(), timeout=_CLOSE_S)
         with contextlib.suppress(Exception):
             ray.kill(self.handle)
 
@@ -129,14 +128,15 @@ class RayActors:
         handle = kind.options(num_cpus=self.cluster.cpus, num_gpus=self.cluster.gpus).remote(
             self.assignment, self.freight, reader=self.reader, threads=self.threads
         )
-        handle.open.remote()
-        return _Actor(handle)
+        return _Actor(handle, answers=handle.open.remote())
 
     def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
         """As `CrewEngine.ready`."""
         import ray
 
         of = {hand.answers: hand for hand in hands if isinstance(hand, _Actor) and hand.answers}
+        if all(hand.opening for hand in hands):
+            _steps.debug("wait for actors: the cluster starts them when it has room")
         done, _ = ray.wait(list(of), num_returns=1, timeout=seconds)
         return [of[reference] for reference in done]
 
@@ -152,8 +152,7 @@ class RayActors:
 @contextlib.contextmanager
 def _session(cluster: Cluster) -> Iterator[None]:
     """Be in a cluster: in the one that is named, or one that ends with this process."""
-    for name, value in _SWITCHES.items():
-        os.environ.setdefault(name, value)
+    set_switches()
     try:
         import ray
     except ImportError as error:
@@ -161,6 +160,9 @@ def _session(cluster: Cluster) -> Iterator[None]:
             "gate check --engine ray needs Ray: pip install 'parity-gate[ray]'. Without it, "
             "--jobs N measures in N processes of this machine."
         ) from error
+    if ray.is_initialized():  # by whoever calls this as a library: it is theirs to end
+        yield
+        return
     address = cluster.address or os.environ.get("RAY_ADDRESS")
     with contextlib.ExitStack() as held:
         own: dict[str, Any] = {"address": address}
@@ -174,31 +176,37 @@ def _session(cluster: Cluster) -> Iterator[None]:
         except Exception as error:
             place = address or "of this machine"
             raise StorageError(
-                f"cannot reach the Ray cluster {place}: {first_line(error)}. Start it (ray start "
-                "--head), run gate on one of its machines, or leave --address away."
+                f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
+                "it runs, has the same versions of Python and Ray, and which token it asks for "
+                "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
+                "machines."
             ) from error
         held.callback(ray.shutdown)
         yield
 
 
 def _room(cluster: Cluster) -> int:
-    """Workers for which the cluster has processors."""
+    """Workers for which the cluster's machines have processors and GPUs."""
+    return max(sum(_room_of(machine, cluster) for machine in _machines()), 1)
+
+
+def _room_of(machine: dict[str, float], cluster: Cluster) -> int:
+    room = machine.get("CPU", 0.0) // cluster.cpus
+    return int(min(room, machine.get("GPU", 0.0) // cluster.gpus) if cluster.gpus else room)
+
+
+def _machines() -> list[dict[str, float]]:
+    """What each machine of the cluster has."""
     import ray
 
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return max(int(resources.get("CPU", 1) // cluster.cpus), 1)
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 def require_room(cluster: Cluster) -> None:
     """Raise PolicyError for a worker that fits on no machine: it would be waited for in vain."""
-    import ray
-
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    machines = [node["Resources"] for node in nodes if node["Alive"]]
-    fits = any(
-        of.get("CPU", 0) >= cluster.cpus and of.get("GPU", 0) >= cluster.gpus for of in machines
-    )
-    if not fits:
+    machines = _machines()
+    if not any(_room_of(machine, cluster) for machine in machines):
         largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
         raise PolicyError(
             f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
@@ -225,7 +233,9 @@ def _reader(assignment: Assignment) -> Any:
     )
     here = ray.get_runtime_context().get_node_id()
     strategy = NodeAffinitySchedulingStrategy(here, soft=False)
-    kind = ray.remote(SampleReader).options(num_cpus=0, scheduling_strategy=strategy)
+    kind = ray.remote(SampleReader).options(
+        num_cpus=0, scheduling_strategy=strategy, max_restarts=_RETRIES, max_task_retries=_RETRIES
+    )
     return kind.remote(opening)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,27 +32,28 @@ class SampleReader:
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._rows: SourceRows | None = None
+        self._rows: dict[str, SourceRows] = {}
+        """By who reads: each goes on where it was, in a file that is read from its beginning."""
 
     def form(self) -> SourceForm | WorkerFailure:
         """Open the samples."""
         try:
-            rows = self._opened()
+            rows = self._opened("")
         except GateError as error:
             return WorkerFailure.of(error)
         return SourceForm(rows.origin, rows.specs, len(rows), rows.labelled)
 
-    def read(self, places: Sequence[int]) -> Block | WorkerFailure:
-        """As `SourceRows.read`."""
+    def read(self, places: Sequence[int], who: str) -> Block | WorkerFailure:
+        """As `SourceRows.read`, for one of many."""
         try:
-            return self._opened().read(places)
+            return self._opened(who).read(places)
         except GateError as error:
             return WorkerFailure.of(error)
 
-    def _opened(self) -> SourceRows:
-        if self._rows is None:
-            self._rows = self._opening.rows()
-        return self._rows
+    def _opened(self, who: str) -> SourceRows:
+        if who not in self._rows:
+            self._rows[who] = self._opening.rows()
+        return self._rows[who]
 
 
 class FetchedRows(SourceRows):
@@ -60,7 +62,7 @@ class FetchedRows(SourceRows):
     def __init__(self, reader: Any) -> None:
         """`reader`: the actor's handle. Raises what opening the samples raised there."""
         form: SourceForm = _answer(reader.form.remote())
-        self._reader, self._count = reader, form.count
+        self._reader, self._count, self._who = reader, form.count, uuid.uuid4().hex
         self.origin, self.specs, self.labelled = form.origin, form.specs, form.labelled
 
     def __len__(self) -> int:
@@ -69,17 +71,20 @@ class FetchedRows(SourceRows):
 
     def read(self, places: Sequence[int]) -> Block:
         """The samples at these places."""
-        return _own(_answer(self._reader.read.remote(places)))
+        return _own(_answer(self._asked(places)))
 
     def batches(self, places: range, size: int) -> Iterator[Block]:
         """The samples of a range by `size`."""
         spans = [places[start : start + size] for start in range(0, len(places), size)]
-        coming = self._reader.read.remote(spans[0])
+        coming = self._asked(spans[0])
         for after in [*spans[1:], None]:
             here = coming
             if after is not None:
-                coming = self._reader.read.remote(after)
+                coming = self._asked(after)
             yield _own(_answer(here))
+
+    def _asked(self, places: Sequence[int]) -> Any:
+        return self._reader.read.remote(places, self._who)
 
 
 def _answer(reference: Any) -> Any:

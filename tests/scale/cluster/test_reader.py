@@ -67,7 +67,7 @@ def test_the_next_batch_is_asked_for_before_this_one_is_used(file: Path) -> None
     calls: list[Any] = []
     batches = Samples(FetchedRows(handle(str(file), calls))).batches(4)
     next(batches)
-    assert [list(places) for (places,) in calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [list(places) for places, _ in calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_what_can_not_be_read_is_the_error_of_the_source(tmp_path: Path) -> None:
