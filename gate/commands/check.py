@@ -12,12 +12,15 @@ from gate.commands.check_question import CheckQuestion, with_question
 from gate.commands.child import in_child, limit_options
 from gate.commands.judged import judged
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.verdict_files import VerdictCommand
 
 if TYPE_CHECKING:
     from gate.policy.policy import Policy
 
 
-@click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
+@click.command(
+    "check", cls=VerdictCommand, short_help="Judge an ONNX file against its PyTorch model."
+)
 @with_question
 @machine_options
 @limit_options(CHECK_S)
@@ -46,6 +49,8 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --preprocessing preprocessing.yaml --decode-workers 2
       gate check model.onnx --reference mypackage.models:build \\
           --inputs 's3://bucket/eval.parquet#inputs=pixels&label=digit'
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --summary summary.md --junit junit.xml --metrics-file metrics.txt
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     return judged(
