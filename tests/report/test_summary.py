@@ -60,4 +60,4 @@ def test_what_is_too_long_is_cut_after_a_whole_line(letter: str) -> None:
     assert 0.9 * LIMIT < len(text.encode()) <= LIMIT
     *lines, last = text.rstrip().splitlines()
     assert last == "(What does not fit is left out here.)"
-    assert lines[-2] == f"- {note}"
+    assert lines[-2:] == [f"- {note}", ""]
