@@ -72,4 +72,8 @@ def policy_of(question: Mapping[str, Any]) -> Policy:
 
         for name in question["runtimes"]:
             policy = with_runtime(policy, name)
+    if question["settings"]:
+        from gate.policy.tried import with_tried
+
+        policy = with_tried(policy, dict(question["settings"]))
     return policy

@@ -21,6 +21,7 @@ from gate.commands.given import (
     NamedRole,
 )
 from gate.commands.options import CHECKPOINT, EXPERIMENT, INPUTS, MODEL, REFERENCE, TRACKING_URI
+from gate.commands.settings import SETTINGS
 from gate.commands.signing import KEY, TRUST
 from gate.commands.state import with_state
 
@@ -43,6 +44,7 @@ class CheckQuestion(TypedDict):
     policy: Path | None
     task: Task | None
     roles: tuple[tuple[str, Role], ...]
+    settings: tuple[tuple[str, str], ...]
     runtimes: tuple[str, ...]
     recorded: tuple[tuple[str, Path], ...]
     report: Path | None
@@ -102,6 +104,7 @@ _MEASURING = (
         help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the "
         "policy's outputs:. Repeatable.",
     ),
+    SETTINGS,
     click.option(
         "--runtime",
         "runtimes",

@@ -94,6 +94,7 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         policy=None,
         task=None,
         roles=(),
+        settings=(),
         runtimes=(),
         recorded=(),
         batch_size=assignment.batch_size,
