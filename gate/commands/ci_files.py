@@ -224,6 +224,7 @@ def _with_files(outcome: Outcome, written: list[dict[str, str | None]]) -> Outco
         outcome.show(console)
         for file in written:
             if file["error"] is None:
-                console.print(printable(f"{file['option']} {file['path']}"))
+                label = str(file["option"]).removeprefix("--")
+                console.print(f"{label:<7} {printable(str(file['path']))}")
 
     return replace(outcome, plain={**outcome.plain, "ci_files": written}, show=show)
