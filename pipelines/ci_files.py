@@ -21,14 +21,11 @@ _WRITERS = {paths.SUMMARY: summary, paths.JUNIT: junit, paths.OPENMETRICS: openm
 
 
 def write(story: Story, report: PromotionReport) -> None:
-    """Write them of a verdict and what came of it. Raises StorageError."""
-    dry = report.outcome == "dry_run"
-    verdict = report.verdict.value
-    status = Status.of_verdict(verdict) if dry else Status.of_promotion(report.outcome, verdict)
+    """Write them of a verdict and of what came of it. Raises StorageError."""
     _write(
         CiResult(
             command="promote",
-            exit_code=status,
+            exit_code=Status.of_promotion(report.outcome, report.verdict.value),
             model=report.model_name,
             sentence=report.sentence(),
             story=story,
