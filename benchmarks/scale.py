@@ -2,11 +2,11 @@
 
     python -m benchmarks.scale --samples 2000 --jobs 2
 
-`gate check` on a resnet18 with one single-thread process, and with so many: ratio of the times on
-the wall, and whether all numbers are the same. Then the units of many workers, simulated: what each
-costs its worker beside computing (statistics as JSON) and the driver (reading and folding), for an
-output of a thousand classes; and the driver's share if units take as long as those that were
-measured, by number of workers.
+`gate check` on a resnet18 with one single-thread process, with so many, and with so many actors of
+Ray: ratios of the times on the wall, and whether all numbers are the same. Then the units of many
+workers, simulated: what each costs its worker beside computing (statistics as JSON) and the driver
+(reading and folding), for an output of a thousand classes; and the driver's share if units take as
+long as those that were measured, by number of workers.
 """
 
 from __future__ import annotations
@@ -46,23 +46,25 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, asked.samples, asked.size)
-        one, one_s = _checked(folder, jobs=1)
-        many, many_s = _checked(folder, jobs=asked.jobs)
+        one, one_s = _checked(folder, "--jobs", "1")
+        many, many_s = _checked(folder, "--jobs", str(asked.jobs))
+        actors, actors_s = _checked(folder, "--engine", "ray", "--workers", str(asked.jobs))
     worker_ms, driver_ms = _unit_ms()
-    same = _untimed(one) == _untimed(many)
+    same = _untimed(one) == _untimed(many) == _untimed(actors)
     unit_s = one_s / max(asked.samples / _UNIT, 1.0)
     print(json.dumps({
         "samples": asked.samples, "jobs": asked.jobs, "same_numbers": same,
         "one_s": round(one_s, 1), "many_s": round(many_s, 1), "ratio": round(many_s / one_s, 3),
+        "ray_s": round(actors_s, 1), "ray_ratio": round(actors_s / one_s, 3),
         "unit_worker_ms": round(worker_ms, 1), "unit_driver_ms": round(driver_ms, 1),
         "driver_share": {n: round(driver_ms / 1000 / (unit_s / n), 4) for n in _WORKERS},
     }))  # fmt: skip
     return 0 if same else 1
 
 
-def _checked(folder: Path, *, jobs: int) -> tuple[Any, float]:
+def _checked(folder: Path, *engine: str) -> tuple[Any, float]:
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference", "factory:build"]
-    command += ["--inputs", "images.npy", "--jobs", str(jobs), "--json", "--time-limit", "10h"]
+    command += ["--inputs", "images.npy", *engine, "--json", "--time-limit", "10h"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(folder)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     begun = time.perf_counter()
@@ -70,7 +72,7 @@ def _checked(folder: Path, *, jobs: int) -> tuple[Any, float]:
     seconds = time.perf_counter() - begun
     if done.returncode == 2:
         raise SystemExit(done.stdout.decode())
-    print(f"{jobs} jobs: {seconds:.1f} s", flush=True)
+    print(f"{' '.join(engine)}: {seconds:.1f} s", flush=True)
     return json.loads(done.stdout)["evidence"], seconds
 
 

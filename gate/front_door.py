@@ -32,6 +32,8 @@ from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.parity.workload import Workload
+from gate.parts.release import OpenRelease
+from gate.parts.release_file import is_release
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -155,7 +157,14 @@ def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanatio
     from gate.localisation.explanation import explain
 
     _steps.debug("look for the layer that diverges first")
-    return explain(case, evidence, decision)
+    if not isinstance(case.chained, OpenRelease):
+        return explain(case, evidence, decision)
+    for part in case.chained.parts:  # the first that fails makes what the others get
+        own = evidence.parts[part.name]
+        refused = decide(part.policy(case.policy), own, decided_at=decision.decided_at)
+        if not refused.passed:
+            return explain(part.case(case.policy, case.batch_size), own, refused)
+    return Explanation()
 
 
 def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
@@ -187,6 +196,7 @@ def evidence_on(
     Raises as `check`.
     """
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    parts = _parts_of(case, reference)
     subject = case.candidate.subject
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
@@ -203,11 +213,48 @@ def evidence_on(
     )
     export = reference.note.record if reference.note else reference.export
     evidence = measurement.evidence(subject, source=source, export=export)
+    evidence = evidence.model_copy(update={"parts": parts})
     return evidence, case, measurement.samples
 
 
+def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
+    """What is measured of each part of a release; nothing of one file."""
+    release = case.chained
+    if not isinstance(release, OpenRelease):
+        return {}
+    found = {}
+    for part in release.parts:
+        _steps.debug("measure the part %s", part.name)
+        try:
+            found[part.name], _, _ = evidence_on(
+                part.candidate.path,
+                reference=Reference(part.module, reference.source),
+                workload=Workload(part.samples, batch_size=case.batch_size),
+                policy=part.policy(case.policy),
+            )
+        except GateError as error:
+            raise type(error)(f"the part {part.name}: {error}") from error
+    return found
+
+
 def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
-    """What is measured. Raises OnnxFileError."""
+    """What is measured. Raises OnnxFileError, and of a release as `OpenRelease.open`."""
+    if is_release(onnx):
+        release = OpenRelease.open(
+            onnx,
+            model=reference.model,
+            samples=workload.samples,
+            batch_size=workload.batch_size,
+        )
+        return Case(
+            release.chain,
+            Candidate(onnx, release.subject),
+            workload.samples,
+            policy,
+            workload.batch_size,
+            workload.labels,
+            chained=release,
+        )
     return Case(
         reference.model,
         Candidate(onnx, read_subject(onnx)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 
 import numpy as np
 
 from gate.commands.status import Status
 from gate.errors import DataError, EvidenceError, ExportRefused
-from gate.export.export import export_model
+from gate.export.export import export_model, log_of
 from gate.export.self_check import self_check
 from gate.model.code import code_of
 from gate.preprocess.spec import PreprocessSpec
@@ -63,6 +64,11 @@ def main() -> int:
         )
         with atomic.replacing(paths.ONNX) as temporary:
             staged.replace(temporary)
+        kept = log_of(paths.ONNX)
+        if settings.verbose:
+            log_of(staged).replace(kept)
+        else:
+            kept.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # holds the log of an earlier failure
             staged.parent.rmdir()
         report.save(paths.EXPORT_REPORT)
@@ -93,10 +99,11 @@ def _tell(report: ExportReport) -> None:
     subject = report.subject
     print(
         f"{paths.ONNX}: {subject.sha256}, {subject.size_bytes} bytes, opset {subject.opset}, "
-        f"self-check max_abs_diff {max(report.self_check.values()):.3g}"
+        f"self-check max_abs_diff {max(report.self_check.values(), default=math.nan):.3g}"
     )
-    for warning in (*report.record.tracer_warnings, *report.record.hazards):
-        print(f"  look at this: {warning}")
+    record = report.record
+    for line in (*record.tracer_warnings, *record.hazards, *record.notices):
+        print(f"  look at this: {line}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from gate.preprocess.by.pillow import preprocess
 from gate.preprocess.pictures import SUFFIXES, read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.preprocess.tensor import Pixels
+from gate.storage.pointer import missing_content
 from pipelines.params import PrepareParams
 
 
@@ -144,6 +145,8 @@ def _rgb(pixels: Pixels) -> Pixels:
 
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
     expected = "expected a .npz file with the arrays 'images' and 'labels'"
+    if (pointer := missing_content(path)) is not None:
+        raise DataError(pointer)
     try:
         # An own handle: numpy leaks its own where the archive is torn.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:

@@ -17,7 +17,7 @@ from gate.parity.arrays.samples import Samples, open_labels
 from gate.parity.case import Case
 from gate.parity.golden import SAMPLES, write_golden_of
 from gate.parity.statistics.table import SampleTable
-from gate.parity.workload import Workload
+from gate.parity.workload import SamplesOrigin, Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -27,6 +27,7 @@ from gate.storage.digest import Digest
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
+from pipelines.shares import shared_out
 
 
 def measured(
@@ -46,12 +47,15 @@ def measured(
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
-    workload = Workload(samples, labels, source.labels_sha256, ParityParams.load().batch_size)
-    with bar(title) as progress:
+    origin = SamplesOrigin(str(paths.EVAL_IMAGES), None if labels is None else paths.EVAL_LABELS)
+    workload = Workload(
+        samples, labels, source.labels_sha256, ParityParams.load().batch_size, origin=origin
+    )
+    with shared_out(onnx, workload, policy) as shared, bar(title) as progress:
         return evidence_on(
             onnx,
             reference=Reference(model, used, export),
-            workload=workload,
+            workload=shared,
             policy=policy,
             progress=progress,
         )

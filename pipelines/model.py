@@ -40,6 +40,11 @@ def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
     return model, load_checkpoint(model, paths.CHECKPOINT)
 
 
+def reference() -> nn.Module:
+    """The same model, for other processes in this folder: a factory. Raises as `trained`."""
+    return trained(ModelParams.load())[0]
+
+
 def check_labels(labels: np.ndarray, classes: int, *, split: str) -> None:
     """Raise DataError if a label is not one of the model's classes."""
     if labels.min() < 0 or labels.max() >= classes:

@@ -104,6 +104,9 @@ class ParityParams(_Section):
 
     section = "parity"
     batch_size: Positive
+    engine: Literal["processes", "ray"] = "processes"
+    jobs: Positive | None = None
+    """Processes, or actors of Ray; None: as many as pay, or as the cluster has room for."""
 
 
 class RegistryParams(_Section):

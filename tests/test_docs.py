@@ -21,6 +21,7 @@ from gate.attestation.trust import Trust, TrustedKey
 from gate.attestation.vault import VAULTS
 from gate.attestation.verdict import Check
 from gate.policy.policy import Bounds
+from gate.records.strategy import ExportSettings
 from gate.report.openmetrics import openmetrics
 from tests.attestation import signing
 from tests.attestation.released import release
@@ -38,6 +39,11 @@ def first_cells(page: str) -> list[str]:
 def test_every_bound_has_a_row_in_the_metrics() -> None:
     rows = first_cells("metrics.md")
     assert [name for name in Bounds.model_fields if rows.count(f"`{name}`") != 1] == []
+
+
+def test_every_setting_of_the_export_has_a_row() -> None:
+    rows = [cell.strip("`") for cell in first_cells("export.md")]
+    assert sorted(rows) == sorted(["setting", *ExportSettings.model_fields])
 
 
 def test_the_glossary_has_one_line_a_word() -> None:

@@ -10,6 +10,7 @@ import click
 from gate.bounded.limits import CHECK_S
 from gate.commands.check_question import CheckQuestion, with_question
 from gate.commands.child import in_child, limit_options
+from gate.commands.cluster import measured_by
 from gate.commands.judged import judged
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.verdict_files import VerdictCommand
@@ -50,12 +51,12 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
       gate check model.onnx --reference mypackage.models:build \\
           --inputs 's3://bucket/eval.parquet#inputs=pixels&label=digit'
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --engine ray --address auto --workers 16
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --summary summary.md --junit junit.xml --metrics-file metrics.txt
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    return judged(
-        question, policy_of(question), lambda checked: checked.shared_out(question["jobs"])
-    )
+    return judged(question, policy_of(question), measured_by(question))
 
 
 def policy_of(question: Mapping[str, Any]) -> Policy:

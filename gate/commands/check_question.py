@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import click
 
 from gate.commands.against import AGAINST
+from gate.commands.cluster import CLUSTER
 from gate.commands.given import (
     LABELS_FILE,
     NEW_FOLDER,
@@ -52,6 +53,11 @@ class CheckQuestion(TypedDict):
     name: str | None
     batch_size: int
     jobs: int | None
+    engine: Literal["processes", "ray"]
+    address: str | None
+    workers: int | None
+    cpus_per_worker: int
+    gpus_per_worker: float
     preprocessing: Path | None
     pictures: tuple[Path, ...]
     tensors: tuple[str, ...]
@@ -151,6 +157,7 @@ _OPTIONS = (
         help="Measure in so many processes of one thread each; the numbers are those of one such "
         "process. Default: one for each physical core where a short trial says that it pays.",
     ),
+    *CLUSTER,
     click.option(
         "--pictures",
         type=PICTURES,

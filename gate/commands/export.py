@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from gate.commands.dispatch import Dispatch
-from gate.commands.given import NEW_FILE, SAMPLES, SETTINGS_FILE, SPEC_FILE
-from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
+from gate.commands.export_settings import SettingOptions, setting_options, settings_of
+from gate.commands.given import NEW_FILE, SAMPLES, SPEC_FILE
+from gate.commands.options import FACTORY, WEIGHTS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.status import Status
@@ -20,42 +20,19 @@ if TYPE_CHECKING:
 
     from gate.export.export import Exported
     from gate.records.evidence import TensorSpec
-    from gate.records.strategy import ExportSettings
 
 SUBCOMMANDS = {"compare": "gate.commands.export_compare"}
 """Name to module."""
 
-_AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
 
-
-class _Question(TypedDict):
+class _Question(SettingOptions):
     """The options, as parsed."""
 
     factory: str
     example_input: Path
     output: Path
     checkpoint: Path | None
-    strategy: str | None
-    opset: int | str | None
-    dynamic: tuple[str, ...]
-    output_names: str | None
-    settings: Path | None
     preprocessing: Path | None
-    lint: bool
-
-
-class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    name = "opset"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        """`auto` or a number; which ones, the settings know."""
-        if value == "auto":
-            return "auto"
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
-        return int(value)
 
 
 @click.command(
@@ -72,34 +49,10 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
 )
 @WEIGHTS
-@click.option(
-    "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
-    help="ladder (default): the first of the others that carries.",
-)  # fmt: skip
-@click.option(
-    "--opset", type=_Opset(), metavar="13|auto",
-    help="auto (default without --settings): the lowest from 13 on that works.",
-)  # fmt: skip
-@click.option(
-    "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
-    help="An axis of an input that may have any size, beside the batch. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--output-names", metavar="A,B",
-    help="In the order of the returned tensors. Default: the keys and fields of what forward "
-    "returns, in their order, else output_0, output_1, or output.",
-)  # fmt: skip
-@click.option(
-    "--settings", type=SETTINGS_FILE, metavar="FILE.yaml",
-    help="YAML with an 'export:' section, such as params.yaml; options go before it.",
-)  # fmt: skip
+@setting_options
 @click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures become the input (gate preprocess): its digest goes into the file.",
-)  # fmt: skip
-@click.option(
-    "--lint/--no-lint", default=True, show_default=True,
-    help="Try no strategy that gets the model's source wrong by the rules of gate lint.",
 )  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> Outcome:
@@ -110,6 +63,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
     the file's metadata. MODEL.onnx.export.json holds all that is known of the export, for
     gate check --export-record. Whether the file is exact, gate check judges.
+
+    Every setting, and what becomes of it in the file: docs/export.md.
 
     Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
     printed is then in MODEL.onnx.export.log.
@@ -145,13 +100,13 @@ def _refused(why: str) -> Outcome:
 def _export(question: _Question) -> Outcome:
     import warnings
 
-    from gate.export.export import staged
+    from gate.export.export import log_of, staged
     from gate.export.self_check import self_check
     from gate.front_door import Reference
     from gate.onnxfile.export_note import ExportNote, note_path
     from gate.parity.arrays.samples import Samples
 
-    settings = _settings(question)
+    settings = settings_of(question)
     reference = Reference.load(
         question["factory"],
         checkpoint=question["checkpoint"],
@@ -178,53 +133,15 @@ def _export(question: _Question) -> Outcome:
         "export": exported.record.to_plain(),
         "source": reference.source.to_plain(),
         "self_check": checked,
+        "log": str(log_of(question["output"])) if settings.verbose else None,
     }
     return Outcome(Status.DONE, plain, lambda out: _show(question, exported, checked, out))
-
-
-def _settings(question: _Question) -> ExportSettings:
-    """Those of the file, or the defaults, with what the options say in their place."""
-    from pydantic import ValidationError
-
-    from gate.errors import PolicyError
-    from gate.records.strategy import ExportSettings
-    from gate.storage.yaml_section import first_problem, load_section
-
-    path = question["settings"]
-    base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
-    names = question["output_names"]
-    given = {
-        "strategy": question["strategy"],
-        "opset": question["opset"],
-        "output_names": tuple(names.split(",")) if names is not None else None,
-    }
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if question["dynamic"]:
-        axes = {name: dict(labels) for name, labels in base.dynamic_axes.items()}
-        for text in question["dynamic"]:
-            name, axis, label = _axis(text)
-            axes.setdefault(name, {})[axis] = label
-        changes["dynamic_axes"] = axes
-    if not question["lint"]:
-        changes["lint"] = "off"
-    try:
-        return ExportSettings(**{**dict(base), **changes})
-    except ValidationError as error:
-        raise PolicyError(first_problem(error)) from error
-
-
-def _axis(text: str) -> tuple[str, int, str]:
-    parsed = _AXIS.fullmatch(text)
-    if parsed is None:
-        raise click.BadParameter(
-            f"{text!r} is not NAME:AXIS=LABEL, such as image:2=height", param_hint="--dynamic"
-        )
-    return parsed["name"], int(parsed["axis"]), parsed["label"]
 
 
 def _show(
     question: _Question, exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
+    from gate.export.export import log_of
     from gate.onnxfile.export_note import note_path
     from gate.story.wording import printable
 
@@ -234,14 +151,17 @@ def _show(
         ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
         *(("data", str(output.with_name(name))) for name in subject.external_data),
         ("record", str(note_path(output))),
+        *(("log", str(log_of(output))) for _ in range(exported.settings.verbose)),
         ("strategy", f"{record.strategy}, opset {subject.opset}"),
         *(("  not by", line) for line in record.rungs),
         *(("input", _spec(spec)) for spec in subject.inputs),
         *(("output", _spec(spec)) for spec in subject.outputs),
-        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())),
+        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
+         or "not possible: no runtime of the gate runs this file"),
         *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
           for f in record.lint if not f.suppressed),
-        *(("look at", line) for line in (*record.tracer_warnings, *record.hazards)),
+        *(("look at", line)
+          for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
         ("next", f"gate check {output} --reference {question['factory']}{weights} "
                  f"--inputs {question['example_input']} --export-record {note_path(output)}"),
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from gate.errors import (
     StorageError,
     Untrusted,
 )
+from gate.storage.pointer import missing_content
 
 Kind = Literal["file", "folder", "either"]
 
@@ -69,7 +70,11 @@ class Given(_Path):
         self.error, self._expected, self._kind = error, expected, kind
 
     def problem(self, path: Path) -> str | None:
-        """That it is not there, a folder instead of a file, or not readable."""
+        """That it is not there, a pointer in its place, a folder instead of a file, or not
+        readable."""
+        return missing_content(path) or self._wrong_kind(path)
+
+    def _wrong_kind(self, path: Path) -> str | None:
         try:
             is_folder = stat.S_ISDIR(path.stat().st_mode)
         except FileNotFoundError:

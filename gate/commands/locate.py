@@ -9,7 +9,7 @@ import click
 
 from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
-from gate.commands.given import NEW_FOLDER, POLICY_FILE
+from gate.commands.given import NEW_FILE, NEW_FOLDER, POLICY_FILE
 from gate.commands.loading import loading
 from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
@@ -35,6 +35,7 @@ class _Question(TypedDict):
     runtime: RuntimeName
     policy: Path | None
     report: Path | None
+    save: Path | None
 
 
 @click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
@@ -58,6 +59,10 @@ class _Question(TypedDict):
 @click.option(
     "--report", type=NEW_FOLDER, metavar="DIR", help="Write localisation.json and a chart here."
 )
+@click.option(
+    "--save", type=NEW_FILE, metavar="MARKED.onnx",
+    help="Write the file with the tensor of each mapped layer as an output, for a viewer.",
+)  # fmt: skip
 @machine_options
 @limit_options(CHECK_S)
 @in_child
@@ -73,7 +78,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
     Examples:
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy
       gate locate model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
-          --inputs samples.npy --runtime ort-cpu-optimized --report report
+          --inputs samples.npy --runtime ort-cpu-optimized --report report --save marked.onnx
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     from gate.policy.policy import Policy
@@ -89,6 +94,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
         from gate.parity.case import Case
         from gate.preprocess.spec import PreprocessSpec
         from gate.report.charts.depth import depth
+        from gate.report.marked_file import save_marked
         from gate.storage import atomic
 
         spec = question["preprocessing"]
@@ -97,12 +103,11 @@ def command(**question: Unpack[_Question]) -> Outcome:
         )
         subject = read_subject(question["model"])
         reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+    case = Case(reference.model, Candidate(question["model"], subject), samples, policy=policy)
     with spinner("comparing layers"):
-        found = locate(
-            Case(reference.model, Candidate(question["model"], subject), samples, policy=policy),
-            runtime=question["runtime"],
-            limit=question["samples"],
-        )
+        found = locate(case, runtime=question["runtime"], limit=question["samples"])
+    if question["save"] is not None:
+        save_marked(case, found, question["save"])
     if question["report"] is not None:
         found.save(question["report"] / "localisation.json")
         drawn = depth(found)
@@ -121,6 +126,8 @@ def _show(question: _Question, found: Localisation, console: Console) -> None:
     print_layers(found, console)
     if question["report"] is not None:
         console.print(f"report  {_chart_in(question['report'])}")
+    if question["save"] is not None:
+        console.print(f"marked  {question['save']}")
 
 
 def _chart_in(report: Path) -> Path:

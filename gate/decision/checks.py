@@ -32,6 +32,8 @@ class CheckResult(Record):
     """One check: what was seen, what was allowed, on how many samples, and what to try."""
 
     name: str
+    part: str | None = later(None)
+    """Of a release of several files; None: of the file, or of all together."""
     runtime: RuntimeName | None = None
     output: str | None = None
     point: str | None = later(None)
@@ -52,5 +54,6 @@ class CheckResult(Record):
 
     @property
     def title(self) -> str:
-        """`runtime / output / label`, without what does not apply."""
-        return " / ".join(part for part in (self.runtime, self.output, self.label) if part)
+        """`part / runtime / output / label`, without what does not apply."""
+        places = (self.part, self.runtime, self.output, self.label)
+        return " / ".join(place for place in places if place)

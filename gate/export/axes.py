@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gate.errors import ExportError
 from gate.export.example import Example
@@ -15,16 +15,17 @@ Axes = dict[str, dict[int, str]]
 BATCH = "batch"
 
 
-def input_axes(example: Example, settings: ExportSettings) -> Axes:
+def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[str] = ()) -> Axes:
     """The dynamic axes of the inputs of `example`.
 
-    Raises ExportError for an input or axis that is not there, and for a label of two sizes.
+    Raises ExportError for an input or axis that is not there (nor one of `outputs`), and for a
+    label of two sizes.
     """
-    strange = sorted(set(settings.dynamic_axes) - set(example.arrays))
+    strange = sorted(set(settings.dynamic_axes) - {*example.arrays, *outputs})
     if strange:
         raise ExportError(
             f"export.dynamic_axes names {', '.join(strange)}, the inputs are "
-            f"{', '.join(example.arrays)}. Name inputs; the axes of outputs follow from them."
+            f"{', '.join(example.arrays)}, the outputs {', '.join(outputs)}. Name one of them."
         )
     axes: Axes = {}
     for name, array in example.arrays.items():

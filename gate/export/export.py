@@ -15,10 +15,13 @@ from gate.errors import ExportError, OnnxFileError, StorageError
 from gate.export.capture import captured
 from gate.export.example import Example
 from gate.export.ladder import Carried, Ladder, NoRung
+from gate.export.output_axes import notices
 from gate.export.request import Request
 from gate.export.safety import Safety
 from gate.export.strategies.exporter import export_copy, neutral
+from gate.export.switches import Switches
 from gate.export.telltale import hazards, tracer_warnings
+from gate.export.verify import unplain
 from gate.onnxfile.gathered import data_files
 from gate.onnxfile.metadata import described, stamp_file
 from gate.onnxfile.subject import read_subject
@@ -59,7 +62,7 @@ def export_model(
     if the model can't be copied or run, or if no strategy writes the file that
     was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
     `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
-    `output` stays as it was.
+    `output` stays as it was. With `settings.verbose` the log is kept after a success, too.
     """
     with staged(model, example, settings=settings, output=output, source=source) as exported:
         pass
@@ -82,8 +85,9 @@ def staged(
     """
     bound = Example.bind(example, settings.input_names)
     copied = export_copy(model)
+    Switches(settings).check(copied)
     with atomic.replacing(output) as temporary, atomic.scratch(output) as room:
-        log_path = output.with_name(f"{output.name}.export.log")
+        log_path = log_of(output)
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
                 request = Request.of(copied, bound, settings)
@@ -105,6 +109,7 @@ def staged(
                 "lint": read.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
                 "code": source.code if source else None,
+                "notices": notices(subject, request.axes, settings),
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)
@@ -112,10 +117,18 @@ def staged(
             atomic.sync(carried.path.with_name(name))
             carried.path.with_name(name).replace(output.with_name(name))
         carried.path.replace(temporary)
-    log_path.unlink(missing_ok=True)
+    if settings.verbose:
+        atomic.write_text(log_path, ladder.log)
+    else:
+        log_path.unlink(missing_ok=True)
     for older in data_files(output):
         if older.name not in subject.external_data:
             older.unlink(missing_ok=True)
+
+
+def log_of(output: Path) -> Path:
+    """Where what the exporters printed is kept: after a failure, and with `verbose`."""
+    return output.with_name(f"{output.name}.export.log")
 
 
 def _read(path: Path) -> Subject:
@@ -141,7 +154,12 @@ def _record(request: Request, carried: Carried, rungs: tuple[str, ...]) -> Expor
             **carried.options,
         },
         tracer_warnings=tracer_warnings(carried.output.warnings),
-        hazards=(*request.hazards, *doubts, *hazards(carried.output.warnings)),
+        hazards=(
+            *request.hazards,
+            *doubts,
+            *unplain(carried.path, settings),
+            *hazards(carried.output.warnings),
+        ),
         rungs=rungs,
     )
 

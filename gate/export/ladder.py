@@ -143,6 +143,8 @@ class Ladder:
         if wanted != "auto":
             return [wanted]
         lowest = _LOWEST.get(strategy, strategies.LOWEST_AUTO)
+        if self._request.settings.export_modules_as_functions:
+            lowest = max(lowest, strategies.LOWEST_WITH_FUNCTIONS)
         return list(range(lowest, strategies.HIGHEST_OPSET[strategy] + 1))
 
     def _attempt(self, strategy: strategies.Strategy, opset: int) -> Carried:

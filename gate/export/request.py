@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import ExportError, ModelError
-from gate.export.axes import BATCH, Axes, input_axes, others, own_label, places_of
+from gate.export.axes import BATCH, Axes, input_axes, others, places_of
 from gate.export.example import Example
+from gate.export.output_axes import OutputAxes, Shapes, Sized
 from gate.export.refusals.refusal import brief
 from gate.model.call import Call, Leaf, is_plain, leaves
 from gate.onnxfile import gathered
@@ -23,7 +24,6 @@ from gate.records.strategy import ExportSettings
 
 Array = NDArray[Any]
 Run = Callable[[Example], object]
-Shapes = dict[str, torch.Size]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Request:
     plain: bool
     """True if forward takes tensors by position and returns tensors in tuples."""
     hazards: tuple[str, ...]
+    declared: Axes
+    """Of outputs, as `settings.dynamic_axes` has them; each of them moved."""
 
     @classmethod
     def of(cls, model: nn.Module, example: Example, settings: ExportSettings) -> Request:
@@ -63,17 +65,21 @@ class Request:
         returned = _forward(call, model, batch)
         found = _leaves(returned)
         outputs = _names(found, settings)
-        shapes = {name: leaf.tensor.shape for name, leaf in zip(outputs, found, strict=True)}
-        inputs = input_axes(batch, settings)
+        shapes = _shapes(outputs, found)
+        inputs = input_axes(batch, settings, outputs=outputs)
         run = partial(_forward, call, model)
         sizes = {
             label: _other(run, (batch, example), label, places)
             for label, places in places_of(inputs).items()
         }
         moved = {
-            label: [leaf.tensor.shape for leaf in other] for label, (_, other) in sizes.items()
+            label: Sized(other, _shapes(outputs, leaf)) for label, (other, leaf) in sizes.items()
         }
-        moving = _output_axes(shapes, moved, batch, inputs)
+        of_outputs = OutputAxes(Sized(batch, shapes), moved, inputs)
+        moving = of_outputs.found()
+        declared = of_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
+        for name, labels in declared.items():
+            moving[name] = dict(sorted({**moving.get(name, {}), **labels}.items()))
         return cls(
             model=model,
             settings=settings,
@@ -85,6 +91,7 @@ class Request:
             other_sizes={label: other for label, (other, _) in sizes.items()},
             plain=call.plain and is_plain(returned),
             hazards=_batchless(shapes, moving, settings),
+            declared=declared,
         )
 
     @property
@@ -199,22 +206,21 @@ def _other(
     ) from failure
 
 
-def _output_axes(
-    shapes: Shapes, moved: dict[str, list[torch.Size]], batch: Example, inputs: Axes
-) -> Axes:
-    """Axes of the outputs that moved when an axis of the inputs did."""
-    places = places_of(inputs)
-    now = {label: batch.arrays[at[0][0]].shape[at[0][1]] for label, at in places.items()}
-    axes: Axes = {}
-    for place, (name, shape) in enumerate(shapes.items()):
-        for label, others_ in moved.items():
-            other = others_[place] if place < len(others_) else shape
-            for axis, (size, changed) in enumerate(zip(shape, other, strict=False)):
-                if size != changed:
-                    taken = axes.setdefault(name, {})
-                    same = size == now[label] and axis not in taken
-                    taken[axis] = label if same else own_label(name, axis)
-    return {name: dict(sorted(labels.items())) for name, labels in axes.items()}
+def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Sized]:
+    """Shapes for data that was made up, which the model may refuse."""
+    for change in (np.zeros_like, np.negative):
+        arrays = {
+            name: change(array) if array.dtype.kind == "f" or change is np.zeros_like else array
+            for name, array in batch.arrays.items()
+        }
+        with contextlib.suppress(ExportError):
+            other = Example(arrays)
+            yield Sized(other, _shapes(names, _leaves(run(other))))
+
+
+def _shapes(names: tuple[str, ...], found: list[Leaf]) -> Shapes:
+    """By name; where another number of tensors is returned, of those that are."""
+    return {name: leaf.tensor.shape for name, leaf in zip(names, found, strict=False)}
 
 
 def _batchless(shapes: Shapes, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:

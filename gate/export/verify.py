@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,7 @@ from gate.export.strategies.exporter import RungFailed
 from gate.onnxfile.subject import read_subject, verify_file
 from gate.onnxfile.walk import nodes_within
 from gate.records.evidence import TensorSpec
+from gate.records.strategy import ExportSettings
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """Those that every build of ONNX Runtime carries."""
@@ -34,8 +36,9 @@ def verified(path: Path, request: Request, *, opset: int) -> None:
         verify_file(path, opset=opset)
     except OnnxFileError as error:
         raise _invalid(error, path) from error
-    if foreign := foreign_objection(path):
+    if request.settings.operator_export_type == "ONNX" and (foreign := foreign_objection(path)):
         raise RungFailed.because(*foreign)
+    _check_domains(path, request.settings.custom_opsets)
     inputs = tuple(spec.name for spec in subject.inputs)
     if request.settings.export_params and inputs != request.input_names:
         raise RungFailed.because(
@@ -71,13 +74,49 @@ def foreign_objection(path: Path) -> tuple[str, str] | None:
     found = foreign_operators(onnx.load(path, load_external_data=False))
     if not found:
         return None
-    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
     return (
-        "the file needs operators that ONNX Runtime does not have: "
-        f"{', '.join(found[:_MOST])}{more}",
+        f"the file needs operators that ONNX Runtime does not have: {_listed(found)}",
         "Write them by ONNX's own operators in the symbolic function, see "
         "docs/custom-operators.md.",
     )
+
+
+def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
+    """A hazard in words, where another `operator_export_type` than ONNX was asked for."""
+    chosen = settings.operator_export_type
+    if chosen == "ONNX":
+        return ()
+    found = foreign_operators(onnx.load(path, load_external_data=False))
+    if not found:
+        return (
+            f"operator_export_type {chosen} changed nothing: all operators are plain ONNX. "
+            "Leave it out",
+        )
+    return (
+        f"the file is no plain ONNX, as operator_export_type {chosen} allows: {_listed(found)}. No "
+        "runtime of the gate runs it, and nothing of it was checked",
+    )
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    return ", ".join(found[:_MOST]) + more
+
+
+def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
+    """The exporter leaves out what the file does not use, in silence."""
+    if not wanted:
+        return
+    model = onnx.load(path, load_external_data=False)
+    written = {entry.domain: entry.version for entry in model.opset_import}
+    for domain, version in wanted.items():
+        if written.get(domain) != version:
+            has = ", ".join(sorted(f"{name or 'ai.onnx'}: {v}" for name, v in written.items()))
+            raise RungFailed.because(
+                f"the file uses the domains {{{has}}}, expected {domain}: {version} as "
+                "export.custom_opsets says",
+                f"Leave {domain} out of it, or write an operator of it in custom_symbolics.",
+            )
 
 
 def _check_dynamic(spec: TensorSpec, request: Request) -> None:

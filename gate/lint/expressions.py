@@ -164,7 +164,8 @@ def _choice(node: ast.IfExp, scope: FunctionScope) -> StaticValue:
     if truth is not None:
         return evaluate(node.body if truth else node.orelse, scope)
     same = ast.dump(node.body) == ast.dump(node.orelse)
-    condition(test, node.test, scope, changes=not same)
+    changes = not same and not (test.flag and not scope.walk.reaches(node, scope))
+    condition(test, node.test, scope, changes=changes)
     one, other = evaluate(node.body, scope), evaluate(node.orelse, scope)
     if test.tensor and ranks_differ(one, other):
         scope.tell("TRC015", node)

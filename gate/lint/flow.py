@@ -68,9 +68,9 @@ def _if(node: ast.If, scope: FunctionScope) -> bool:
     if truth is not None:
         return run(node.body if truth else node.orelse, scope)
     same = [ast.dump(s) for s in node.body] == [ast.dump(s) for s in node.orelse]
-    condition(
-        test, node.test, scope, changes=not same, guard=only_guards([*node.body, *node.orelse])
-    )
+    guard = only_guards([*node.body, *node.orelse]) and not test.flag
+    changes = not same and not (test.flag and not scope.walk.reaches(node, scope))
+    condition(test, node.test, scope, changes=changes, guard=guard)
     before, returned = dict(scope.names), len(scope.returned)
     ended = run(node.body, scope)
     one, middle = scope.names, len(scope.returned)

@@ -114,6 +114,9 @@ class Walk(Protocol):
     def unread(self, thing: Any, reason: str) -> None:
         """Code that the model reaches and that can't be read."""
 
+    def reaches(self, node: ast.If | ast.IfExp, scope: FunctionScope) -> bool:
+        """Whether a value of the code that this guards may reach an output."""
+
 
 @dataclass(eq=False)
 class FunctionScope:

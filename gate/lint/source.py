@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -73,6 +74,20 @@ def python_function(thing: Any) -> FunctionType | None:
             thing = thing.__wrapped__
         else:
             return thing if isinstance(thing, FunctionType) else None
+
+
+def trees_of(kinds: Iterable[type]) -> list[ast.Module]:
+    """The files of classes, and of those that they inherit from, but for torch's; none where one
+    of them can't be read."""
+    files = set()
+    try:
+        for kind in {base for one in kinds for base in one.__mro__}:
+            if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+                files.add(inspect.getsourcefile(kind) or "")
+        texts = ["".join(linecache.getlines(file)) for file in sorted(files)]
+        return [_tree(text) for text in texts] if all(texts) else []
+    except (OSError, TypeError, Unreadable):
+        return []
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,10 +13,11 @@ from torch import nn
 from gate.lint import arguments as binding
 from gate.lint.expressions import evaluate
 from gate.lint.flow import run
+from gate.lint.outputs import Guarded, attributes_read
 from gate.lint.rewritten import READ_ON
 from gate.lint.rulebook import RULES
 from gate.lint.scope import Arguments, FunctionScope, Local
-from gate.lint.source import Code, Definition, Unreadable, python_function
+from gate.lint.source import Code, Definition, Unreadable, python_function, trees_of
 from gate.lint.value import Kind, StaticValue, join, of_object, tensor, unknown
 from gate.records.lint import LintFinding
 from gate.records.strategy import Strategy
@@ -124,6 +125,19 @@ class ModelWalk:
         """See `Walk`."""
         name = thing if isinstance(thing, str) else _name(thing)
         self.not_read.setdefault(name, reason)
+
+    def reaches(self, node: ast.If | ast.IfExp, scope: FunctionScope) -> bool:
+        """See `Walk`."""
+        guarded = Guarded.of(node, scope.code.definition)
+        written = guarded.written() if guarded is not None else None
+        if guarded is None or written is None:
+            return True
+        attributes = {place.partition(".")[2] for place in written if "." in place}
+        if not attributes and not written & guarded.reaching():
+            return False
+        trees = trees_of(type(module) for module in self._model.modules())
+        elsewhere = attributes_read(trees, left_out=guarded.left_out) if trees else attributes
+        return bool(written & guarded.reaching() or attributes & elsewhere)
 
     # --- functions ----------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import onnx
@@ -39,6 +39,10 @@ _OPERATOR = (
     "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
     "update ONNX Runtime."
 )
+_IN_PLACE = (
+    "Export again by PyTorch's own exporter, which follows operations in place; or do without: "
+    "nn.ReLU(inplace=False), x = x + y in the place of x += y, clone() before it."
+)
 _CODE = (
     "Look at the functions that forward calls there (F.interpolate, indexing, integer arithmetic, "
     "in-place changes): write them with operators that the exporter knows, or export with another "
@@ -57,6 +61,8 @@ class Suspect:
     folded: ComputedValue | None
     """The layer whose BatchNorm this is, where one node computes both."""
     alone: Deviation
+    overwritten: Mapping[str, str] = field(default_factory=dict)
+    """Tensors with what PyTorch has overwritten in place by then, and who did it."""
     got: ComputedValue | None = None
     """What code between modules computed and it was computed from, if no tensor has that value."""
 
@@ -112,6 +118,7 @@ class Detective:
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
+            self._in_place(suspect, met),
             self._code(suspect, nodes, met),
         ):
             if evidence is not None:
@@ -234,6 +241,17 @@ class Detective:
             text = f"its relative error, {size:.2g}, is that of TF32"
             remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
             return Cause(suspect.paths[0], text, remedy)
+        return None
+
+    def _in_place(self, suspect: Suspect, met: Sequence[str]) -> Cause | None:
+        for tensor in met:
+            if tensor in suspect.overwritten:
+                who = suspect.overwritten[tensor]
+                text = (
+                    f"the file reads {tensor} as it was before {who} overwrote it in place, the "
+                    f"model what was left there"
+                )
+                return Cause(suspect.paths[0], text, _IN_PLACE)
         return None
 
     def _code(

@@ -40,7 +40,18 @@ class Findings:
             folded=self.survey.values[layers[number]] if unmatched else None,
             alone=self.measured.layers[number].alone,
             got=self._lost(number),
+            overwritten=self._overwritten(number),
         )
+
+    def _overwritten(self, number: int) -> dict[str, str]:
+        """Tensors of values that were overwritten before this one was computed: whoever reads the
+        tensor now reads another value than PyTorch."""
+        names = self.layout.names
+        return {
+            names[earlier]: by.text
+            for earlier, by in self.survey.overwritten.items()
+            if earlier in names and by.number < number and names.get(by.number) != names[earlier]
+        }
 
     def _lost(self, number: int) -> ComputedValue | None:
         """What code computed, and no tensor has, of what the value was computed from."""

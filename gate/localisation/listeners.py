@@ -40,6 +40,8 @@ class Exchanges:
         self.kept: dict[int, Array] = {}
         self._survey = survey
         self._references = references
+        taken = {by.number for by in survey.overwritten.values()}
+        self._in_place = survey.overwritten.keys() | taken
 
     def hear(self, moment: Moment, tensor: torch.Tensor) -> torch.Tensor | None:
         """Keep the sketch, return the reference. Raises EvidenceError."""
@@ -48,8 +50,11 @@ class Exchanges:
             return None
         if number not in self.kept:
             self.kept[number] = sketch_of(tensor)
-        reference = np.array(self._references[number])
-        return torch.from_numpy(reference).to(tensor.dtype)
+        reference = torch.from_numpy(np.array(self._references[number])).to(tensor.dtype)
+        if number in self._in_place:
+            tensor.copy_(reference)  # who else holds it sees what is done to it in place
+            return None
+        return reference
 
 
 class AnotherWay(EvidenceError):

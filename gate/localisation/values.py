@@ -56,6 +56,25 @@ class ComputedValue:
         return self.before is not None
 
 
+@dataclass(frozen=True)
+class Overwriting:
+    """An operation in place."""
+
+    number: int
+    """Of the value that it left behind."""
+    path: str
+    """Of the module that did it, or in whose forward it was done."""
+    kind: str
+    """Class name of the module; empty where code between modules did it."""
+
+    @property
+    def text(self) -> str:
+        """Who did it."""
+        if self.kind:
+            return f"{self.path} ({self.kind})"
+        return f"code in the forward of {self.path}" if self.path else "the model's own forward"
+
+
 class Survey:
     """Hears one forward and tells its values apart. Needs tensors with versions: call the model
     outside of inference mode."""
@@ -70,6 +89,9 @@ class Survey:
         """What the model got, in the order of its arguments."""
         self.outputs: tuple[int, ...] = ()
         """What the model returned, flattened."""
+        self.overwritten: dict[int, Overwriting] = {}
+        """Values whose memory another one took, by an operation in place."""
+        self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
@@ -85,6 +107,7 @@ class Survey:
             number = len(self.values)
             self.values.append(self._value(moment, tensor))
             self._by_identity[key] = (weakref.ref(tensor), number)
+            self._note_overwriting(moment, tensor, same=same)
         self.at.append(number)
         self.paths.append(moment.path)
         call = (moment.path, moment.call)
@@ -96,6 +119,16 @@ class Survey:
                 if moment.side == "in"
                 else (self.inputs, (*self.outputs, number))
             )
+
+    def _note_overwriting(self, moment: Moment, tensor: torch.Tensor, *, same: bool) -> None:
+        before, earlier = self._latest.get(id(tensor), (None, -1))
+        number = len(self.values) - 1
+        if before is not None and before() is tensor and not same:
+            by_module = moment.side == "out" and not moment.composite
+            path = moment.path if by_module or moment.side == "out" else moment.caller
+            kind = moment.kind if by_module else ""
+            self.overwritten[earlier] = Overwriting(number, path, kind)
+        self._latest[id(tensor)] = (weakref.ref(tensor), number)
 
     def got(self, path: str) -> tuple[int, ...]:
         """Numbers of the values that the first call of a module got."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,24 @@ class Call:
         first = [name for name, positional in self._parameters.items() if positional]
         return flat and list(self._tree) == first[: len(self._tree)]
 
+    @property
+    def structured(self) -> dict[str, Any]:
+        """Arguments that are put together of several tensors, with their annotations; None: there
+        is none."""
+        tree = self._tree or {}
+        return {n: self._hints.get(n) for n, place in tree.items() if not isinstance(place, int)}
+
+    @property
+    def keyword_only(self) -> tuple[str, ...]:
+        """Arguments that forward does not take by position."""
+        return tuple(name for name in self._tree or {} if not self._parameters[name])
+
+    @property
+    def takes_none(self) -> bool:
+        """True if an argument is annotated as one that may be None."""
+        return any(_without_none(self._hints.get(n)) is not self._hints.get(n)
+                   for n in self._parameters)  # fmt: skip
+
     def sorted(self, names: Sequence[str]) -> tuple[str, ...]:
         """`names` as forward lists the parameters that they belong to; as given by position."""
         if self._tree is None:
@@ -190,15 +209,41 @@ def _countable(tree: Tree) -> bool:
 
 def _grown(place: int | Tree, tensors: Sequence[torch.Tensor], hint: Any) -> Any:
     """A tensor, or what the tree says: a list where forward asks for one, else a tuple; the
-    dataclass or named tuple that forward asks for, else a dict."""
+    dataclass or named tuple that forward asks for, else a dict. Inner ones likewise."""
     if isinstance(place, int):
         return tensors[place]
+    hint = _without_none(hint)
     if all(key.isdecimal() for key in place):
-        items = [_grown(place[str(number)], tensors, None) for number in range(len(place))]
+        items = [
+            _grown(place[str(number)], tensors, _inner(hint, number))
+            for number in range(len(place))
+        ]
         return items if typing.get_origin(hint) is list or hint is list else tuple(items)
-    fields = {key: _grown(branch, tensors, None) for key, branch in place.items()}
+    fields = {key: _grown(branch, tensors, _inner(hint, key)) for key, branch in place.items()}
     made = isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
     return hint(**fields) if made else fields
+
+
+def _without_none(hint: Any) -> Any:
+    """`X` of `Optional[X]`."""
+    given = [one for one in typing.get_args(hint) if one is not type(None)]
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and len(given) == 1
+    return given[0] if optional else hint
+
+
+def _inner(hint: Any, key: int | str) -> Any:
+    """The annotation of an item of a list, tuple or mapping, or of a field; None: there is none."""
+    inner = typing.get_args(hint)
+    if isinstance(key, int):
+        if typing.get_origin(hint) is tuple and inner[-1:] != (...,):
+            return inner[key] if key < len(inner) else None
+        return inner[0] if inner else None
+    if inner:
+        return inner[-1]  # of a mapping: behind the type of its keys
+    try:
+        return typing.get_type_hints(hint).get(key)
+    except Exception:  # no class, or annotations that name what is not there
+        return None
 
 
 def _signature(model: nn.Module) -> tuple[dict[str, bool], dict[str, Any]]:

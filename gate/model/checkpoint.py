@@ -17,6 +17,7 @@ from torch import nn
 from gate.errors import CheckpointError, first_line
 from gate.storage import atomic
 from gate.storage.digest import Digest
+from gate.storage.pointer import missing_content
 
 State = dict[str, Any]
 
@@ -36,6 +37,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     of DataParallel is dropped. Raises CheckpointError if the file is missing, broken, unsafe, for
     another architecture, or holds NaN or infinity; `model` is then as it was before.
     """
+    if (pointer := missing_content(path)) is not None:
+        raise CheckpointError(pointer)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CheckpointError(f"the checkpoint {path} {what}. Name a .pt or .safetensors file.")

@@ -12,6 +12,7 @@ from onnx import helper
 from gate.errors import OnnxFileError
 from gate.onnxfile.walk import tensors_of
 from gate.storage.files import is_inside, wrong_name
+from gate.storage.pointer import missing_content
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
@@ -54,6 +55,8 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     if wrong_name(name) or not is_inside(path.parent, location.parent.as_posix()):
         raise _outside(tensor, path, name)
     file = path.parent / location
+    if (pointer := missing_content(file)) is not None:
+        raise OnnxFileError(f"{path}: the data of the tensor {tensor.name}: {pointer}")
     if not file.is_file():  # nor a device, nor a pipe
         raise OnnxFileError(
             f"{path}: the data file {name} of the tensor {tensor.name} is missing. "

@@ -13,6 +13,7 @@ from gate.errors import OnnxFileError, StorageError, first_line
 from gate.onnxfile.external_data import external_files, linked
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
+from gate.storage.pointer import missing_content
 from gate.storage.temporary import temporary_folder
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -82,6 +83,8 @@ def verify_file(path: Path, *, opset: int) -> None:
 
 
 def _read(path: Path) -> bytes:
+    if (pointer := missing_content(path)) is not None:
+        raise OnnxFileError(pointer)
     try:
         if not path.is_file():
             found = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,8 +21,17 @@ from gate.parity.units.unit import MOST
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject
 from gate.records.runtime import RuntimeName
+from gate.runtimes.chosen import ChosenRuntime
+from gate.runtimes.runtime import Conditions, Session
 
 _DOUBLE = "float64"
+
+
+class Chained(Protocol):
+    """Several files that are run as one."""
+
+    def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
+        """All of them in this runtime, as one session. Raises anything."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,8 @@ class Case:
     """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
     source_labels: bool = False
     """Labels come with the samples, range by range: for who measures a few units of many."""
+    chained: Chained | None = None
+    """The files of a release, whose chain `model` is; None: the candidate is one ONNX file."""
     units: int = MOST
     """Units at most, beside the lead (`gate.parity.units.unit`)."""
 

@@ -193,10 +193,15 @@ class OutputComparison:
         """One record an output, in the file's order."""
         return tuple(self._of(statistics) for statistics in self._outputs)
 
-    def sample_rows(self) -> dict[str, NDArray[np.void]]:
-        """One row a sample, by output; none of an output whose axis 0 is not the batch."""
-        rows = {statistics.name: statistics.sample_rows() for statistics in self._outputs}
-        return {name: own for name, own in rows.items() if len(own)}
+    def drain_rows(self) -> dict[str, NDArray[np.void]]:
+        """One row for each sample since the last call, by output; none of an output whose axis 0 is
+        not the batch."""
+        return {statistics.name: statistics.drain_rows() for statistics in self._outputs}
+
+    @property
+    def of_classes(self) -> dict[str, bool]:
+        """Whether its answers are classes, by output."""
+        return {statistics.name: statistics.of_classes for statistics in self._outputs}
 
     def _of(self, statistics: OutputStatistics) -> OutputParity:
         late = self._late.get(statistics.name)

@@ -180,7 +180,7 @@ class _Advance:
 
 def _graph(sample_pass: SamplePass) -> tuple[GraphReport | None, str | None]:
     """The report on the graph, or the reason why there is none, if the policy asks for it."""
-    if not sample_pass.case.policy.instruments.graph:
+    if sample_pass.case.chained or not sample_pass.case.policy.instruments.graph:
         return None, None
     try:
         witness = Witness(sample_pass.model, sample_pass.reference.run, sample_pass.example)

@@ -103,8 +103,12 @@ class SamplePass:
         Raises DataError for samples and labels that fit neither side, EvidenceError where the
         reference breaks.
         """
+        self._run(unit, self._labels_of(unit), advance)
+
+    def _run(
+        self, unit: Unit, labels: NDArray[np.int64] | None, advance: Callable[[int], None]
+    ) -> None:
         at, samples = unit.start, self.samples.between(unit.start, unit.stop)
-        labels = self._labels_of(unit)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             span = Span(at, count, None if labels is None else labels[start : start + count])
@@ -137,13 +141,14 @@ class SamplePass:
 
     def part(self, unit: Unit) -> UnitPart:
         """Measure one unit for another pass. Raises as `run`."""
-        self.run(unit, lambda _count: None)
+        labels = self._labels_of(unit)
+        self._run(unit, labels, lambda _count: None)
         return UnitPart(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
             samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
-            labels_sha256=self._labels_digest(unit),
+            labels_sha256=_digest_of(labels),
             environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
@@ -157,21 +162,19 @@ class SamplePass:
         """
         self._verify(part, unit)
         self.reference.meter.add(part.reference_seconds)
+        anywhere = self.case.policy.environments == "any"
         for track in self.tracks:
             given = part.runtimes.get(track.name) or TrackPart(failure="it gave nothing")
-            take(track, given, own=self._proofs.get(track.name))
+            take(track, given, own=self._proofs.get(track.name), anywhere=anywhere)
 
     def _labels_of(self, unit: Unit) -> NDArray[np.int64] | None:
         if self.case.source_labels:
             return self.samples.between(unit.start, unit.stop).labels()
         return None if self._labels is None else self._labels[unit.start : unit.stop]
 
-    def _labels_digest(self, unit: Unit) -> Digest | None:
-        labels = self._labels_of(unit)
-        return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
-
     def _verify(self, part: UnitPart, unit: Unit) -> None:
-        own = self.samples.between(unit.start, unit.stop).digest(), self._labels_digest(unit)
+        samples = self.samples.between(unit.start, unit.stop).digest()
+        own = samples, _digest_of(self._labels_of(unit))
         if part.unit != unit or own != (part.samples_sha256, part.labels_sha256):
             raise DigestMismatch(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) was measured on "
@@ -195,6 +198,10 @@ def _unlike(own: Environment, other: Environment) -> str:
     if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
         texts.append("other switches of PyTorch")
     return "; ".join(texts)
+
+
+def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
+    return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
 
 
 def _example_size(binding: Binding) -> int:
@@ -221,14 +228,17 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
         if track.absent_reason is not None:
             return
         by_inputs = binding if chosen.runtime.runs == "file" else None
-        session = track.meter.open(
-            lambda: chosen.open(
+
+        def opened() -> Session:
+            if case.chained is not None and by_inputs is not None:
+                return case.chained.session(chosen, policy, conditions=conditions(policy))
+            return chosen.open(
                 RunnableFile(candidate, in_torch),
                 conditions=conditions(policy),
                 example=example if by_inputs is None else by_inputs.by_input(example),
-            ),
-            cuda=chosen.takes_cuda,
-        )
+            )
+
+        session = track.meter.open(opened, cuda=chosen.takes_cuda)
         track.runner = Runner(session, candidate.subject, by_inputs)
     except PolicyError:
         raise

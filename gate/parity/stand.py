@@ -83,7 +83,6 @@ class Truth:
 
     def __init__(self, model: nn.Module, binding: Binding, *, samples: int) -> None:
         """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
-        self.samples = samples
         self._left = samples
         self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gate.errors import EvidenceError, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
@@ -16,6 +13,8 @@ from gate.parity.runners.meter import Meter
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
 from gate.parity.statistics.output import Array, Span
+from gate.parity.statistics.row_spool import RowSpool
+from gate.parity.statistics.table import ROW, OutputRows
 from gate.parity.units.fold import PairwiseFold
 from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeParity, StabilityParity
@@ -47,6 +46,8 @@ class Track:
         self._check = OutputCheck(self.name, outputs)
         self.comparison = OutputComparison(self._check, readings=readings)
         self._units = PairwiseFold(OutputComparison.merge)
+        self._rows = RowSpool(ROW)
+        """Of the units that ended."""
         self.meter = Meter()
 
     def cut_off(self) -> OutputComparison:
@@ -56,7 +57,10 @@ class Track:
 
     def end_unit(self) -> None:
         """What was compared since the last end is one unit."""
-        self._units.add(self.cut_off())
+        unit = self.cut_off()
+        for output, rows in unit.drain_rows().items():
+            self._rows.add(output, rows)
+        self._units.add(unit)
 
     def fold(self) -> None:
         """Take all units together, after the last one."""
@@ -215,9 +219,15 @@ class Track:
             identity=self.chosen.identity(proof),
         )
 
-    def sample_rows(self) -> dict[str, NDArray[np.void]]:
-        """One row a sample, by output; nothing of a runtime that does not compute."""
-        return {} if self.runner is None else self.comparison.sample_rows()
+    def sample_rows(self) -> dict[str, OutputRows]:
+        """One row a sample, by output, after `fold`; nothing of a runtime that does not compute."""
+        if self.runner is None:
+            return {}
+        return {
+            output: OutputRows(self._rows, output, classes)
+            for output, classes in self.comparison.of_classes.items()
+            if output in self._rows
+        }
 
     def _outputs(self) -> tuple[OutputParity, ...]:
         outputs = self.comparison.result()

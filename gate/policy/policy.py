@@ -7,7 +7,7 @@ without a runtime and a runtime without a bound are all refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -243,6 +243,20 @@ class Policy(PolicyRecord):
             raise PolicyError(
                 f"the policy with the roles and the task beside it: {first_problem(error)}"
             ) from error
+
+    def of_part(self, outputs: Sequence[str]) -> Self:
+        """By which a part of a release, with these outputs, is judged: as the whole, but for what
+        is said of others, of pictures, and of the version that serves."""
+        update = {
+            "task": "auto",
+            "outputs": {name: role for name, role in self.outputs.items() if name in outputs},
+            "logits": tuple(name for name in self.logits if name in outputs),
+            "operating_points": (),
+            "preprocessing": None,
+            "incumbent": None,
+            "twin": None,
+        }
+        return self.model_copy(update=update)
 
     @classmethod
     def default(cls, *, task: Task = "auto") -> Self:

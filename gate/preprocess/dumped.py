@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from gate.errors import DataError
 from gate.records.preprocessing import CONSUMER_NAME
+from gate.storage.pointer import missing_content
 
 
 def read_dumped(texts: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -36,6 +38,8 @@ def read_dumped(texts: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def _read(file: str) -> NDArray[Any]:
+    if (pointer := missing_content(Path(file))) is not None:
+        raise DataError(pointer)
     try:
         tensors = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:  # a damaged header: tokenize's errors too

@@ -12,6 +12,7 @@ import numpy as np
 
 from gate.errors import DataError
 from gate.preprocess.tensor import Pixels
+from gate.storage.pointer import missing_content
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
@@ -37,6 +38,8 @@ def read_picture(path: Path) -> Pixels:
 
     Raises DataError for what is not a whole picture.
     """
+    if (pointer := missing_content(path)) is not None:
+        raise DataError(pointer)
     try:
         return decoded(path.read_bytes(), name=str(path))
     except OSError as error:

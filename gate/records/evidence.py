@@ -29,8 +29,17 @@ class TensorSpec(Record):
     shape: tuple[int | str, ...]
 
 
+class SubjectPart(Record):
+    """One ONNX file of several that are promoted as one."""
+
+    file: str
+    """Relative to the release file's folder."""
+    sha256: Sha256
+    """As `Subject.sha256` of that file."""
+
+
 class Subject(Record):
-    """The file that is judged."""
+    """The file that is judged; or several as one, whose own file names them."""
 
     sha256: Sha256
     """Digest of the file; with external data, of the manifest of all files."""
@@ -40,6 +49,9 @@ class Subject(Record):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     external_data: tuple[str, ...] = ()
+    """All files beside the first one, the ONNX files of parts included."""
+    parts: dict[str, SubjectPart] = later({})
+    """By name; empty: one ONNX file."""
 
 
 class Source(Record):
@@ -76,6 +88,8 @@ class ExportRecord(Record):
     """What the trace-safety rules found in the model's source, suppressed findings too."""
     lint_unread: tuple[str, ...] = later(())
     """Code that the model reaches and that the rules could not read: `name: reason`."""
+    notices: tuple[str, ...] = later(())
+    """What is neither asked for nor wrong: axes that have no fixed size in the file."""
     code: ModelCode | None = later(None)
     """The model's source files when it was exported."""
 
@@ -144,6 +158,9 @@ class Evidence(Record):
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
     crew: CrewRecord | None = later(None)
     """Who measured; None: one process alone."""
+    parts: dict[str, Evidence] = later({})
+    """Of each part of `subject.parts`, on the inputs that the chain gives it; the rest of this
+    record is about the chain, from its first input to its last output."""
     measured_at: str
     """UTC, ISO 8601."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
@@ -21,7 +22,19 @@ Strategy = Literal["traced", "direct", "scripted", "dynamo"]
 """traced: `torch.jit.trace`, then the TorchScript-based exporter. direct: that exporter on the
 module itself. scripted: `torch.jit.script`, then that exporter. dynamo: `torch.export`."""
 
+Domain = Annotated[str, StringConstraints(pattern=r"^[\w-]+(\.[\w-]+)*$", max_length=200)]
+"""Of operators: words with dots, as ONNX writes them."""
+
+ClassName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
+"""`Block`, or `package.module.Block`."""
+
+_ONNX = "ai.onnx"
+
+OperatorExportType = Literal["ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH"]
+
 LOWEST_OPSET, LOWEST_AUTO = 9, 13
+LOWEST_WITH_FUNCTIONS = 15
+"""Functions came into ONNX's files with IR version 8, which PyTorch ties to this opset."""
 HIGHEST_OPSET: dict[Strategy, int] = {"traced": 20, "direct": 20, "scripted": 20, "dynamo": 23}
 """What PyTorch's exporters write at most."""
 
@@ -67,7 +80,8 @@ class ExportSettings(Record):
     dynamic_batch: bool = True
     """Axis 0 of all inputs may have any size."""
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
-    """Further axes of inputs that may have any size, with a name: {input: {2: height}}."""
+    """Further axes of inputs that may have any size, with a name: {input: {2: height}}. Those of
+    outputs follow from them; one that is named here must move."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
     squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""
@@ -76,6 +90,23 @@ class ExportSettings(Record):
     (`gate.lint`), is not tried."""
     custom_symbolics: str | None = None
     """`package.module:register`, called before each export: operators of the model's own."""
+    keep_initializers_as_inputs: bool = False
+    """List the weights among the inputs, too, so that a caller may give others."""
+    custom_opsets: dict[Domain, Annotated[int, Field(ge=1)]] = Field(default={})
+    """Versions of the domains of operators that are not ONNX's own: {com.microsoft: 1}. The
+    TorchScript-based exporter writes 1 for those that are not named."""
+    autograd_inlining: bool = True
+    """Write what an `autograd.Function` computes. False: one operator `prim::PythonOp` for each,
+    which `custom_symbolics` writes."""
+    export_modules_as_functions: bool | Annotated[tuple[ClassName, ...], Field(min_length=1)] = (
+        False
+    )
+    """Write modules as functions of the file: true for all, or their classes."""
+    operator_export_type: OperatorExportType = "ONNX"
+    """What becomes of operators that ONNX has not: refused, or written as they are."""
+    verbose: bool = False
+    """Keep what the exporter tells of its work, the graph with the lines of source among it, as
+    MODEL.onnx.export.log. The file is the same."""
 
     @property
     def rungs(self) -> tuple[Strategy, ...]:
@@ -102,4 +133,47 @@ class ExportSettings(Record):
                 "batch_size 1 with dynamic_batch: true bakes the batch in too easily; "
                 "set batch_size to 2 or more, or dynamic_batch: false"
             )
+        for problem in self._contradictions():
+            raise ValueError(problem)
         return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Switches that an exporter would leave out in silence, or that undo each other."""
+        rungs = ", ".join(self.rungs)
+        if self.keep_initializers_as_inputs and not self.export_params:
+            yield (
+                "keep_initializers_as_inputs: true with export_params: false: without weights in "
+                "the file they are inputs already; set one of the two"
+            )
+        for field in self._legacy_only():
+            if "dynamo" in self.rungs:
+                yield (
+                    f"{field} belongs to the TorchScript-based exporter, and dynamo, one of "
+                    f"{rungs}, leaves it out in silence; set strategy: direct, or a ladder "
+                    "without dynamo"
+                )
+        if _ONNX in self.custom_opsets:
+            yield f"custom_opsets names {_ONNX}, ONNX's own domain; set opset, its version"
+        if self.export_modules_as_functions and self.rungs != ("direct",):
+            yield (
+                f"export_modules_as_functions works with direct alone, asked for {rungs}: a trace "
+                "has no modules any more, TorchScript's can't be watched, and dynamo leaves the "
+                "switch out in silence; set strategy: direct"
+            )
+        opset = LOWEST_WITH_FUNCTIONS if self.opset == "auto" else self.opset
+        if self.export_modules_as_functions and opset < LOWEST_WITH_FUNCTIONS:
+            yield (
+                f"export_modules_as_functions needs opset {LOWEST_WITH_FUNCTIONS} or more, "
+                f"asked for {opset}; set opset: auto"
+            )
+        if self.operator_export_type != "ONNX" and self.strategy == "ladder":
+            yield (
+                f"operator_export_type {self.operator_export_type} with strategy: ladder, which "
+                "runs each file, and no runtime may run this one; set strategy: direct"
+            )
+
+    def _legacy_only(self) -> Iterator[str]:
+        """The fields that are set and that only the TorchScript-based exporter has."""
+        for field in ("custom_opsets", "autograd_inlining", "operator_export_type"):
+            if getattr(self, field) != ExportSettings.model_fields[field].default:
+                yield field

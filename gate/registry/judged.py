@@ -69,8 +69,14 @@ class Judged:
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
         again does not give this decision, or the golden vectors were computed by other code of the
-        model; LimitExceeded.
+        model; PolicyError for a release of several files, which no version holds; LimitExceeded.
         """
+        if self.evidence.subject.parts:
+            raise PolicyError(
+                f"{self.onnx_path} is a release of {len(self.evidence.subject.parts)} files, and a "
+                "version of the registry holds one. It was judged; put its files into service by "
+                "your own means, all of them together."
+            )
         subject, decision = self.evidence.subject.sha256, self.decision
         files = self.evidence.subject.external_data
         actual = digest_of_model(self.onnx_path, external_data=files)

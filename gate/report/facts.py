@@ -66,6 +66,8 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "export", f"{export.strategy}: {settings}"
         if export.tracer_warnings or export.hazards:
             yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
+        if export.notices:
+            yield "sizes", "; ".join(export.notices)
 
 
 def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:

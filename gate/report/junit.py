@@ -25,8 +25,8 @@ MEASUREMENT = "measurement"
 
 
 def junit(result: CiResult) -> str:
-    """The XML text. Suites are named `parity-gate.<runtime>`, cases `<output> / <check>`; a FAIL is
-    a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
+    """The XML text: suites `parity-gate.<runtime>` of cases `<part> / <output> / <check>`; a FAIL is a
+    `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
     root = ElementTree.Element("testsuites", name="parity-gate")
     suites = [] if result.story is None else list(_suites(result.story))
     if not result.shown_by_a_check:
@@ -94,7 +94,8 @@ def _properties(story: Story) -> ElementTree.Element:
 
 def _case(word: Word, causes: Mapping[str, str]) -> ElementTree.Element:
     check = word.check
-    title = f"{check.output} / {check.label}" if check.output else check.label
+    places = (check.part, check.output, check.label)
+    title = " / ".join(place for place in places if place)
     case = ElementTree.Element("testcase", name=printable(title))
     if check.verdict in _ELEMENTS:
         short = printable(measure(check) or check.explanation)

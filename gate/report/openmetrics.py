@@ -20,7 +20,7 @@ from gate.report.junit import MEASUREMENT
 from gate.story.story import Story, Word
 from gate.story.wording import printable
 
-_CHECK = ("runtime", "output", "check", "point")
+_CHECK = ("part", "runtime", "output", "check", "point")
 _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 
@@ -128,8 +128,9 @@ def _once(story: Story) -> Iterator[tuple[tuple[str, ...], Word]]:
     found: dict[tuple[str, ...], Word] = {}
     for word in sorted(story.words, key=lambda word: word.check.verdict is Verdict.PASS):
         check = word.check
-        names = (check.runtime or MEASUREMENT, check.output or "", check.name, check.point or "")
-        found.setdefault(tuple(map(printable, names)), word)
+        runtime = check.runtime or MEASUREMENT
+        names = (check.part, runtime, check.output, check.name, check.point)
+        found.setdefault(tuple(printable(name or "") for name in names), word)
     yield from found.items()
 
 

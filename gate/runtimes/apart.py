@@ -238,7 +238,7 @@ class _Process:
 
 def _raised(error: Any) -> GateError:
     name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, GateError):
+    kind = errors.by_name(name)
+    if kind is not None:
         return kind(message)
     return EvidenceError(f"it raised {name}: {errors.first_line(Exception(message))}")

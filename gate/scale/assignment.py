@@ -20,6 +20,7 @@ from gate.parity.case import Case
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
+from gate.scale.own_code import own_digest
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
 
@@ -27,6 +28,8 @@ from gate.storage.record import Count, Record, Sha256
 class Assignment(Record):
     """Of one check. A worker opens all of it by itself and verifies the digests."""
 
+    gate_sha256: Sha256
+    """Of the gate's own source files."""
     onnx: str
     subject_sha256: Sha256
     factory: str
@@ -50,10 +53,10 @@ class Assignment(Record):
     def of(cls, case: Case, reference: Reference, workload: Workload) -> Assignment:
         """Of what this process opened. Raises PolicyError where another one can't open it."""
         origin = workload.origin
-        if not reference.loaded or origin is None or workload.recordings:
+        if not reference.loaded or origin is None or workload.recordings or case.chained:
             raise PolicyError(
-                "only a model of package.module:factory and samples of a file, without recordings, "
-                "can be measured by several processes. Measure with one job."
+                "only one file, of a model of package.module:factory, on samples of a file, "
+                "without recordings, can be measured by several processes. Measure with one job."
             )
         if urlsplit(origin.inputs).password:
             raise PolicyError(
@@ -61,6 +64,7 @@ class Assignment(Record):
                 "into files. Give it by the environment or a profile of the store."
             )
         return cls(
+            gate_sha256=own_digest(),
             onnx=str(case.candidate.path),
             subject_sha256=case.candidate.subject.sha256,
             factory=reference.source.factory,
@@ -76,13 +80,16 @@ class Assignment(Record):
             most_units=case.units,
         )
 
-    def case(self) -> Case:
-        """Open everything. Raises GateError, DigestMismatch where something is another one."""
+    def case(self, samples: Samples | None = None) -> Case:
+        """Open everything; `samples`: opened already. Raises GateError, DigestMismatch where
+        something is another one."""
+        _verify("parity-gate itself", own_digest(), self.gate_sha256)
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
         reference = Reference.load(self.factory, checkpoint=checkpoint)
         self.verify(Path(self.onnx), reference)
         spec = PreprocessSpec.of_file(Path(self.preprocessing)) if self.preprocessing else None
-        samples = Samples.open(self.inputs, preprocessing=spec)
+        if samples is None:
+            samples = Samples.open(self.inputs, preprocessing=spec)
         labels = open_labels(Path(self.labels), samples=len(samples)) if self.labels else None
         workload = Workload(
             samples, labels, batch_size=self.batch_size, units=self.most_units, spec=spec

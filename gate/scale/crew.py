@@ -1,4 +1,5 @@
-"""The crew of a check: as many processes as were asked for, or as pay."""
+"""The crew of a check: processes of this machine, as many as were asked for or as pay; or actors of
+a cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ import torch
 
 from gate.errors import PolicyError
 from gate.front_door import Reference, case_of
+from gate.parity.case import Case
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
+from gate.scale.cluster.engine import Cluster, RayActors
 from gate.scale.jobs import asked_for, chosen, worth_a_trial
+from gate.scale.kept_parts import KeptParts, KeptPlan
 from gate.scale.plan import MeasuringPlan
 from gate.scale.processes import Processes
+from gate.scale.workers import CrewEngine, Workers
 
 _steps = logging.getLogger("gate.steps")
 
@@ -32,7 +37,7 @@ class CheckedFile:
     policy: Policy
 
     @contextlib.contextmanager
-    def shared_out(self, jobs: int | None) -> Iterator[Workload]:
+    def by_processes(self, jobs: int | None) -> Iterator[Workload]:
         """The workload with its crew, if it has one. `jobs`: processes; None: as many as pay.
 
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
@@ -42,13 +47,11 @@ class CheckedFile:
         if jobs == 1 or (jobs is None and few):
             yield self.workload
             return
-        case = case_of(
-            self.onnx, reference=self.reference, workload=self.workload, policy=self.policy
-        )
+        case = self._case()
         try:
             assignment = Assignment.of(case, self.reference, self.workload)
         except PolicyError:
-            if jobs is not None and jobs > 1:
+            if jobs is not None:
                 raise
             jobs = 1
         decided = chosen(case) if jobs is None else asked_for(jobs, case)
@@ -57,8 +60,21 @@ class CheckedFile:
             return
         _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
         threads = decided.threads or 1
-        with _threads(threads), Processes(assignment, decided.count, threads) as crew:
-            yield replace(self.workload, crew=crew)
+        with self._shared(Processes(assignment, decided.count, threads), threads) as workload:
+            yield workload
+
+    @contextlib.contextmanager
+    def by_cluster(self, cluster: Cluster) -> Iterator[Workload]:
+        """The workload with actors of a Ray cluster for its crew.
+
+        Inside, PyTorch has as many threads here as in each of them. Raises as `by_processes`, and
+        as `RayActors.connected`.
+        """
+        assignment = Assignment.of(self._case(), self.reference, self.workload)
+        with RayActors.connected(assignment, cluster) as engine:
+            _steps.debug("measure by %d actors of Ray", engine.count)
+            with self._shared(engine, engine.threads) as workload:
+                yield workload
 
     @contextlib.contextmanager
     def as_planned(self, plan: MeasuringPlan) -> Iterator[None]:
@@ -67,6 +83,19 @@ class CheckedFile:
         plan.assignment.verify(self.onnx, self.reference)
         with _threads(plan.threads):
             yield
+
+    @contextlib.contextmanager
+    def _shared(self, engine: CrewEngine, threads: int) -> Iterator[Workload]:
+        workload = self.workload
+        with _threads(threads), contextlib.ExitStack() as held:
+            plan = KeptPlan.of(engine.assignment, workload)
+            kept = held.enter_context(KeptParts.opened(plan, workload.samples))
+            yield replace(workload, crew=held.enter_context(Workers(engine, kept)))
+
+    def _case(self) -> Case:
+        return case_of(
+            self.onnx, reference=self.reference, workload=self.workload, policy=self.policy
+        )
 
 
 @contextlib.contextmanager

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from gate.errors import EvidenceError
 from gate.parity.units.part import LeadState, UnitPart
-from gate.scale.plan import MeasuringPlan
+from gate.parity.units.unit import Unit
+from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
 
 _HEADER = 200
 """Bytes in which a part says its unit."""
+
+
+class UnitTable(Protocol):
+    """What parts belong to: a plan."""
+
+    def digest(self) -> Digest:
+        """Of all that decides their numbers."""
+
+    def unit(self, index: int) -> Unit:
+        """One of them."""
+
+    def verify(self, index: int, samples: Digest) -> None:
+        """Raise DigestMismatch unless the unit's samples are these."""
 
 
 class PartFile(Record):
@@ -28,7 +42,7 @@ class PartFile(Record):
     body: UnitPart | LeadState
 
     @classmethod
-    def of_lead(cls, plan: MeasuringPlan, lead: LeadState) -> Self:
+    def of_lead(cls, plan: UnitTable, lead: LeadState) -> Self:
         """Unit 0."""
         return cls(
             unit=0,
@@ -39,7 +53,7 @@ class PartFile(Record):
         )
 
     @classmethod
-    def of_unit(cls, plan: MeasuringPlan, lead: LeadState, part: UnitPart) -> Self:
+    def of_unit(cls, plan: UnitTable, lead: LeadState, part: UnitPart) -> Self:
         """Any other."""
         return cls(
             unit=part.index,
@@ -50,7 +64,7 @@ class PartFile(Record):
         )
 
     @classmethod
-    def open(cls, path: Path, *, plan: MeasuringPlan) -> Self:
+    def open(cls, path: Path, *, plan: UnitTable) -> Self:
         """Read and verify one. Raises EvidenceError, which names file and unit, where it is torn,
         damaged, or of another plan."""
         try:
@@ -68,7 +82,7 @@ class PartFile(Record):
         part._verify(path, plan)
         return part
 
-    def _verify(self, path: Path, plan: MeasuringPlan) -> None:
+    def _verify(self, path: Path, plan: UnitTable) -> None:
         what = f"{path} (unit {self.unit})"
         if self.plan_sha256 != plan.digest():
             raise EvidenceError(

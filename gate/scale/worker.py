@@ -64,7 +64,7 @@ def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
         try:
             _serve(connection, assignment, threads)
         except Exception as error:
-            connection.send_bytes(_written(WorkerFailure.of(error)))
+            connection.send_bytes(written(WorkerFailure.of(error)))
 
 
 def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
@@ -77,8 +77,9 @@ def _serve(connection: Connection, assignment: Assignment, threads: int) -> None
                 answer = sample_pass.part(unit)
             except Exception as error:
                 answer = WorkerFailure.of(error)
-            connection.send_bytes(_written(answer))
+            connection.send_bytes(written(answer))
 
 
-def _written(answer: UnitPart | WorkerFailure) -> bytes:
+def written(answer: UnitPart | WorkerFailure) -> bytes:
+    """An answer, as `read_answer` takes it."""
     return (_PART if isinstance(answer, UnitPart) else _FAILURE) + answer.to_json().encode()

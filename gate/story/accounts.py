@@ -6,7 +6,9 @@ Its numbers are those of the check that shows it best.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from gate.decision.checks import Verdict
 from gate.decision.remedies import OPTIMISER, REMEDIES
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
@@ -21,8 +23,11 @@ from gate.story.words import measure
 
 
 def account_of(group: Group, evidence: Evidence, explanation: Explanation) -> Account:
-    """The account of a group."""
-    scene = Scene(group, evidence, explanation)
+    """The account of a group. What is to blame in a part of a release is named with that part."""
+    named = () if group.verdict is Verdict.WAIVED else group.ordered
+    parts = tuple(dict.fromkeys(check.part for check in named if check.part))
+    of_part = evidence.parts.get(parts[0]) if parts else None
+    scene = Scene(group, of_part or evidence, explanation)
     found = group.localisation
     if group.cause == "nonfinite":
         account = nonfinite(scene)
@@ -30,7 +35,16 @@ def account_of(group: Group, evidence: Evidence, explanation: Explanation) -> Ac
         account = located(scene, found)
     else:
         account = _BY_CAUSE.get(group.cause, _as_explained)(scene)
-    return account.printable()
+    return _in_parts(account, parts).printable()
+
+
+def _in_parts(account: Account, parts: tuple[str, ...]) -> Account:
+    if not parts:
+        return account
+    where = ", ".join(parts)
+    sentence = f"In the part {where}: {account.sentence}"
+    blamed = f"{where}: {account.blamed}" if account.blamed else where
+    return replace(account, blamed=blamed, sentence=sentence)
 
 
 def finding_of(group: Group, account: Account) -> Finding:

@@ -13,6 +13,8 @@ from gate.story.story import CauseKind, Step
 from gate.story.wording import printable
 
 _MODEL, _SAMPLES = "MODEL.onnx", "SAMPLES"
+_OF_LAYERS = ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser")
+_OF_EXPORT = ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph")
 
 
 def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[Step, ...]:
@@ -21,6 +23,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[
 
 
 def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator[Step]:
+    one_file = not evidence.subject.parts
     factory = shlex.quote(printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
@@ -31,11 +34,13 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
         )
         return
     if decision.verdict is Verdict.PASS:
-        yield Step(
-            label="Put it into service", command=f"gate promote {_MODEL} --name NAME --report DIR"
-        )
+        if one_file:  # a version of the registry holds no more
+            yield Step(
+                label="Put it into service",
+                command=f"gate promote {_MODEL} --name NAME --report DIR",
+            )
         return
-    if cause in ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser"):
+    if one_file and cause in _OF_LAYERS:
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
     elif cause in ("baked_in", "batch", "export", "model"):
@@ -47,7 +52,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
             label="See the pictures side by side",
             command="gate preprocess compare PICTURES --spec SPEC",
         )
-    if cause in ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph"):
+    if one_file and cause in _OF_EXPORT:
         yield Step(
             label="Export again", command=f"gate export {factory}{weights} --example-input "
             f"X.npy --output {_MODEL}",

@@ -183,6 +183,46 @@ def test_axes_that_may_have_any_size(capsys, tmp_path: Path) -> None:
     assert list(plain["self_check"])[2:] == ["max_abs_diff_other_height"]
 
 
+def test_the_switches_of_the_exporter_are_options(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text("export:\n  opset: auto\n  strategy: direct\n  autograd_inlining: false\n")
+    output = tmp_path / "s.onnx"
+    code, plain = _json(
+        capsys, *BUILD, "--output", str(output), "--settings", str(file), "--verbose",
+        "--keep-initializers-as-inputs", "--export-modules-as-functions", "Conv2d",
+        "--custom-opset", "torch.nn.modules.conv=7",
+    )  # fmt: skip
+    assert code == 0, plain
+    used = {key: plain["export"]["settings"][key] for key in SWITCHES}
+    assert used == SWITCHES
+    model = onnx.load(output)
+    assert len(model.graph.input) > 1
+    assert [function.name for function in model.functions] == ["Conv2d"]
+    assert {"torch.nn.modules.conv": 7}.items() <= {
+        o.domain: o.version for o in model.opset_import
+    }.items()
+    assert plain["log"] == str(output) + ".export.log"
+    assert "graph(" in Path(plain["log"]).read_text()
+
+
+SWITCHES = {
+    "keep_initializers_as_inputs": True,
+    "custom_opsets": "torch.nn.modules.conv=7",
+    "autograd_inlining": False,
+    "export_modules_as_functions": "Conv2d",
+    "operator_export_type": "ONNX",
+    "verbose": True,
+}
+
+
+def test_a_file_that_nothing_runs_says_so(capsys, tmp_path: Path) -> None:
+    arguments = ("--output", str(tmp_path / "a.onnx"), "--strategy", "direct")
+    code, out, _ = _run(capsys, *BUILD, *arguments, "--operator-export-type", "ONNX_ATEN")
+    assert code == 0
+    assert "self-check  not possible: no runtime of the gate runs this file" in out
+    assert "look at     the file is no plain ONNX" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -199,6 +239,14 @@ def test_axes_that_may_have_any_size(capsys, tmp_path: Path) -> None:
         ((*BUILD, "--output-names", "a,b"), "returns 1 tensor"),
         ((*BUILD, "--output-names", "two words"), "output_names"),
         ((*BUILD, "--settings", "absent.yaml"), "absent.yaml"),
+        ((*BUILD, "--custom-opset", "mine"), "is not DOMAIN=VERSION"),
+        ((*BUILD, "--custom-opset", "mine=2"), "leaves it out in silence"),
+        ((*BUILD, "--export-modules-as-functions", "all"), "works with direct alone"),
+        (
+            (*BUILD, "--export-modules-as-functions", "Conv3d", "--strategy", "direct"),
+            "no module of the model is one. It has: torch.nn.modules.activation.ReLU, ",
+        ),
+        ((*BUILD, "--operator-export-type", "ONNX_ATEN"), "set strategy: direct"),
     ],
 )
 def test_what_cannot_be_exported_is_2_and_leaves_nothing(

@@ -70,6 +70,20 @@ class TestAnswer:
         assert "`4.weight` of the file is another: 1 of 720 elements differ" in found.cause
         assert [row.title for row in found.layers if row.verdict == "source"] == ["4"]
 
+    def test_a_viewer_gets_the_layers_as_outputs(self, capsys, tmp_path: Path) -> None:
+        marked = tmp_path / "new" / "marked.onnx"
+        code, out, _ = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--save", str(marked))
+        assert code == 1
+        assert f"marked  {marked}" in out
+        outputs = onnx.load(marked).graph.output
+        assert len(outputs) > 1
+        assert [value.doc_string.split(",")[0] for value in outputs] == ["", "1", "2", "3"]
+        before = Path("bad.onnx").read_bytes()
+        code, _, err = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--save", "bad.onnx")
+        assert code == 2
+        assert "belongs to the model that is looked at" in err
+        assert Path("bad.onnx").read_bytes() == before
+
     def test_people_see_the_table_and_what_it_means(self, capsys) -> None:
         code, out, _ = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS)
         assert code == 1

@@ -6,6 +6,29 @@ import pytest
 
 from tests.lint.written import lint, told
 
+REACHING = [
+    "y = self.fc(x)\nloss = y.sum()\nif not torch.jit.is_tracing():\n    loss = y.mean()\n"
+    "return y, loss",
+    "z = x\nif not torch.jit.is_tracing():\n    z = x * 2\ny = z + 1\nreturn self.fc(y)",
+    "out = [x]\nif not torch.jit.is_tracing():\n    out.append(x * 2)\nreturn out[-1]",
+    "y = x * 1\nif torch.jit.is_tracing():\n    y[0] = 0\nreturn y",
+    "if not torch.jit.is_tracing():\n    self.kept = x * 2\nreturn x + self.kept",
+    "if not torch.jit.is_tracing():\n    self.kept = x * 2\nreturn self.fc(x) + self.later()",
+    "n = 1\nif torch.jit.is_tracing():\n    n = 2\nfor _ in range(n):\n    x = x * 2\nreturn x",
+    "n = 1\nif torch.jit.is_tracing():\n    n = 2\nif n > 1:\n    x = x * 2\nreturn x",
+    "out = []\nz = 2 if torch.jit.is_tracing() else 1\nout.append(x * z)\nreturn out[0]",
+    "if torch.jit.is_tracing():\n    return x\nx = x * 2\nreturn x",
+    "def late():\n    return scale\nscale = 1\nif torch.jit.is_tracing():\n    scale = 2\n"
+    "return x * late()",
+    "if not torch.jit.is_tracing():\n    self.fc.weight.mul_(2)\nreturn self.fc(x)",
+    "kept = self.table\nif not torch.jit.is_tracing():\n    kept['a'] = x\nreturn self.table['a'] + x",
+    "if not torch.jit.is_tracing():\n    math.scale = 2\nreturn x * math.pi",
+    "y = x * 1\nz = y\nif torch.jit.is_tracing():\n    z += 1\nreturn y",
+    "for layer in self.layers:\n    if torch.jit.is_tracing():\n        layer.bias = None\n"
+    "    x = layer(x)\nreturn x",
+]
+"""What is guarded reaches the output, on some way."""
+
 ANNOUNCED = [
     ("TRC017 error", "return F.softplus(x, 1, 2.0)"),
     ("TRC017 error", "return F.softplus(x, threshold=1)"),
@@ -149,6 +172,7 @@ ANNOUNCED = [
     ("TRC014 error", "return x * 2 if torch.jit.is_tracing() else x"),
     ("TRC014 error", "traced = torch.jit.is_tracing()\nif traced:\n    x = x + 1\nreturn x"),
     ("TRC014 error", "if torch.jit.is_tracing():\n    x.mul_(2)\nreturn x"),
+    *(("TRC014 error", body) for body in REACHING),
     ("TRC014 warning", "if torch.onnx.is_in_onnx_export():\n    return x * 2\nreturn x"),
     ("TRC016 warning", "if x.shape[1] > 5:\n    x = x[:, :5]\nreturn x"),
     ("TRC016 warning", "y = x\nfor i in range(x.shape[0]):\n    y = y + i\nreturn y"),
@@ -168,6 +192,7 @@ self.table = {'a': torch.ones(3)}
 self.list = [1, 2, 3]
 self.yes = torch.tensor(True)
 self.many = [torch.ones(2), torch.ones(3)]
+self.kept, self.total, self.record, self.later = torch.zeros(3), 0.0, [], lambda: self.kept
 self.usual = nn.ModuleList([nn.Softplus(2), nn.AvgPool2d(2), nn.PairwiseDistance(), nn.CosineSimilarity()])
 """
 RIGHT = [
@@ -221,6 +246,14 @@ RIGHT = [
     "if not torch.jit.is_scripting() and not torch.jit.is_tracing():\n    print('eager')\nreturn x",
     "if torch.jit.is_tracing():\n    return x\nelse:\n    return x",
     "if torch.jit.is_scripting():\n    return x * 2\nreturn x",
+    "y = self.fc(x)\nif not torch.jit.is_tracing():\n    loss = y.mean()\n    print(loss)\nreturn y",
+    "y = self.fc(x)\nif not torch.jit.is_tracing():\n    self.loss = F.mse_loss(y, x)\nreturn y",
+    "y = self.fc(x)\nif self.size and not torch.jit.is_tracing():\n    hits = (y > 0).sum()\n"
+    "    self.seen = hits\n    self.record.append(hits)\nreturn y",
+    "y = self.fc(x)\nself.loss = None if torch.jit.is_tracing() else y.mean()\nreturn y",
+    "y = self.fc(x)\nif torch.jit.is_tracing():\n    return y\nself.loss = y.mean()\nreturn y",
+    "y = self.fc(x)\nif not torch.jit.is_tracing():\n    with torch.no_grad():\n"
+    "        for part in y.unbind():\n            self.total += part.sum()\nreturn y",
     "for layer in self.layers:\n    x = layer(x)\nreturn x",
     "for i in range(len(self.layers)):\n    x = self.layers[i](x)\nreturn x",
     "for name, layer in self.by_name.items():\n    x = layer(x)\nreturn x",

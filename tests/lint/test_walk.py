@@ -294,3 +294,45 @@ def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
         for heading in ("## The wrong file", "## Instead", "## Silence it"):
             assert heading in page
         assert f"| [{code}]({code}.md) | {rule.title} | {rule.level} |" in table
+
+
+LOSS = """
+class Head(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.scale = Head(), 1.0
+
+    def forward(self, x):
+        y = self.head(x)
+        if not torch.jit.is_tracing():
+            self.loss, self.scale = y.mean(), y.max()
+            self.log("loss", self.loss)
+        return y
+
+    def log(self, name, value):
+        print(name, value)
+
+    def training_step(self, x):
+        self(x)
+        return self.loss * self.scale
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", []),
+        ("return x * 2\n", "return x * 2 + getattr(self, 'loss', 0)\n", ["TRC014 error"]),
+        ("y = self.head(x)\n", "y = self.head(x) * self.factor\n", ["TRC014 error"]),
+        ("y = self.head(x)\n", "y = self.head(x)\n        self.training_step(x)\n",
+         ["TRC014 error"]),
+    ],
+)  # fmt: skip
+def test_an_attribute_counts_where_a_forward_may_read_it(before, after, expected) -> None:
+    factor = "\n    @property\n    def factor(self):\n        return self.scale\n"
+    text = LOSS.replace(before, after) + factor if before else LOSS
+    assert told(lint_model(module(text).Net().eval())) == expected

@@ -208,3 +208,39 @@ def test_names_are_sorted_as_forward_lists_them():
 )
 def test_plain_outputs_are_tensors_in_tuples(returned: Any, plain: bool):
     assert is_plain(returned) == plain
+
+
+class Deep(nn.Module):
+    """Returns what it got."""
+
+    def forward(
+        self,
+        boxes: list[Pair],
+        levels: dict[str, list[torch.Tensor]],
+        both: tuple[Boxes, list[torch.Tensor]] | None = None,
+    ) -> Any:
+        return boxes, levels, both
+
+
+def test_inner_annotations_are_followed():
+    names = ["boxes.0.mean", "boxes.0.spread", "levels.low.0", "both.0.corners", "both.0.scores",
+             "both.1.0"]  # fmt: skip
+    boxes, levels, both = Call(Deep(), names)(Deep(), [T] * len(names))
+    assert boxes == [Pair(T, T)]
+    assert type(levels["low"]) is list
+    assert type(both) is tuple
+    assert isinstance(both[0], Boxes)
+    assert type(both[1]) is list
+
+
+def test_what_an_argument_is_put_together_of():
+    class Some(nn.Module):
+        def forward(self, x, parts, *, last: torch.Tensor | None = None):
+            return x
+
+    call = Call(Some(), ["x", "parts.0", "last"])
+    assert call.structured == {"parts": None}
+    assert call.keyword_only == ("last",)
+    assert call.takes_none
+    plain = Call(nn.Linear(2, 2), ["input"])
+    assert (plain.structured, plain.keyword_only, plain.takes_none) == ({}, (), False)

@@ -79,8 +79,9 @@ def test_counts_do_not_depend_on_where_it_is_cut(sides) -> None:
 
 
 def test_the_table_of_samples_is_whole_and_in_order(sides) -> None:
-    rows = compared(sides, [(0, 64), (64, 128), (128, SAMPLES)]).sample_rows()["logits"]
-    assert rows["index"].tolist() == list(range(SAMPLES))
+    whole = compared(sides, [(0, 64), (64, 128), (128, SAMPLES)])
+    assert whole.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
+    assert not len(whole.drain_rows()["logits"])  # each row is given once
 
 
 def test_a_unit_without_samples_changes_nothing(sides) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import math
+import tracemalloc
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -126,7 +128,8 @@ def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, 
             mine = r.argmax(1) == one.label
             assert one.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
             assert one.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
-        rows = measurement.samples.rows[runtime.runtime, "logits"]
+        steps = measurement.samples.rows[runtime.runtime, "logits"].steps()
+        rows = np.concatenate(list(steps))
         assert rows["index"].tolist() == list(range(20))
         assert rows["label"].tolist() == labels.tolist()
         assert rows["max_abs_diff"] == pytest.approx(apart, abs=1e-5)
@@ -734,3 +737,49 @@ def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread
     assert spread[0] <= seen <= spread[1]
     (found,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
     assert found.verdict == ("ERROR" if spread[1] else "PASS")
+
+
+def measuring_peak(candidate: Candidate, inputs: Mapping[str, np.ndarray]) -> int:
+    """Bytes that measuring takes beside the samples themselves."""
+    count = len(inputs["input"])
+    policy = tiny.policy("ort-cpu", instruments=Instruments.none())
+    case = Case(nn.Linear(3, 10), candidate, Samples.of(inputs), policy, batch_size=1000, labels=np.arange(count) % 10)  # fmt: skip
+    tracemalloc.start()
+    try:
+        measurement = measure(case)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(rows) for rows in measurement.samples.rows["ort-cpu", "logits"].steps()) == count
+    return peak
+
+
+def test_memory_does_not_grow_with_the_samples(tmp_path, monkeypatch):
+    """Of a row a sample in the table, of digests, labels and times; labels are given whole."""
+    from tests.registry.releases import onnx_file
+
+    monkeypatch.setattr("gate.parity.arrays.mapped._CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 1 << 14)
+    candidate = tiny.candidate(onnx_file(tmp_path / "m.onnx"))
+    images = np.random.default_rng(0).normal(size=(30_000, 3)).astype(np.float32)
+    measuring_peak(candidate, {"input": images[:500]})  # what is made once for all
+    few, many = (measuring_peak(candidate, {"input": images[:n]}) for n in (10_000, 30_000))
+    assert many - few < 20_000 * 40
+
+
+def test_rows_without_room_change_nothing_else(model, good, tmp_path, monkeypatch):
+    """Nobody loses hours of measuring for a table that most checks are not asked for."""
+
+    def full(**_options):
+        raise OSError(28, "No space left on device")
+
+    policy = tiny.policy("ort-cpu", instruments=Instruments.none())
+    case = Case(model, good, tiny.samples(), policy=policy, batch_size=4)
+    whole = measure(case)
+    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 1)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    measurement = measure(case)
+    assert measurement.runtimes[0].outputs == whole.runtimes[0].outputs != ()
+    measurement.samples.save(tmp_path / "samples.csv")
+    _, line = (tmp_path / "samples.csv").read_text().splitlines()
+    assert line.startswith('ort-cpu,logits,"no rows: they found no room')

@@ -11,11 +11,15 @@ import pytest
 import torch
 
 from gate.errors import DigestMismatch, EvidenceError
+from gate.parity.arrays.mapped import MappedRows
+from gate.parity.arrays.samples import Samples
+from gate.parity.arrays.shards import HeldShard
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.exchange import floor_of
 from gate.parity.units.part import LeadState, TrackPart
 from gate.policy.policy import Policy
+from gate.storage.digest import Digest
 from tests.parity import tiny
 
 
@@ -158,3 +162,20 @@ def test_a_lead_of_another_machine_judges_the_first_unit_too(here: SamplePass, c
     for track in here.tracks:
         track.fold()
     assert [floor_of(track) for track in here.tracks] == list(lead.floors.values())
+
+
+def test_labels_that_come_with_samples_are_read_once(
+    here: SamplePass, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, places = np.arange(120) % 7, []
+    shard = HeldShard({"input": tiny.images(120)})
+    rows = MappedRows([shard], origin="the source", labels=labels)
+    read = rows.labels
+    monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
+    labelled = dataclasses.replace(case, samples=Samples(rows), source_labels=True)
+    for there in ready(labelled, noise=False):
+        there.judge_by(here.lead())
+        part = there.part(there.units[1])
+    unit = part.unit
+    assert places == [range(unit.start, unit.stop)]
+    assert part.labels_sha256 == Digest.of_bytes(labels[unit.start : unit.stop].tobytes())

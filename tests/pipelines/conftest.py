@@ -43,7 +43,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     yield
-    torch.use_deterministic_algorithms(before[0])
+    if torch.are_deterministic_algorithms_enabled() != before[0]:
+        torch.use_deterministic_algorithms(before[0])
     torch.set_num_threads(before[1])
 
 

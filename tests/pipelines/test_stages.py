@@ -182,6 +182,20 @@ def test_promoting_again_is_a_no_op(measured: Path) -> None:
     assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
 
 
+def test_switches_of_the_exporter_come_from_params(trained: Path) -> None:
+    text, log = paths.PARAMS.read_text(), Path("models/model.onnx.export.log")
+    more = "export:\n  verbose: true\n  keep_initializers_as_inputs: true\n"
+    paths.PARAMS.write_text(text.replace("export:\n", more, 1))
+    assert export.main() == Status.DONE
+    assert "graph(" in log.read_text()
+    record = ExportReport.load(paths.EXPORT_REPORT).record
+    assert record.settings["keep_initializers_as_inputs"] is True
+    assert len(onnx.load(paths.ONNX).graph.input) > 1
+    paths.PARAMS.write_text(text)
+    assert export.main() == Status.DONE
+    assert not log.exists()
+
+
 @pytest.mark.proof
 def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
     assert promote.main() == Status.DONE

@@ -44,6 +44,22 @@ def test_the_defaults_are_the_documented_export() -> None:
         ({"batch_size": 0}, "greater than or equal to 1"),
         ({"batch_size": 1}, "bakes the batch in"),
         ({"dynamo": True}, "Extra inputs"),
+        ({"keep_initializers_as_inputs": True, "export_params": False}, "they are inputs already"),
+        ({"custom_opsets": {"mine": 2}}, "leaves it out in silence; set strategy: direct"),
+        ({"autograd_inlining": False, "strategy": "dynamo"}, "autograd_inlining belongs to the"),
+        ({"operator_export_type": "ONNX_ATEN", "strategy": "dynamo"}, "leaves it out in silence"),
+        ({"export_modules_as_functions": True, "strategy": "dynamo"}, "works with direct alone"),
+        ({"custom_opsets": {"": 2}, "strategy": "direct"}, "pattern"),
+        ({"custom_opsets": {"a b": 2}, "strategy": "direct"}, "pattern"),
+        ({"custom_opsets": {"mine": 0}, "strategy": "direct"}, "greater than or equal to 1"),
+        ({"custom_opsets": {"ai.onnx": 15}, "strategy": "direct"}, "set opset, its version"),
+        ({"export_modules_as_functions": True, "strategy": "traced"}, "works with direct alone"),
+        ({"export_modules_as_functions": True, "ladder": ("direct", "traced")}, "direct alone"),
+        ({"export_modules_as_functions": True, "strategy": "direct"}, "needs opset 15 or more"),
+        ({"export_modules_as_functions": (), "strategy": "direct"}, "at least 1"),
+        ({"export_modules_as_functions": ("my block",), "strategy": "direct"}, "pattern"),
+        ({"operator_export_type": "ONNX_ATEN", "ladder": ("direct",)}, "which runs each file"),
+        ({"operator_export_type": "ATEN", "strategy": "direct"}, "ONNX_FALLTHROUGH"),
     ],
 )
 def test_refuses_what_the_exporter_cannot_do(wrong: dict[str, Any], says: str) -> None:
@@ -72,6 +88,22 @@ def test_axes_are_numbers_in_yaml(tmp_path: Path) -> None:
     assert settings.dynamic_axes == {"input": {2: "height", 3: "width"}}
     assert settings.opset == "auto"
     assert ExportSettings.from_json(settings.to_json()) == settings
+
+
+def test_switches_from_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(
+        "export:\n  strategy: direct\n  opset: auto\n  verbose: true\n"
+        "  custom_opsets: {com.microsoft: 1}\n  export_modules_as_functions: [Block, a.B]\n"
+    )
+    settings = load_section(ExportSettings, path, "export")
+    assert settings.export_modules_as_functions == ("Block", "a.B")
+    assert settings.custom_opsets == {"com.microsoft": 1}
+    assert ExportSettings.from_json(settings.to_json()) == settings
+    path.write_text(
+        "export:\n  strategy: direct\n  opset: 15\n  export_modules_as_functions: true\n"
+    )
+    assert load_section(ExportSettings, path, "export").export_modules_as_functions is True
 
 
 def test_the_rungs_are_the_ladder_or_the_strategy() -> None:

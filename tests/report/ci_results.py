@@ -29,6 +29,19 @@ def twice() -> CiResult:
     )
 
 
+def parts() -> CiResult:
+    """A release of two files, with the same checks of each."""
+    story = _story(stories.rejected())
+    words = [
+        word.model_copy(update={"check": word.check.model_copy(update={"part": part})})
+        for part in ("encoder", "decoder")
+        for word in story.words
+    ]
+    return CiResult(
+        command="check", exit_code=1, story=story.model_copy(update={"words": tuple(words)})
+    )
+
+
 RESULTS = {
     "passed": lambda: CiResult(command="check", exit_code=0, story=_story(stories.passed())),
     "rejected": lambda: CiResult(command="check", exit_code=1, story=_story(stories.rejected())),
@@ -53,5 +66,6 @@ RESULTS = {
     ),
     "hostile": hostile,
     "twice": twice,
+    "parts": parts,
 }
 """By name; each is made anew."""

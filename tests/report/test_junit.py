@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -100,3 +101,10 @@ def test_names_that_attack_stay_text() -> None:
     text = junit(RESULTS["hostile"]())
     assert "<script" not in text
     assert "\x1b" not in text
+
+
+def test_each_part_of_a_release_has_its_own_cases() -> None:
+    names = re.findall(r'<testcase name="(.*?)"', junit(RESULTS["parts"]()))
+    assert "encoder / logits / noise_ratio" in names
+    assert "decoder / logits / noise_ratio" in names
+    assert not [name for name in names if name.endswith("(2)")]

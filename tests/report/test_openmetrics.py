@@ -78,3 +78,9 @@ def test_nan_and_names_that_attack() -> None:
 def test_of_equal_checks_the_one_that_does_not_hold_is_shown() -> None:
     check = {"runtime": "ort-cpu", "output": "logits", "check": "noise_ratio"}
     assert value(RESULTS["twice"](), "check_observed", **check) == pytest.approx(34)
+
+
+def test_each_part_of_a_release_has_its_own_series() -> None:
+    check = {"runtime": "ort-cpu", "output": "logits", "check": "noise_ratio"}
+    for part in ("encoder", "decoder"):
+        assert value(RESULTS["parts"](), "check_observed", part=part, **check) == pytest.approx(34)

@@ -17,6 +17,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.scale.crew import CheckedFile
 from gate.scale.processes import Processes
+from gate.scale.workers import Workers
 from tests.parity import tiny
 
 
@@ -33,32 +34,38 @@ def checked(tmp_path: Path) -> CheckedFile:
 
 
 def test_few_samples_have_no_crew(checked: CheckedFile) -> None:
-    with checked.shared_out(None) as workload:
+    with checked.by_processes(None) as workload:
         assert workload is checked.workload
 
 
 def test_one_job_is_no_crew(checked: CheckedFile) -> None:
-    with checked.shared_out(1) as workload:
+    with checked.by_processes(1) as workload:
         assert workload.crew is None
 
 
 def test_what_others_can_not_open_is_refused_for_many(checked: CheckedFile) -> None:
     with (
         pytest.raises(PolicyError, match="with one job"),
-        checked.shared_out(2),
+        checked.by_processes(2),
     ):
         pass
 
 
 def test_all_have_the_same_threads_and_it_is_said(
-    checked: CheckedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checked: CheckedFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Processes, "__enter__", lambda crew: crew)
+    monkeypatch.setattr(Workers, "__enter__", lambda crew: crew)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     named = replace(checked, reference=replace(checked.reference, loaded=True))
     before = torch.get_num_threads()
-    with caplog.at_level(logging.DEBUG, "gate.steps"), named.shared_out(3) as workload:
-        assert isinstance(workload.crew, Processes)
-        assert (workload.crew.jobs, workload.crew.threads) == (3, 1)
+    with caplog.at_level(logging.DEBUG, "gate.steps"), named.by_processes(3) as workload:
+        assert isinstance(workload.crew, Workers)
+        engine = workload.crew.engine
+        assert isinstance(engine, Processes)
+        assert (engine.count, engine.threads) == (3, 1)
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
     assert "measure in 3 processes: 3 processes were asked for" in caplog.text

@@ -17,7 +17,7 @@ import torch
 
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.front_door import Reference, case_of, evidence_on
-from gate.parity.units.part import UnitPart
+from gate.parity.units.part import RunProof, UnitPart
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.policy.sections import IncumbentPolicy
@@ -203,7 +203,21 @@ def test_a_unit_that_lacks_a_runtime_is_no_pass(
 def elsewhere(part: UnitPart) -> UnitPart:
     versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
     environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
-    return part.model_copy(update={"environment": environment})
+    runtimes = {
+        name: track.model_copy(update={"proof": elsewhere_proof(track.proof)})
+        for name, track in part.runtimes.items()
+        if track.proof is not None
+    }
+    return part.model_copy(
+        update={"environment": environment, "runtimes": {**part.runtimes, **runtimes}}
+    )
+
+
+def elsewhere_proof(proof: RunProof) -> RunProof:
+    nodes = {name: count + 1 for name, count in proof.nodes_per_provider.items()}
+    return proof.model_copy(
+        update={"versions": {"onnxruntime": "1.0.0"}, "nodes_per_provider": nodes}
+    )
 
 
 def test_another_library_is_refused_unless_the_policy_takes_it(
@@ -215,6 +229,7 @@ def test_another_library_is_refused_unless_the_policy_takes_it(
     evidence = merged(folder, plan, list(parts.values()), environments="any")
     assert evidence.crew is not None
     assert [e.versions["onnxruntime"] for e in evidence.crew.environments] == ["1.0.0"]
+    assert any(runtime.measured for runtime in evidence.runtimes)
 
 
 def test_another_head_is_refused(folder: Path, plan: MeasuringPlan, parts: dict[int, Path]) -> None:

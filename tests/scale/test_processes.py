@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
 from gate.scale.processes import Processes
+from gate.scale.workers import Workers
 from tests.scale.tiny import MARK, build
 
 SAMPLES, BATCH = 232, 8
@@ -55,7 +57,7 @@ def evidence(
     if jobs == 1:
         return evidence_on(onnx, reference=reference, workload=workload, policy=policy)[0]
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
-    with Processes(Assignment.of(case, reference, workload), jobs) as crew:
+    with Workers(Processes(Assignment.of(case, reference, workload), jobs)) as crew:
         shared = replace(workload, crew=crew)
         return evidence_on(onnx, reference=reference, workload=shared, policy=policy)[0]
 
@@ -103,7 +105,9 @@ def test_a_unit_that_no_process_survives_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARK, "always")
-    with pytest.raises(EvidenceError, match=r"unit 1 \(samples 32 to 63\) ended 3 processes"):
+    with pytest.raises(
+        EvidenceError, match=r"unit 1 \(samples 32 to 63\) ended 3 workers, the last with code -9"
+    ):
         evidence(folder, factory="mortal", jobs=2)
 
 
@@ -129,8 +133,8 @@ def test_nothing_is_left_behind(folder: Path) -> None:
     case = case_of(
         folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
     )
-    crew = Processes(Assignment.of(case, reference, workload), 2)
+    crew = Workers(Processes(Assignment.of(case, reference, workload), 2))
     with pytest.raises(KeyboardInterrupt), crew:
         crew.begin(LeadState(floors={}), [Unit(1, 32, 64)])
         raise KeyboardInterrupt
-    assert not any(hand.process.is_alive() for hand in crew._hands)
+    assert not multiprocessing.active_children()

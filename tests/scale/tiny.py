@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -34,9 +35,14 @@ class Rare(Net):
 
 class Mortal(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if multiprocessing.parent_process() is not None and len(x) == 8 and _is_its_turn():
+        if _is_worker() and len(x) == 8 and _is_its_turn():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
+
+
+def _is_worker() -> bool:
+    """A process of a crew, or an actor of Ray."""
+    return multiprocessing.parent_process() is not None or "default_worker" in sys.argv[0]
 
 
 def _is_its_turn() -> bool:

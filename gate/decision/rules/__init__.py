@@ -14,6 +14,7 @@ from gate.decision.rules import (
     instruments,
     noise,
     outputs,
+    parts,
     preprocessing,
     recordings,
     roles,
@@ -41,7 +42,10 @@ def all_checks(
     yield from statements.inputs(evidence)
     yield from export.export_checks(policy, evidence)
     yield from roles.named(policy, evidence)
-    yield from instruments.graph(policy, evidence)
+    if evidence.subject.parts:  # each has a graph of its own
+        yield from _of_parts(policy, evidence)
+    else:
+        yield from instruments.graph(policy, evidence)
     yield from preprocessing.parity(policy, evidence)
     yield from incumbent.beside(policy, evidence, compared)
     others = sorted(set(policy.runtimes) - set(RUNTIMES))
@@ -49,6 +53,16 @@ def all_checks(
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
             yield from _of_runtime(policy, runtime_policy, evidence, name)
+
+
+def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    for name, part in evidence.subject.parts.items():
+        measured = evidence.parts.get(name)
+        yield parts.whole(part, measured, name)
+        if measured is not None:
+            own = policy.of_part([spec.name for spec in measured.subject.outputs])
+            for check in all_checks(own, measured):
+                yield check.model_copy(update={"part": name})
 
 
 def _of_runtime(

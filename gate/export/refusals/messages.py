@@ -104,7 +104,8 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         r"[Cc]ouldn't export Python operator (\w+)",
         "the Python operator {1} has no ONNX form{at}",
-        "Write it with torch's operators, or give it a static method symbolic(g, *inputs).",
+        "Write it with torch's operators, or give it a static method symbolic(g, *inputs), or set "
+        "export.autograd_inlining: true.",
     ),
     (
         r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)",

@@ -18,6 +18,7 @@ from gate.export.refusals.operators import refused
 from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
+from gate.export.strategies.naming import name_axes
 
 
 def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
@@ -30,9 +31,9 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
         "opset_version": symbolics.opset,
         "export_params": request.settings.export_params,
         "optimize": request.settings.do_constant_folding,
-        "keep_initializers_as_inputs": False,
+        "keep_initializers_as_inputs": request.settings.keep_initializers_as_inputs,
         "external_data": request.large,
-        "verbose": False,
+        "verbose": request.settings.verbose,
     }
     axes = tuple(request.axes.get(name) for name in request.input_names)
     keywords: dict[str, Any] = plain | {
@@ -54,8 +55,10 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
                 opset=symbolics.opset,
                 explain=partial(_explain, error, request, keywords),
             ) from error
+    name_axes(path, request.declared)
     inputs = {name: request.axes[name] for name in request.input_names if name in request.axes}
-    return settings_of(request, plain | {"dynamic_shapes": axes_text(inputs)})
+    shapes = axes_text({**inputs, **request.declared})
+    return settings_of(request, plain | {"dynamic_shapes": shapes})
 
 
 def _explain(error: Exception, request: Request, keywords: dict[str, Any]) -> ExportRefusal:

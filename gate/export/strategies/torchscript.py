@@ -21,7 +21,9 @@ from gate.export.refusals.operators import refused
 from gate.export.refusals.refusal import ExportRefusal, brief
 from gate.export.request import Flat, Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
-from gate.export.strategies.naming import accepted, rename
+from gate.export.strategies.naming import accepted, rename, rename_outputs
+from gate.export.strategies.scripting import objection
+from gate.export.switches import Switches
 from gate.records.strategy import Strategy
 
 _CHECK_TRACE = True
@@ -70,27 +72,30 @@ def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
 def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
     """Compile the model, export it to `path`; say what was set.
 
-    Structured inputs and outputs are flattened by a trace around the compiled model, which keeps
-    what is compiled. Raises RungFailed, and OSError where the file can't be written.
+    Structured inputs and outputs, and tensors that may be None, are flattened by a trace around the
+    compiled model, which keeps what is compiled. Raises RungFailed, and OSError where the file
+    can't be written.
     """
     try:
         scripted = torch.jit.script(request.model)
     except Exception as error:
-        raise RungFailed.because(
+        why = objection(request) or (
             f"torch.jit.script failed: {brief(error)}",
             "Annotate the types of arguments that are not tensors, and take out of forward what "
             "TorchScript has no words for.",
-        ) from error
-    if not request.plain:
+        )
+        raise RungFailed.because(*why) from error
+    if not request.plain or request.call.takes_none:
         try:
             scripted = torch.jit.trace(  # type: ignore[no-untyped-call]
                 Flat(scripted, request.call), request.arguments, check_trace=False
             )
         except Exception as error:
-            raise RungFailed.because(
+            why = objection(request) or (
                 f"the compiled model does not take or return flat tensors: {brief(error)}",
                 "Take and return tensors, in tuples.",
-            ) from error
+            )
+            raise RungFailed.because(*why) from error
     return _write(request, scripted, path, strategy="scripted", opset=symbolics.opset)
 
 
@@ -102,19 +107,20 @@ def _write(
     `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
     can't be written.
     """
-    from torch.onnx import OperatorExportTypes, TrainingMode
+    from torch.onnx import TrainingMode
 
+    switches = Switches(request.settings)
     plain: ExporterOptions = {
         "dynamo": False,
         "opset_version": opset,
         "export_params": request.settings.export_params,
         "do_constant_folding": request.settings.do_constant_folding,
-        "keep_initializers_as_inputs": False,
-        "verbose": False,  # also: no doc strings with this machine's paths in the file
+        "keep_initializers_as_inputs": request.settings.keep_initializers_as_inputs,
+        "verbose": request.settings.verbose,
     }
     keywords: dict[str, Any] = plain | {
         "training": TrainingMode.EVAL,
-        "operator_export_type": OperatorExportTypes.ONNX,
+        **switches.keywords(request.model),
         "input_names": accepted(request.input_names),
         "output_names": accepted(request.output_names),
         "dynamic_axes": dict(
@@ -129,10 +135,12 @@ def _write(
         find = partial(_explain, error, request, strategy=strategy, keywords=keywords)
         explain = partial(find, None if module is request.model else module)
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
+    if request.settings.export_modules_as_functions:
+        rename_outputs(path, accepted(request.output_names))
     rename(path, (*request.input_names, *request.output_names))
     described: ExporterOptions = {
         "training": "eval",
-        "operator_export_type": "ONNX",
+        **switches.described(),
         "dynamic_axes": axes_text(request.axes),
     }
     return settings_of(request, plain | described)

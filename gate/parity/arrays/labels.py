@@ -21,11 +21,12 @@ def open_labels(path: Path, *, samples: int) -> NDArray[np.int64]:
     """
     if path.suffix.lower() != ".npy":
         raise DataError(f"{path.name} is no .npy file. Save the labels with numpy.save.")
-    return check_labels(open_array(path), samples=samples)
+    return np.array(check_labels(open_array(path), samples=samples))  # the file may change
 
 
 def check_labels(labels: Array, *, samples: int) -> NDArray[np.int64]:
-    """`labels` as int64, shape (samples,). Raises DataError if they don't fit the samples."""
+    """`labels` as int64, shape (samples,), no copy if they are. Raises DataError if they don't fit
+    the samples."""
     if labels.shape != (samples,):
         raise DataError(
             f"labels have shape {labels.shape}, the samples need ({samples},). "
@@ -35,7 +36,8 @@ def check_labels(labels: Array, *, samples: int) -> NDArray[np.int64]:
 
 
 def check_indices(labels: Array, *, start: int) -> NDArray[np.int64]:
-    """`labels` as int64. `start`: the place of the first one's sample. Raises DataError."""
+    """`labels` as int64, no copy if they are. `start`: the place of the first one's sample. Raises
+    DataError."""
     if labels.dtype.kind not in "iu":
         raise DataError(
             f"labels are {labels.dtype}, integers are expected. "
@@ -49,4 +51,4 @@ def check_indices(labels: Array, *, start: int) -> NDArray[np.int64]:
             f"the label of sample {start + place} is {labels[place]}. "
             "Class indices start at 0, and are no larger than an int64."
         )
-    return np.array(labels, dtype=np.int64, subok=False)
+    return np.asarray(given, np.int64)

@@ -18,6 +18,7 @@ import numpy as np
 from gate.errors import DataError, StorageError, first_line
 from gate.parity.arrays.rows import Array
 from gate.parity.arrays.stamp import Stamp
+from gate.storage.pointer import missing_content
 from gate.storage.temporary import temporary_folder
 
 SINGLE_NAME = "input"
@@ -75,6 +76,7 @@ def open_shards(path: Path) -> list[HeldShard]:
     """
     if path.is_dir():
         return [_open_file(file) for file in shard_files(path)]
+    _check_content(path)
     if not path.exists():
         raise DataError(
             f"{path} does not exist. Name a .npy or .npz file, a folder of them, or another source "
@@ -85,6 +87,7 @@ def open_shards(path: Path) -> list[HeldShard]:
 
 def open_array(path: Path) -> Array:
     """Memory-map one `.npy` file, read-only. Raises DataError."""
+    _check_content(path)
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError) as error:
@@ -173,6 +176,7 @@ def open_npz(path: Path) -> dict[str, Array]:
     They are unpacked to a temporary folder that is removed at once: the maps keep the bytes
     until they are dropped, so that nothing stays behind even if the process is killed.
     """
+    _check_content(path)
     arrays: dict[str, Array] = {}
     try:
         with (
@@ -196,6 +200,11 @@ def open_npz(path: Path) -> dict[str, Array]:
     if not arrays:
         raise DataError(f"{path.name} holds no array. Save one array for each input of the model.")
     return arrays
+
+
+def _check_content(path: Path) -> None:
+    if (pointer := missing_content(path)) is not None:
+        raise DataError(pointer)
 
 
 def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, Array]) -> str:

@@ -53,6 +53,10 @@ def _versions() -> dict[str, str]:
                 continue
             break
     versions["torch"] = str(torch.__version__)
+    if "onnxruntime" in versions:  # several builds may be installed, of which one is imported
+        import onnxruntime
+
+        versions["onnxruntime"] = str(onnxruntime.__version__)
     return versions
 
 

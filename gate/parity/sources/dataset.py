@@ -62,7 +62,7 @@ class DatasetRows(SourceRows):
 
     def read(self, places: Sequence[int]) -> Block:
         """The samples at these places."""
-        return self._items.block([self._items.sample(self._item(place), place) for place in places])
+        return self._items.block(self._item, places)
 
     def _item(self, place: int) -> Any:
         what = f"sample {place} of {self.origin}"

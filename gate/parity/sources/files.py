@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 from gate.errors import DataError, first_line
 from gate.parity.arrays.shards import check_kinds, is_shard
 from gate.parity.arrays.stamp import Stamp, changed
+from gate.storage.pointer import missing_content
 from gate.storage.redaction import redacted, without_passwords
 
 _CHECK = "Check the address, and that this machine may read there."
@@ -49,6 +50,8 @@ class LocalFile(SourceFile):
     def __init__(self, path: Path) -> None:
         """Raises DataError where it can't be found."""
         self.path, self.name = path, str(path)
+        if (pointer := missing_content(path)) is not None:
+            raise DataError(pointer)
         try:
             self._stamp = Stamp.of_file(path)
         except OSError as error:

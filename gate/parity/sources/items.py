@@ -62,15 +62,21 @@ class Items:
                 )
         return sample
 
-    def block(self, samples: Sequence[Sample]) -> Block:
-        """As a DataLoader collates them."""
+    def block(self, item: Callable[[int], Any], places: Sequence[int]) -> Block:
+        """The samples at these places as a DataLoader collates them, but one item at a time: as an
+        object a small one is many times its bytes. `item`: what is at a place. Raises DataError."""
         arrays = {
-            spec.name: np.stack([sample.arrays[spec.name] for sample in samples])
+            spec.name: np.empty((len(places), *map(int, spec.shape[1:])), spec.dtype)
             for spec in self.specs
         }
-        if not self.labelled:
-            return Block(arrays)
-        return Block(arrays, np.array([sample.label for sample in samples], np.int64))
+        labels = np.empty(len(places), np.int64)
+        for row, place in enumerate(places):
+            sample = self.sample(item(place), place)
+            for name, array in arrays.items():
+                array[row] = sample.arrays[name]
+            if sample.label is not None:
+                labels[row] = sample.label
+        return Block(arrays, labels if self.labelled else None)
 
     def _sample(self, item: Any, place: int) -> Sample:
         label = None

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate import errors
-from gate.errors import DataError, GateError, StorageError, first_line
+from gate.errors import DataError, GateError, StorageError, by_name, first_line
 from gate.parity.arrays.mapped import MappedRows
 from gate.parity.arrays.rows import Array, Block, SourceRows
 from gate.parity.sources.opening import Opening
@@ -77,8 +76,7 @@ class AheadRows(SourceRows):
     def _block(self, answer: Any, span: range) -> Block:
         first, second = answer
         if isinstance(first, str):
-            kind = getattr(errors, first, DataError)
-            raise kind(second)
+            raise (by_name(first) or DataError)(second)
         forms = {spec.name: (spec.dtype, (len(span), *spec.shape[1:])) for spec in self.specs}
         if {name: (array.dtype.name, array.shape) for name, array in first.items()} != forms:
             raise DataError(

@@ -160,18 +160,20 @@ class OutputStatistics:
             scaled_diff=_scaled(worst.value, scale),
             l2_mean=norms[0] / self._rows if self._rows else math.nan,
             l2_max=norms[1] if self._rows else math.nan,
-            classification=self.logits.result() if self.logits and self._classes else None,
+            classification=self.logits.result() if self.logits and self.of_classes else None,
             rows=self._vectors.result(),
             differences=sizes.result(),
-            worst=samples.result(classes=self._classes),
+            worst=samples.result(classes=self.of_classes),
         )
 
-    def sample_rows(self) -> NDArray[np.void]:
-        """One row a sample, of an output whose axis 0 is the batch."""
-        return self._sample_rows.result(classes=self._classes)
+    def drain_rows(self) -> NDArray[np.void]:
+        """One row for each sample since the last call, of an output whose axis 0 is the batch."""
+        rows, self._sample_rows = self._sample_rows.result(), SampleRows()
+        return rows
 
     @property
-    def _classes(self) -> bool:
+    def of_classes(self) -> bool:
+        """Whether its answers are classes."""
         return self.logits is not None and not self._not_logits
 
     @property

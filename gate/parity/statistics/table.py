@@ -7,11 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.errors import EvidenceError
 from gate.parity.statistics.answers import ClassAnswers
+from gate.parity.statistics.row_spool import RowSpool
 from gate.storage import atomic
 
 MOST = 1_000_000
@@ -21,21 +24,19 @@ COLUMNS = ("runtime", "output", "index", "label", "reference_top1", "candidate_t
            "reference_margin", "candidate_margin", "max_abs_diff")  # fmt: skip
 
 _NONE = -1
-_ROW = np.dtype(
+ROW: np.dtype[np.void] = np.dtype(
     [("index", np.int64), ("label", np.int32), ("reference_top1", np.int32),
      ("candidate_top1", np.int32), ("reference_probability", np.float64),
      ("candidate_probability", np.float64), ("reference_margin", np.float64),
      ("candidate_margin", np.float64), ("max_abs_diff", np.float64)]
 )  # fmt: skip
 _ANSWERS = {"top1": _NONE, "probability": math.nan, "margin": math.nan}
-_STEP = 1 << 13
-"""Rows that are turned into texts at a time."""
 
 
 class SampleRows:
-    """Accumulates one row a sample, 60 bytes each.
+    """Accumulates one row a sample, 60 bytes each, of a unit: what is done goes to a `RowSpool`.
 
-    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)), packed too.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class SampleRows:
     ) -> None:
         """Add the largest differences of a batch, whose first row is sample `start`, and the
         answers of both sides, if they are of classes."""
-        part = np.zeros(max(0, min(len(largest), MOST - start)), _ROW)
+        part = np.zeros(max(0, min(len(largest), MOST - start)), ROW)
         if not len(part):
             return
         part["index"] = np.arange(start, start + len(part))
@@ -72,36 +73,63 @@ class SampleRows:
         merged._parts = self._parts + other._parts
         return merged
 
-    def result(self, *, classes: bool) -> NDArray[np.void]:
-        """The rows by sample. `classes`: false where the answers turned out to be none."""
-        rows = np.concatenate(self._parts) if self._parts else np.zeros(0, _ROW)
-        rows = rows[np.argsort(rows["index"], kind="stable")]
-        if not classes:
-            rows["label"] = rows["reference_top1"] = rows["candidate_top1"] = _NONE
-        return rows
+    def __getstate__(self) -> dict[str, object]:
+        """All rows as one part, by sample, however they were cut."""
+        return {"_parts": [self.result()] if self._parts else []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Raises EvidenceError for what are no rows: they are kept as bytes from here on."""
+        parts = list(state["_parts"])
+        if any(not isinstance(part, np.ndarray) or part.dtype != ROW for part in parts):
+            raise EvidenceError("a part holds other rows than of samples. Measure the unit again.")
+        self._parts = parts
+
+    def result(self) -> NDArray[np.void]:
+        """The rows by sample, shape (samples,)."""
+        rows = np.concatenate(self._parts) if self._parts else np.zeros(0, ROW)
+        return rows[np.argsort(rows["index"], kind="stable")]
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """All rows of one output."""
+
+    spool: RowSpool
+    output: str
+    classes: bool
+    """False where the answers turned out to be none."""
+
+    def steps(self) -> Iterator[NDArray[np.void]]:
+        """The rows by sample, some at a time. Raises OSError."""
+        for rows in self.spool.steps(self.output):
+            if not self.classes:
+                rows["label"] = rows["reference_top1"] = rows["candidate_top1"] = _NONE
+            yield rows
 
 
 @dataclass(frozen=True)
 class SampleTable:
     """The rows of every output of every runtime that was measured."""
 
-    rows: Mapping[tuple[str, str], NDArray[np.void]] = field(default_factory=dict)
+    rows: Mapping[tuple[str, str], OutputRows] = field(default_factory=dict)
     """By runtime and output."""
 
     @classmethod
-    def of(cls, runtimes: Mapping[str, Mapping[str, NDArray[np.void]]]) -> SampleTable:
+    def of(cls, runtimes: Mapping[str, Mapping[str, OutputRows]]) -> SampleTable:
         """Of rows by runtime, and by output."""
         return cls({(name, output): rows for name, own in runtimes.items()
                     for output, rows in own.items()})  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write it as CSV, atomically. Raises StorageError."""
+        """Write it as CSV, atomically. Where rows were lost, one says why. Raises StorageError."""
         with atomic.replacing(path) as temporary, temporary.open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(COLUMNS)
-            for (runtime, output), rows in self.rows.items():
-                for start in range(0, len(rows), _STEP):
-                    writer.writerows(_texts((runtime, output), rows[start : start + _STEP]))
+            for place, output_rows in self.rows.items():
+                if output_rows.spool.lost is not None:
+                    writer.writerow(_lost(place, output_rows.spool.lost))
+                for rows in output_rows.steps():
+                    writer.writerows(_texts(place, rows))
 
 
 def _texts(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[object, ...]]:
@@ -115,6 +143,16 @@ def _texts(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[obj
             yield (runtime, output, index, correct, top_r, top_c, f"{p_r:.9g}", f"{p_c:.9g}",
                    f"{p_c - p_r:+.6g}", f"{margin_r:.6g}", f"{margin_c:.6g}",
                    f"{largest:.6g}")  # fmt: skip
+
+
+def _lost(place: tuple[str, str], reason: str) -> tuple[str, ...]:
+    """No number stands where the index is expected, so that no program takes it for an empty
+    table."""
+    says = (
+        f"no rows: they found no room in the temporary folder ({reason}). Free space there, or set "
+        "TMPDIR, and measure again. Evidence and verdict are whole."
+    )
+    return (*map(_harmless, place), says, *[""] * (len(COLUMNS) - 3))
 
 
 def _harmless(name: str) -> str:

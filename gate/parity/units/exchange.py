@@ -43,13 +43,14 @@ def proof_of(track: Track) -> RunProof | None:
         return None
 
 
-def take(track: Track, part: TrackPart, *, own: RunProof | None) -> None:
+def take(track: Track, part: TrackPart, *, own: RunProof | None, anywhere: bool) -> None:
     """Add what another one measured of the unit that comes next. `own`: how this one ran on the
-    samples. What does not fit is the failure of the runtime."""
+    samples; `anywhere`: the other may have other libraries and devices. What does not fit is the
+    failure of the runtime."""
     if track.runner is None:
         return
     try:
-        _verify(track.name, part, own=own)
+        _verify(track.name, part, own=own, anywhere=anywhere)
         track.comparison.take(part.compared)
     except Exception as error:
         track.fail(error)
@@ -58,12 +59,15 @@ def take(track: Track, part: TrackPart, *, own: RunProof | None) -> None:
     track.end_unit()
 
 
-def _verify(name: str, part: TrackPart, *, own: RunProof | None) -> None:
+def _verify(name: str, part: TrackPart, *, own: RunProof | None, anywhere: bool) -> None:
     reason = part.failure or part.absent_reason
     if reason is not None:
         raise EvidenceError(reason)
-    if own is None or part.proof != own:
-        there = part.proof.to_plain() if part.proof else {}
+    proof = part.proof
+    if anywhere and own is not None and proof is not None:
+        own, proof = own.anywhere(), proof.anywhere()
+    if own is None or proof != own:
+        there = proof.to_plain() if proof else {}
         here = own.to_plain() if own else {}
         unlike = {key: value for key, value in here.items() if there.get(key) != value}
         raise EvidenceError(

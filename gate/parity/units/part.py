@@ -31,6 +31,12 @@ class RunProof(Record):
         """Without what differs by process: memory."""
         return cls(**{name: getattr(proof, name) for name in cls.model_fields})
 
+    def anywhere(self) -> RunProof:
+        """Without what another machine or version may have otherwise: that it ran by these
+        providers, with these options."""
+        nodes = dict.fromkeys(self.nodes_per_provider, 0)
+        return self.model_copy(update={"versions": {}, "device": None, "nodes_per_provider": nodes})
+
 
 class TrackPart(Record):
     """One runtime in one unit: absent, failed, or compared."""

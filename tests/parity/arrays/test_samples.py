@@ -327,6 +327,13 @@ def test_labels(tmp_path):
     np.testing.assert_array_equal(labels, np.arange(11))
 
 
+def test_labels_stay_when_their_file_is_written_to(tmp_path):
+    path = saved(np.arange(11))(tmp_path)
+    labels = open_labels(path, samples=11)
+    np.lib.format.open_memmap(path, mode="r+")[:] = 0
+    np.testing.assert_array_equal(labels, np.arange(11))
+
+
 @pytest.mark.parametrize(
     "labels",
     [

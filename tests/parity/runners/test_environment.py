@@ -62,3 +62,9 @@ def test_a_system_without_affinity_or_a_name_is_no_error(monkeypatch):
     found = environment.describe_environment(SWITCHES)
     assert found.os
     assert found.cores
+
+
+def test_of_several_builds_the_imported_one_counts(monkeypatch):
+    """onnxruntime and onnxruntime-gpu lie in one folder, or one of them before the other."""
+    monkeypatch.setattr("onnxruntime.__version__", "1.2.3")
+    assert environment.describe_environment(SWITCHES).versions["onnxruntime"] == "1.2.3"

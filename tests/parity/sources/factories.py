@@ -145,6 +145,11 @@ def streamed_many():
     return Stream(lambda place: np.zeros(64, np.float32), 4000)
 
 
+def scalars():
+    """Of which many are few bytes."""
+    return Map(np.float32, 2000)
+
+
 def at(place, spoiled):
     """The set with one other item."""
     return Map(lambda i: spoiled if i == place else X[i])

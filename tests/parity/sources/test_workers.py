@@ -64,6 +64,16 @@ def test_a_worker_answers_with_arrays_or_with_the_error():
 
 
 @pytest.mark.parametrize(
+    ("said", "error"), [("StorageError", StorageError), ("OSError", DataError)]
+)
+def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
+    monkeypatch.setattr(AheadRows, "_answers", lambda _, spans: [(said, "no room")] * len(spans))
+    samples = Samples.open(f"{HERE}:pairs", decode_workers=1)
+    with pytest.raises(error, match="no room"):
+        list(samples.batches(4))
+
+
+@pytest.mark.parametrize(
     ("wanted", "cores", "alone_s", "pays"),
     [
         (None, 8, 60.0, True),

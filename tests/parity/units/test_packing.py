@@ -84,7 +84,7 @@ def test_a_comparison_goes_on_as_if_it_had_stayed() -> None:
     assert back.doubtful == later.doubtful != []
     here, brought = lead.merge(later), lead.merge(back)
     assert brought.result() == here.result()
-    assert brought.sample_rows()["logits"].tobytes() == here.sample_rows()["logits"].tobytes()
+    assert brought.drain_rows()["logits"].tobytes() == here.drain_rows()["logits"].tobytes()
 
 
 HOSTILE = {

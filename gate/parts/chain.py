@@ -1,0 +1,60 @@
+"""The whole model of a release: its parts in PyTorch, run in order by the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.model.loading import imported
+
+ChainFunction = Callable[[Mapping[str, Callable[..., Any]], Mapping[str, torch.Tensor]], Any]
+"""Parts by name and a batch of tensors by name in; what a forward returns out."""
+
+
+class ChainedModel(nn.Module):
+    """`function(parts, batch)` as a module, so that all that is done with a model can be done with
+    it. Parts are registered: they move and copy as one."""
+
+    def __init__(
+        self, function: ChainFunction, parts: Mapping[str, nn.Module], inputs: Sequence[str]
+    ) -> None:
+        """`inputs`: names of the batch, in the order in which forward gets the tensors."""
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleDict(dict(parts))
+        self.inputs = tuple(inputs)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """What the function returns."""
+        return self.function(dict(self.parts.items()), dict(zip(self.inputs, tensors, strict=True)))
+
+
+def chain_function(named: str) -> ChainFunction:
+    """Import `package.module:function`. Raises ModelError."""
+    module_name, _, path = named.partition(":")
+    found: Any = imported(module_name, wanted=f"the chain {named}")
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        raise ModelError(
+            f"{module_name} has no function {path!r} for the chain {named}. Expected "
+            "function(parts, batch), which calls parts['name'](...) and returns the outputs."
+        )
+    function: ChainFunction = found
+    return function
+
+
+def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
+    """The submodule that a part must compute like. Raises ModelError."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        offered = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise ModelError(
+            f"the model has no submodule {path!r} for the part {part}: it has {offered}. Name it "
+            "in the release file: parts: {" + part + ": {file: …, reference: PATH}}."
+        ) from error

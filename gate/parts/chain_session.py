@@ -1,0 +1,155 @@
+"""The chain with a session of a runtime for each part, as one session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gate.errors import InputMismatch, OutputMismatch
+from gate.model.call import leaves
+from gate.parts.chain import ChainFunction
+from gate.records.evidence import Subject, TensorSpec
+from gate.runtimes.runtime import Batch, Proof, Session
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """One part, as the chain calls it: tensors in, what the module returns out."""
+
+    name: str
+    session: Session
+    subject: Subject
+    form: Any
+    """What the module returned to its first call."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Compute. Raises InputMismatch where the seam gives the file what it does not take."""
+        inputs = [leaf.tensor.detach().cpu().numpy() for leaf in leaves((*given, *named.values()))]
+        wanted = self.subject.inputs
+        if len(inputs) != len(wanted):
+            raise InputMismatch(
+                f"the chain gives the part {self.name} {len(inputs)} tensors, its file takes "
+                f"{len(wanted)}: {', '.join(spec.name for spec in wanted)}. Export the part as the "
+                "chain calls it."
+            )
+        for spec, array in zip(wanted, inputs, strict=True):
+            self._check(spec, array)
+        batch = {
+            spec.name: np.ascontiguousarray(array)
+            for spec, array in zip(wanted, inputs, strict=True)
+        }
+        outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
+        return self._formed(outputs)
+
+    def _check(self, spec: TensorSpec, array: Array) -> None:
+        fixed = [(have, size) for have, size in zip(array.shape, spec.shape, strict=False)
+                 if isinstance(size, int)]  # fmt: skip
+        fits = array.ndim == len(spec.shape) and all(have == size for have, size in fixed)
+        if array.dtype.name != spec.dtype or not fits:
+            shape = "×".join(map(str, spec.shape))
+            raise InputMismatch(
+                f"at the seam before the part {self.name}: the chain gives {array.dtype} "
+                f"{'×'.join(map(str, array.shape))} for {spec.name!r}, its file takes {spec.dtype} "
+                f"{shape}. Another dtype, layout or size: mend the code between the parts, or "
+                "export the part as it is called."
+            )
+
+    def _formed(self, outputs: list[torch.Tensor]) -> Any:
+        """The outputs as the module returns them, so that the chain can take them alike."""
+        if isinstance(self.form, torch.Tensor) and len(outputs) == 1:
+            return outputs[0]
+        if isinstance(self.form, Mapping):
+            keys = [key for key, value in self.form.items() if value is not None]
+            if len(keys) != len(outputs):
+                raise OutputMismatch(
+                    f"the file of the part {self.name} gives {len(outputs)} outputs, the module "
+                    f"{len(keys)}: {', '.join(map(str, keys))}. Export all of them."
+                )
+            named = dict(zip(keys, outputs, strict=True))
+            return named if type(self.form) is dict else type(self.form)(**named)
+        if hasattr(self.form, "_fields"):
+            return type(self.form)(*outputs)
+        return tuple(outputs)
+
+
+class ChainSession(Session):
+    """Runs the chain; what a part can't take or give is the failure of the runtime."""
+
+    def __init__(
+        self,
+        function: ChainFunction,
+        parts: Sequence[OpenPart],
+        outputs: Sequence[TensorSpec],
+        *,
+        ended: Callable[[], None],
+    ) -> None:
+        """`outputs`: of the whole. `ended`: gives back what the runtimes hold."""
+        self._function, self._parts = function, {part.name: part for part in parts}
+        self._outputs = [spec.name for spec in outputs]
+        self._ended = ended
+
+    def run(self, batch: Batch) -> Sequence[Array]:
+        """All outputs of the chain, in its order."""
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
+        with torch.no_grad():
+            found = leaves(self._function(self._parts, tensors))
+        names = [leaf.name for leaf in found]
+        if names != self._outputs:
+            raise OutputMismatch(
+                f"the chain returns {', '.join(names)} with these files, and "
+                f"{', '.join(self._outputs)} with the modules. Return the same outputs."
+            )
+        return [np.ascontiguousarray(leaf.tensor.numpy()) for leaf in found]
+
+    def proof(self) -> Proof:
+        """Of all parts: what is proven of each."""
+        proofs = {name: part.session.proof() for name, part in self._parts.items()}
+        nodes: dict[str, int] = {}
+        for proof in proofs.values():
+            for provider, count in proof.nodes_per_provider.items():
+                nodes[provider] = nodes.get(provider, 0) + count
+        return Proof(
+            providers_active=_shared([proof.providers_active for proof in proofs.values()]),
+            nodes_per_provider=nodes,
+            fallback_nodes=tuple(
+                f"{name}: {node}" for name, proof in proofs.items() for node in proof.fallback_nodes
+            ),
+            session_options=_common([proof.session_options for proof in proofs.values()]),
+            versions=_common([proof.versions for proof in proofs.values()]),
+            device=_odd([proof.device for proof in proofs.values()]),
+            precision=_odd([proof.precision for proof in proofs.values()]),
+        )
+
+    def close(self) -> None:
+        """End all sessions."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._ended)
+            for part in self._parts.values():
+                closing.callback(part.session.close)
+
+
+def _shared(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Those that all parts used: a part that fell back shows."""
+    return tuple(name for name in providers[0] if all(name in of_part for of_part in providers[1:]))
+
+
+def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    first, *others = options
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+
+
+def _odd(values: Sequence[str | None]) -> str | None:
+    """What all parts say; else what one says that others don't: `int8`, or another device."""
+    return next((value for value in values if value not in (values[0], "float32")), values[0])

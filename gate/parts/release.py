@@ -1,0 +1,177 @@
+"""A release that was opened: its files and modules, what is measured of each, and of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from gate.errors import EvidenceError
+from gate.model.call import Leaf
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
+from gate.parity.runners.torch_runner import private_copy
+from gate.parts.calls import Calls
+from gate.parts.chain import ChainedModel, chain_function, module_of
+from gate.parts.chain_session import ChainSession, OpenPart
+from gate.parts.release_file import ReleaseFile
+from gate.policy.policy import Policy
+from gate.records.evidence import Subject, SubjectPart, TensorSpec
+from gate.runtimes.chosen import ChosenRuntime
+from gate.runtimes.runtime import Conditions, RunnableFile, Session
+from gate.storage.digest import Digest
+
+_BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file with the module that it must compute like."""
+
+    name: str
+    candidate: Candidate
+    module: nn.Module
+    samples: Samples
+    """What the chain gives it, or samples of its own."""
+
+    def policy(self, policy: Policy) -> Policy:
+        """By which it is judged, where the whole is by this one."""
+        return policy.of_part([spec.name for spec in self.candidate.subject.outputs])
+
+    def case(self, policy: Policy, batch_size: int) -> Case:
+        """The same, to look into."""
+        return Case(self.module, self.candidate, self.samples, self.policy(policy), batch_size)
+
+
+@dataclass(frozen=True)
+class OpenRelease:
+    """All parts. Nothing of it is ever changed."""
+
+    parts: tuple[Part, ...]
+    chain: ChainedModel
+    calls: Calls
+    subject: Subject
+
+    @classmethod
+    def open(
+        cls, path: Path, *, model: nn.Module, samples: Samples, batch_size: int
+    ) -> OpenRelease:
+        """Open the parts that the file `path` names, and run the chain once over all samples with
+        the modules, which gives each part's samples.
+
+        Raises PolicyError, OnnxFileError, ModelError, DataError.
+        """
+        file = ReleaseFile.load(path)
+        candidates = {
+            name: Candidate(path.parent / entry.file, read_subject(path.parent / entry.file))
+            for name, entry in file.parts.items()
+        }
+        copied = private_copy(model, device="cpu")
+        modules = {
+            name: module_of(copied, entry.reference or name, part=name)
+            for name, entry in file.parts.items()
+        }
+        chain = ChainedModel(chain_function(file.chain), modules, samples.names).eval()
+        calls, outputs = Calls(), None
+        for batch in samples.batches(batch_size):
+            found = calls.record(chain, batch)
+            outputs = outputs or _specs(found)
+        parts = tuple(
+            Part(
+                name,
+                candidate,
+                modules[name],
+                _samples(file, calls, candidate, name=name),
+            )
+            for name, candidate in candidates.items()
+        )
+        subject = _subject(path, candidates, samples=samples, outputs=outputs or ())
+        return cls(parts, chain, calls, subject)
+
+    def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
+        """Open every part in a runtime of its own, and run the chain with them. Raises whatever
+        the runtime raises, with the name of the part."""
+        with ExitStack() as held:
+            opened = []
+            for part in self.parts:
+                own = ChosenRuntime(chosen.name, policy.runtimes[chosen.name])
+                held.callback(own.close)
+                reason = own.absent_reason()
+                if reason is not None:
+                    raise EvidenceError(reason)
+                calls = self.calls.of(part.name)
+                names = [spec.name for spec in part.candidate.subject.inputs]
+                session = own.open(
+                    RunnableFile(part.candidate),
+                    conditions=conditions,
+                    example=dict(zip(names, calls.example, strict=False)),
+                )
+                held.callback(session.close)
+                opened.append(OpenPart(part.name, session, part.candidate.subject, calls.form))
+            ended: Callable[[], None] = held.pop_all().close
+        return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
+
+
+def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str) -> Samples:
+    own = file.parts[name].inputs
+    if own is not None:
+        return Samples.open(own)
+    found = calls.of(name)
+    names = tuple(spec.name for spec in candidate.subject.inputs)
+    if len(names) != len(found.example):
+        raise EvidenceError(
+            f"the chain gives the part {name} {len(found.example)} tensors, its file takes "
+            f"{len(names)}: {', '.join(names)}. Export the part as the chain calls it."
+        )
+    return found.samples(names)
+
+
+def _specs(found: Sequence[Leaf]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name=leaf.name,
+            dtype=str(leaf.tensor.dtype).removeprefix("torch."),
+            shape=(_BATCH, *leaf.tensor.shape[1:]),
+        )
+        for leaf in found
+    )
+
+
+def _subject(
+    path: Path,
+    candidates: Mapping[str, Candidate],
+    *,
+    samples: Samples,
+    outputs: tuple[TensorSpec, ...],
+) -> Subject:
+    """Of all files together: one digest, of their manifest."""
+    files = sorted(
+        {
+            str((candidate.path.parent / name).relative_to(path.parent))
+            for candidate in candidates.values()
+            for name in (candidate.path.name, *candidate.subject.external_data)
+        }
+    )
+    subjects = [candidate.subject for candidate in candidates.values()]
+    return Subject(
+        sha256=Digest.of_manifest(path.parent, (path.name, *files)),
+        size_bytes=path.stat().st_size + sum((path.parent / name).stat().st_size for name in files),
+        opset=max(subject.opset for subject in subjects),
+        producer=", ".join(sorted({subject.producer for subject in subjects})),
+        inputs=tuple(
+            spec.model_copy(update={"shape": (_BATCH, *spec.shape[1:])}) for spec in samples.specs
+        ),
+        outputs=outputs,
+        external_data=tuple(files),
+        parts={
+            name: SubjectPart(
+                file=str(candidate.path.relative_to(path.parent)), sha256=candidate.subject.sha256
+            )
+            for name, candidate in candidates.items()
+        },
+    )

@@ -1,0 +1,58 @@
+"""The file that says which parts a release has, and how they are run in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from gate.errors import OnnxFileError
+from gate.storage.files import is_inside, wrong_name
+from gate.storage.record import Record
+from gate.storage.yaml_section import load_section
+
+_SUFFIXES = (".yaml", ".yml")
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class PartEntry(Record):
+    """One part."""
+
+    file: Annotated[str, Field(min_length=1)]
+    """The ONNX file, relative to the release file's folder, inside of it."""
+    reference: str | None = None
+    """The module that it must compute like: its path in the whole model. None: the part's name."""
+    inputs: str | None = None
+    """Samples of its own, as `--inputs` takes them. None: what the chain gives it."""
+
+
+class ReleaseFile(Record):
+    """`release.yaml`: what is promoted as one."""
+
+    chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    """`package.module:function(parts, batch)`, which runs the parts in order."""
+    parts: Annotated[dict[_Name, PartEntry], Field(min_length=1)]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read and check it. Raises PolicyError for a wrong field, OnnxFileError for a part that
+        is not there or lies outside."""
+        release = load_section(cls, path, None)
+        for name, part in release.parts.items():
+            if wrong_name(part.file) or not is_inside(path.parent, str(Path(part.file).parent)):
+                raise OnnxFileError(
+                    f"{path}: the part {name} is the file {part.file!r}, expected one in the "
+                    "folder of this file, so that both travel together."
+                )
+            if not (path.parent / part.file).is_file():
+                raise OnnxFileError(
+                    f"{path}: the part {name} is missing: {path.parent / part.file} does not "
+                    "exist. Export it, or mend the name."
+                )
+        return release
+
+
+def is_release(path: Path) -> bool:
+    """Whether it names parts, and is no ONNX file itself."""
+    return path.suffix.lower() in _SUFFIXES

@@ -1,0 +1,144 @@
+"""The file with the tensors of its layers as outputs, ready for a viewer or a debugger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import helper, shape_inference
+
+from gate.errors import EvidenceError, StorageError, first_line
+from gate.localisation.graph import FileGraph
+from gate.localisation.runs import PieceSession
+from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.session import open_on_cpu
+from gate.onnxfile.subject import read_subject
+from gate.parity.case import Case
+from gate.parity.statistics.output import Array
+from gate.policy.runtimes import plain_setup
+from gate.records.localisation import LayerRow, Localisation
+from gate.storage import atomic
+
+_SAMPLES = 2
+"""On which it is looked which types and how many axes the tensors have."""
+
+
+@dataclass(frozen=True)
+class MarkedFile:
+    """What was written."""
+
+    path: Path
+    outputs: tuple[str, ...]
+    """Those that were added, in the order of the layers."""
+
+
+def save_marked(case: Case, found: Localisation, path: Path) -> MarkedFile:
+    """Write the file with the tensor of each mapped layer as an output behind its own, atomically.
+
+    What is known of a layer (its module, its verdict) is in the description of its output. An
+    older file at `path` is replaced, never the model itself. Raises StorageError for that, and for
+    another folder than the model's where weights lie in files beside it; EvidenceError where ONNX
+    Runtime can't compute the tensors or does not take the file; OnnxFileError where it is not
+    valid.
+    """
+    candidate = case.candidate
+    _check_place(candidate, path)
+    rows = _rows(found, candidate)
+    arrays = _computed(case, tuple(rows))
+    model = _read(candidate)
+    shapes = _inferred(model)
+    for name, array in arrays.items():
+        model.graph.output.append(_output(rows[name], array, shapes.get(name)))
+    with atomic.replacing(path) as temporary:
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
+        read_subject(temporary)
+        try:
+            open_on_cpu(temporary)
+        except Exception as error:  # of ONNX Runtime, without a common base
+            raise EvidenceError(
+                f"ONNX Runtime does not take the file with {len(arrays)} more outputs: "
+                f"{first_line(error).rstrip('.')}. Nothing was written; update ONNX Runtime."
+            ) from error
+    return MarkedFile(path, tuple(arrays))
+
+
+def _check_place(candidate: Candidate, path: Path) -> None:
+    beside = candidate.subject.external_data
+    folder = candidate.path.parent
+    taken = [candidate.path, *(folder / name for name in beside)]
+    if any(path.exists() and path.samefile(one) for one in taken):
+        raise StorageError(
+            f"cannot write {path}: it belongs to the model that is looked at. Name another file."
+        )
+    if beside and path.parent.resolve() != folder.resolve():
+        raise StorageError(
+            f"cannot write {path}: the model's weights are in files beside it ({beside[0]}), where "
+            f"a reader looks for them. Name a file in {folder}."
+        )
+
+
+def _rows(found: Localisation, candidate: Candidate) -> dict[str, LayerRow]:
+    """The first row of each tensor that is no output yet."""
+    rows: dict[str, LayerRow] = {}
+    own = {spec.name for spec in (*candidate.subject.inputs, *candidate.subject.outputs)}
+    for row in found.layers:
+        if row.tensor is not None and row.tensor not in own:
+            rows.setdefault(row.tensor, row)
+    return rows
+
+
+def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
+    """The tensors on a few samples, as the file computes them without optimisations."""
+    binding = case.bind(batch_size=_SAMPLES)
+    batch = next(case.inputs.batches(binding.batch_size))
+    graph = FileGraph(case.candidate)
+    try:
+        session = PieceSession(graph.marked(names), plain_setup("ort-cpu"))
+        wanted = [name for name in session.outputs if name in names]
+        return session({name: batch[sample] for name, sample in binding.pairs}, only=wanted)
+    except Exception as error:  # of ONNX Runtime, without a common base
+        raise EvidenceError(
+            f"ONNX Runtime can't compute the tensors of the layers: "
+            f"{first_line(error).rstrip('.')}. Nothing was written."
+        ) from error
+
+
+def _read(candidate: Candidate) -> onnx.ModelProto:
+    data = candidate.verified()
+    model: onnx.ModelProto = (
+        onnx.ModelProto.FromString(data)
+        if isinstance(data, bytes)
+        else onnx.load(data, load_external_data=False)
+    )
+    return model
+
+
+def _inferred(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
+    """Shapes as far as the file and its operators tell them."""
+    try:
+        graph = shape_inference.infer_shapes(model).graph
+    except Exception:  # a viewer does without: what counts is that there is a type
+        graph = model.graph
+    return {
+        value.name: value.type.tensor_type.shape
+        for value in graph.value_info
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _output(
+    row: LayerRow, array: Array, shape: onnx.TensorShapeProto | None
+) -> onnx.ValueInfoProto:
+    axes: list[int | str | None] = [None] * array.ndim
+    if shape is not None and len(shape.dim) == array.ndim:
+        axes = [dim.dim_value or dim.dim_param or None for dim in shape.dim]
+    ratio = "" if row.noise_ratio is None else f", {row.noise_ratio:.4g} x rounding"
+    detail = f": {row.detail}" if row.detail else ""
+    return helper.make_tensor_value_info(
+        str(row.tensor),
+        helper.np_dtype_to_tensor_dtype(array.dtype),
+        axes,
+        doc_string=f"{row.title}, {row.kind}, {row.verdict}{ratio}{detail}",
+    )

@@ -1,0 +1,1 @@
+"""Measuring units on a Ray cluster."""

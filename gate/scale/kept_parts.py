@@ -1,0 +1,147 @@
+"""Parts of a check that was broken off, from which the next one goes on.
+
+They lie in the user's cache, bound to all that decides their numbers: the assignment with its
+digests, the gate's code, machine and libraries, the noise floor. Samples are read again and
+compared. What does not fit is measured again. Keeping is help: what goes wrong here is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gate.errors import DigestMismatch, GateError
+from gate.parity.arrays.samples import Samples
+from gate.parity.runners.determinism import deterministic
+from gate.parity.runners.environment import describe_environment
+from gate.parity.units.part import LeadState, UnitPart
+from gate.parity.units.unit import Unit
+from gate.parity.workload import Workload
+from gate.records.environment import Environment
+from gate.scale.assignment import Assignment
+from gate.scale.part_file import PartFile
+from gate.storage.digest import Digest
+from gate.storage.lock import private_lock
+from gate.storage.record import Count, Record, Sha256
+
+_OLDEST_S = 7 * 24 * 3600.0
+"""Of parts that nobody went on from."""
+
+
+class KeptPlan(Record):
+    """What decides the numbers of all units, but for the samples themselves."""
+
+    schema_version: Literal[1] = 1
+    assignment: Assignment
+    environment: Environment
+    samples: Count
+    labels_sha256: Sha256 | None
+
+    @classmethod
+    def of(cls, assignment: Assignment, workload: Workload) -> KeptPlan:
+        """Of this process, with the threads that it has now."""
+        with deterministic(assignment.policy.determinism) as switches:
+            environment = describe_environment(switches)
+        return cls(
+            assignment=assignment,
+            environment=environment,
+            samples=len(workload.samples),
+            labels_sha256=workload.labels_sha256,
+        )
+
+
+@dataclass
+class KeptParts:
+    """What is there of one check. As `gate.scale.part_file.UnitTable` it says what fits."""
+
+    sha256: Digest
+    """Of its `KeptPlan`."""
+    samples: Samples
+    _lead: LeadState = field(default_factory=lambda: LeadState(floors={}))
+    _units: dict[int, Unit] = field(default_factory=dict)
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, plan: KeptPlan, samples: Samples) -> Iterator[KeptParts | None]:
+        """None where another process measures the same, or nothing can be kept here."""
+        sha256 = plan.digest()
+        with contextlib.ExitStack() as held:
+            kept: KeptParts | None = cls(sha256, samples)
+            try:
+                _sweep()
+                lock = _cache() / "locks" / f"{sha256.hex}.lock"
+                held.enter_context(private_lock(lock, timeout_s=0))
+            except (GateError, OSError):  # filelock's Timeout is an OSError
+                kept = None
+            yield kept
+
+    def digest(self) -> Digest:
+        """Of what the parts belong to."""
+        return self.sha256
+
+    def unit(self, index: int) -> Unit:
+        """One of them, by its number."""
+        return self._units[index]
+
+    def verify(self, index: int, samples: Digest) -> None:
+        """Raise DigestMismatch where the samples are others now."""
+        unit = self.unit(index)
+        if self.samples.between(unit.start, unit.stop).digest() != samples:
+            raise DigestMismatch(f"unit {index} was measured on other samples. Measure it again.")
+
+    def units(self, lead: LeadState, units: Sequence[Unit]) -> tuple[Unit, ...]:
+        """Those of `units` that were measured by this lead, in their order."""
+        self._lead, self._units = lead, {unit.index: unit for unit in units}
+        return tuple(unit for unit in units if self._fits(unit))
+
+    def part(self, unit: Unit) -> UnitPart:
+        """One of `units`. Raises EvidenceError where it was damaged meanwhile."""
+        return PartFile.open(self._path(unit.index), plan=self).part
+
+    def keep(self, part: UnitPart) -> None:
+        """For the next check; a part in which a runtime failed is not kept, but tried again."""
+        if any(track.failure is not None for track in part.runtimes.values()):
+            return
+        with contextlib.suppress(GateError, OSError):  # such as a full disk
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            PartFile.of_unit(self, self._lead, part).save(self._path(part.index))
+
+    def remove(self) -> None:
+        """All of them: they were taken, or must not be used again."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fits(self, unit: Unit) -> bool:
+        path = self._path(unit.index)
+        if not path.exists():
+            return False
+        try:
+            file = PartFile.open(path, plan=self)
+        except (GateError, KeyError):
+            return False
+        return file.unit == unit.index and file.lead_sha256 == self._lead.digest()
+
+    @property
+    def _folder(self) -> Path:
+        return _cache() / "parts" / self.sha256.hex
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"part-{index}.json"
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "parity-gate"
+
+
+def _sweep() -> None:
+    """Remove what nobody went on from."""
+    for folder in (_cache() / "parts").glob("*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _OLDEST_S:
+                shutil.rmtree(folder, ignore_errors=True)

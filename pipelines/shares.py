@@ -1,0 +1,38 @@
+"""Who measures the samples of a stage: this process, or a crew, as params.yaml says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from gate.front_door import Reference
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.scale.cluster.engine import Cluster
+from gate.scale.crew import CheckedFile
+from gate.scale.jobs import worth_a_trial
+from pipelines.params import ParityParams
+
+_REFERENCE = "pipelines.model:reference"
+"""How workers build the model that the stages share."""
+
+
+@contextlib.contextmanager
+def shared_out(onnx: Path, workload: Workload, policy: Policy) -> Iterator[Workload]:
+    """The workload with its crew, if it has one: `parity.engine` and `parity.jobs`.
+
+    Raises PolicyError where several are asked for and can't be, and what opening the files raises.
+    """
+    params = ParityParams.load()
+    few = not worth_a_trial(workload.samples, workload.batch_size)
+    if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
+        yield workload  # nobody builds the model again
+        return
+    checked = CheckedFile(onnx, Reference.load(_REFERENCE), workload, policy)
+    if params.engine == "ray":
+        crew = checked.by_cluster(Cluster(workers=params.jobs))
+    else:
+        crew = checked.by_processes(params.jobs)
+    with crew as shared:
+        yield shared

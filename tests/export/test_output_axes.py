@@ -1,0 +1,114 @@
+"""Axes of outputs: declared and seen to move, or moving and not asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import ExportError
+from gate.export.export import Exported, export_model
+from gate.export.self_check import self_check
+from gate.records.strategy import ExportSettings
+
+EXAMPLE = {"x": np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)}
+WIDE = {"x": {1: "width"}}
+
+
+class Doubled(nn.Module):
+    """(batch, width) to (batch, 2 * width), and to (batch, 3)."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": torch.cat([x, x], 1), "z": x.mean(1, keepdim=True).repeat(1, 3)}
+
+
+class Positive(nn.Module):
+    """How many rows come back depends on the data alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(x.sum(0) > 0).float()
+
+
+def export(folder: Path, model: nn.Module, axes: dict[str, Any], **more: Any) -> Exported:
+    chosen: dict[str, Any] = {"strategy": "direct", "lint": "off", "dynamic_axes": axes, **more}
+    settings = ExportSettings(**chosen)
+    return export_model(model, EXAMPLE, settings=settings, output=folder / "m.onnx")
+
+
+@pytest.mark.parametrize(("strategy", "opset"), [("direct", 13), ("dynamo", 18)])
+def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(
+    tmp_path: Path, strategy: str, opset: int
+) -> None:
+    axes = {**WIDE, "y": {1: "doubled"}}
+    exported = export(tmp_path, Doubled(), axes, strategy=strategy, opset=opset)
+    y, z = exported.subject.outputs
+    assert (y.shape, z.shape) == (("batch", "doubled"), ("batch", 3))
+    onnx.checker.check_model(onnx.load(exported.path), full_check=True)
+    assert "max_abs_diff_other_width" in self_check(Doubled(), exported, EXAMPLE)
+    assert exported.record.notices == ()
+    used = exported.record.settings
+    assert "y:1=doubled" in str(used.get("dynamic_axes") or used["dynamic_shapes"])
+
+
+def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path: Path) -> None:
+    exported = export(tmp_path, Doubled(), {"y": {0: "rows"}})
+    assert exported.subject.outputs[0].shape == ("rows", 12)
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"z": {1: "classes"}}, r"axis 1 of z may have any size, .* returns 3 there .*batch 4 and"),
+        ({**WIDE, "z": {1: "classes"}}, r"batch 4 and 5, width 6 and 9\), and for other data"),
+        ({"z": {2: "depth"}}, r"names axis 2 of z, the model returns the shape \[4, 3\]"),
+        ({"w": {1: "width"}}, "names w, the inputs are x, the outputs y, z"),
+        ({**WIDE, "y": {1: "width"}}, "axis 1 of y is 12, axis 1 of x is 6. Axes of one label"),
+        ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "called n have several sizes"),
+        ({**WIDE, "y": {1: "batch"}}, "called batch have several sizes"),
+    ],
+)
+def test_a_declaration_that_does_not_hold_is_refused_before_the_export(
+    tmp_path: Path, axes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ExportError, match=says):
+        export(tmp_path, Doubled(), axes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_axis_that_depends_on_the_data(tmp_path: Path) -> None:
+    """Nobody asked for it: said. Declared: it moves with other data."""
+    fixed: dict[str, Any] = {"dynamic_batch": False, "output_names": ("found",)}
+    (notice,) = export(tmp_path, Positive(), {}, **fixed).record.notices
+    assert notice.startswith("axis 0 of found has no fixed size in the file (")
+    assert notice.endswith("nobody asked for that: it depends on the data, or the exporter lost "
+                           "its size")  # fmt: skip
+    exported = export(tmp_path, Positive(), {"found": {0: "count"}}, **fixed)
+    assert exported.subject.outputs[0].shape == ("count", 1)
+    assert exported.record.notices == ()
+
+
+class Baked(nn.Module):
+    """The width of the answer is a number in the trace."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, keepdim=True) * x.new_ones(1, 2 * int(x.shape[1]))
+
+
+def test_a_file_whose_declared_axis_stays_fails_at_the_other_size(tmp_path: Path) -> None:
+    settings = {"strategy": "traced", "output_names": ("y",)}
+    exported = export(tmp_path, Baked(), {**WIDE, "y": {1: "doubled"}}, **settings)
+    with pytest.raises(ExportError, match=r"returns \[\d+, \d+\] for y|the exported file fails"):
+        self_check(Baked(), exported, EXAMPLE)
+
+
+def test_what_moves_beside_a_declared_axis_is_said(tmp_path: Path) -> None:
+    exported = export(tmp_path, Doubled(), {**WIDE, "y": {0: "rows"}})
+    (notice,) = exported.record.notices
+    assert "axis 1 of y has no fixed size" in notice
+    assert "declares other axes of it" in notice
+    assert export(tmp_path, Doubled(), WIDE).record.notices == ()

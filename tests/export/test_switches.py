@@ -1,0 +1,208 @@
+"""Each switch of the exporter is seen in the file that it writes, or refused before the export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import ExportError
+from gate.export.export import Exported, export_model, log_of
+from gate.export.self_check import self_check
+from gate.export.switches import Switches
+from gate.onnxfile.walk import nodes_of
+from gate.records.strategy import ExportSettings
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x * x
+
+
+class Squared(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Square.apply(x) + 1
+
+
+def written_by_hand(symbolics: Any) -> None:
+    """As `custom_symbolics` names it."""
+    symbolics.legacy("prim::PythonOp", lambda g, x, **_: g.op("com.microsoft::Gelu", x))
+
+
+EXAMPLE = {"x": np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)}
+HERE = f"{__name__}:written_by_hand"
+
+
+def export(folder: Path, model: nn.Module | None = None, **overrides: Any) -> Exported:
+    chosen = {"lint": "off", "strategy": "direct", "opset": 15, "batch_size": 2, **overrides}
+    settings = ExportSettings(output_names=("y",), **chosen)
+    return export_model(model or Twice(), EXAMPLE, settings=settings, output=folder / "m.onnx")
+
+
+def graph_of(exported: Exported) -> onnx.ModelProto:
+    model = onnx.load(exported.path)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [f"{node.domain}::{node.op_type}" for node in nodes_of(model)]
+
+
+def domains(model: onnx.ModelProto) -> dict[str, int]:
+    return {entry.domain: entry.version for entry in model.opset_import}
+
+
+def difference(exported: Exported, model: nn.Module) -> float:
+    return max(self_check(model, exported, EXAMPLE).values())
+
+
+@pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
+def test_weights_that_are_kept_as_inputs(tmp_path: Path, strategy: str) -> None:
+    opset = 18 if strategy == "dynamo" else 15
+    kept = export(tmp_path, strategy=strategy, opset=opset, keep_initializers_as_inputs=True)
+    graph = graph_of(kept).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    assert len(weights) == 4
+    assert {value.name for value in graph.input} == weights | {"x"}
+    assert [spec.name for spec in kept.subject.inputs] == ["x"]
+    assert difference(kept, Twice()) < 1e-6
+    assert kept.record.settings["keep_initializers_as_inputs"] is True
+    plain = export(tmp_path, strategy=strategy, opset=opset)
+    assert [value.name for value in graph_of(plain).graph.input] == ["x"]
+
+
+def test_modules_as_functions(tmp_path: Path) -> None:
+    exported = export(tmp_path, export_modules_as_functions=True)
+    model = graph_of(exported)
+    assert [node.op_type for node in model.graph.node] == ["Twice"]
+    assert {function.name for function in model.functions} == {"Twice", "Block", "Linear"}
+    assert [spec.name for spec in exported.subject.outputs] == ["y"]
+    assert exported.subject.outputs[0].shape == ("batch", 3)
+    assert difference(exported, Twice()) < 1e-6
+    assert exported.record.settings["export_modules_as_functions"] is True
+
+
+def test_modules_of_one_class_as_functions(tmp_path: Path) -> None:
+    exported = export(tmp_path, export_modules_as_functions=("Block",), opset="auto")
+    model = graph_of(exported)
+    assert exported.subject.opset == 15
+    assert [(node.domain, node.op_type) for node in model.graph.node] == [(__name__, "Block")] * 2
+    assert exported.record.settings["export_modules_as_functions"] == "Block"
+    whole = export(tmp_path, export_modules_as_functions=(f"{__name__}.Block",))
+    assert graph_of(whole).functions[0].name == "Block"
+
+
+def test_the_version_of_a_domain(tmp_path: Path) -> None:
+    asked = {"export_modules_as_functions": ("Block",), "custom_opsets": {__name__: 3}}
+    exported = export(tmp_path, **asked)
+    assert domains(graph_of(exported)) == {"": 15, __name__: 3}
+    assert exported.record.settings["custom_opsets"] == f"{__name__}=3"
+    with pytest.raises(ExportError, match=r"uses the domains \{ai.onnx: 15\}, expected mine: 2"):
+        export(tmp_path, custom_opsets={"mine": 2})
+
+
+def test_an_autograd_function_by_hand(tmp_path: Path) -> None:
+    inlined = export(tmp_path, Squared())
+    assert operators(graph_of(inlined)) == ["::Mul", "::Constant", "::Add"]
+    assert inlined.record.settings["autograd_inlining"] is True
+    asked = {"autograd_inlining": False, "custom_symbolics": HERE}
+    by_hand = export(tmp_path, Squared(), **asked, custom_opsets={"com.microsoft": 1})
+    model = graph_of(by_hand)
+    assert operators(model) == ["com.microsoft::Gelu", "::Constant", "::Add"]
+    assert domains(model) == {"": 15, "com.microsoft": 1}
+    assert by_hand.record.settings["autograd_inlining"] is False
+    with pytest.raises(ExportError, match="Square has no ONNX form(.|\n)*autograd_inlining: true"):
+        export(tmp_path, Squared(), autograd_inlining=False)
+
+
+def test_what_is_no_plain_onnx_is_a_hazard(tmp_path: Path) -> None:
+    exported = export(tmp_path, operator_export_type="ONNX_ATEN")
+    assert set(operators(graph_of(exported))) == {"org.pytorch.aten::ATen"}
+    (hazard,) = exported.record.hazards
+    assert hazard.startswith("the file is no plain ONNX, as operator_export_type ONNX_ATEN allows")
+    assert "org.pytorch.aten::ATen at /first/" in hazard
+    assert exported.record.settings["operator_export_type"] == "ONNX_ATEN"
+    assert self_check(Twice(), exported, EXAMPLE) == {}
+    kept = export(tmp_path, Squared(), operator_export_type="ONNX_FALLTHROUGH",
+                  autograd_inlining=False)  # fmt: skip
+    assert operators(graph_of(kept))[0] == "prim::PythonOp"
+    assert "prim::PythonOp" in kept.record.hazards[0]
+
+
+def test_an_export_type_that_changes_nothing(tmp_path: Path) -> None:
+    exported = export(tmp_path, operator_export_type="ONNX_ATEN_FALLBACK")
+    assert set(operators(graph_of(exported))) == {"::Gemm", "::Relu"}
+    assert "changed nothing: all operators are plain ONNX" in exported.record.hazards[0]
+    assert difference(exported, Twice()) < 1e-6
+
+
+@pytest.mark.parametrize(("strategy", "opset"), [("direct", 15), ("dynamo", 18)])
+def test_what_the_exporter_tells_is_kept_beside_the_same_file(
+    tmp_path: Path, strategy: str, opset: int
+) -> None:
+    quiet = export(tmp_path, strategy=strategy, opset=opset)
+    log = log_of(quiet.path)
+    assert not log.exists()
+    verbose = export(tmp_path, strategy=strategy, opset=opset, verbose=True)
+    assert verbose.subject == quiet.subject
+    assert ("graph(" if strategy == "direct" else "torch.export.export") in log.read_text()
+    assert verbose.record.settings["verbose"] is True
+    export(tmp_path, strategy=strategy, opset=opset)
+    assert not log.exists()
+
+
+def test_a_class_that_the_model_has_not(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=rf"names Bloc, .* It has: {__name__}.Block, "):
+        export(tmp_path, export_modules_as_functions=("Bloc",))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"custom_opsets": {"mine": 2}},
+        {"autograd_inlining": False},
+        {"export_modules_as_functions": True},
+        {"operator_export_type": "ONNX_ATEN"},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_a_pytorch_without_the_switch(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(model: Any, args: Any, f: Any, *, dynamo: bool = True) -> None:
+        """Of a later PyTorch."""
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    settings = ExportSettings(strategy="direct", opset=15, **asked)
+    with pytest.raises(ExportError, match=f"export.{next(iter(asked))} is set, and .* has no such"):
+        Switches(settings).check(Twice())
+    plain = Switches(ExportSettings())
+    plain.check(Twice())
+    assert plain.keywords(Twice()) == {}

@@ -1,0 +1,114 @@
+"""The chain with sessions: a seam that does not fit is named, and the proof is that of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from gate.errors import InputMismatch, OutputMismatch
+from gate.parts.chain_session import ChainSession, OpenPart
+from gate.records.evidence import Subject, TensorSpec
+from gate.runtimes.runtime import Batch, Proof, Session
+from gate.storage.digest import Digest
+
+X = TensorSpec(name="x", dtype="float32", shape=("n", 3))
+Y = TensorSpec(name="y", dtype="float32", shape=("n", 3))
+
+
+class Doubles(Session):
+    def __init__(self, proof: Proof | None = None, *, outputs: int = 1) -> None:
+        self._proof, self._outputs, self.closed = proof or Proof(), outputs, False
+
+    def run(self, batch: Batch) -> Sequence[Any]:
+        return [batch["x"] * 2] * self._outputs
+
+    def proof(self) -> Proof:
+        return self._proof
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def part(name: str = "one", *, session: Session | None = None, form: Any = None) -> OpenPart:
+    subject = Subject(
+        sha256=Digest.of_bytes(b""), size_bytes=1, opset=17, producer="", inputs=(X,), outputs=(Y,)
+    )
+    form = torch.zeros(1) if form is None else form
+    return OpenPart(name, session or Doubles(), subject, form)
+
+
+def chained(function: Any, *parts: OpenPart) -> ChainSession:
+    return ChainSession(function, parts, [Y.model_copy(update={"name": "output"})], ended=list)
+
+
+def test_the_parts_are_run_in_order() -> None:
+    session = chained(
+        lambda parts, batch: parts["two"](parts["one"](batch["x"]) + 1), part(), part("two")
+    )
+    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (found == 6).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda x: (x.double(),), "gives float64 2×3 for 'x', its file takes float32 n×3"),
+        (lambda x: (x.T,), "gives float32 3×2 for 'x'"),
+        (lambda x: (x[0],), "gives float32 3 for 'x'"),
+        (lambda x: (x, x), "gives the part one 2 tensors, its file takes 1: x"),
+    ],
+)
+def test_a_seam_that_does_not_fit_is_named(given: Any, text: str) -> None:
+    session = chained(lambda parts, batch: parts["one"](*given(batch["x"])), part())
+    with pytest.raises(InputMismatch, match=text):
+        session.run({"x": np.ones((2, 3), np.float32)})
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ((torch.zeros(1), torch.zeros(1)), lambda out: out[1]),
+        (Pair(torch.zeros(1), torch.zeros(1)), lambda out: out.second),
+        ({"a": torch.zeros(1), "none": None, "b": torch.zeros(1)}, lambda out: out["b"]),
+    ],
+)
+def test_a_part_answers_as_its_module_does(form: Any, read: Any) -> None:
+    two = part(session=Doubles(outputs=2), form=form)
+    session = chained(lambda parts, batch: read(parts["one"](batch["x"])), two)
+    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (found == 2).all()
+
+
+def test_other_outputs_than_the_modules_give_are_refused() -> None:
+    session = chained(lambda parts, batch: {"other": parts["one"](batch["x"])}, part())
+    with pytest.raises(OutputMismatch, match="returns other with these files, and output"):
+        session.run({"x": np.ones((2, 3), np.float32)})
+
+
+def test_a_part_that_fell_back_shows_in_the_proof() -> None:
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    good = Proof((cuda, cpu), {cuda: 3}, (), {"a": "1"}, {"onnxruntime": "1"}, "gpu", "float32")
+    bad = Proof((cpu,), {cpu: 2}, ("Add:n",), {"a": "2"}, {"onnxruntime": "1"}, "cpu", "int8")
+    one, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
+    proof = chained(lambda parts, _: parts, one, two).proof()
+    assert proof.providers_active == (cpu,)
+    assert proof.nodes_per_provider == {cuda: 3, cpu: 2}
+    assert proof.fallback_nodes == ("two: Add:n",)
+    assert (proof.session_options, proof.versions) == ({}, {"onnxruntime": "1"})
+    assert (proof.device, proof.precision) == ("cpu", "int8")
+
+
+def test_all_sessions_are_ended() -> None:
+    one, two = Doubles(), Doubles()
+    chained(lambda parts, _: parts, part(session=one), part("two", session=two)).close()
+    assert one.closed
+    assert two.closed

@@ -1,0 +1,168 @@
+"""Several files are judged as one: each, and all together; what is wrong is named with its part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import GateError, InputMismatch, ModelError, PolicyError
+from gate.front_door import Reference, Verdicted, check
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.registry.judged import Judged
+from gate.scale.assignment import Assignment
+from gate.story.making import story_of
+from tests.parts import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("parts")
+    tiny.exported(place)
+    return place
+
+
+def judged(folder: Path, **files: str) -> Verdicted:
+    return check(
+        tiny.release(folder, **files),
+        reference=Reference.load("tests.parts.tiny:build"),
+        workload=Workload.open(folder / "x.npy", batch_size=8),
+    )
+
+
+@pytest.fixture(scope="module")
+def good(folder: Path) -> Verdicted:
+    return judged(folder, encoder="encoder.onnx", head="head.onnx")
+
+
+def story(verdicted: Verdicted) -> Any:
+    return story_of(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).headline
+
+
+def test_right_files_pass_each_and_together(good: Verdicted) -> None:
+    evidence = good.evidence
+    assert good.decision.passed, good.decision.problems
+    assert set(evidence.parts) == {"encoder", "head"} == set(evidence.subject.parts)
+    assert [spec.name for spec in evidence.subject.outputs] == ["boxes", "peak"]
+    assert evidence.subject.external_data == ("encoder.onnx", "head.onnx")
+    runtime = evidence.runtime("ort-cpu")
+    assert runtime is not None
+    assert [output.name for output in runtime.outputs] == ["boxes", "peak"]
+    assert runtime.nodes_per_provider["CPUExecutionProvider"] >= 2
+    assert evidence.parts["head"].dataset.samples == 24  # what the chain gave it
+    assert evidence.parts["head"].graph is not None
+    assert {check.part for check in good.decision.checks} == {None, "encoder", "head"}
+
+
+def test_the_digest_is_of_all_files(folder: Path, good: Verdicted) -> None:
+    other = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    assert other.evidence.subject.sha256 != good.evidence.subject.sha256
+    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    good.case.candidate.verify()
+
+
+def test_a_part_of_yesterday_is_named(folder: Path) -> None:
+    verdicted = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    assert verdicted.decision.verdict is Verdict.FAIL
+    headline = story(verdicted)
+    assert headline.sentence.startswith("In the part head: weight is another: 4 of 12 elements")
+    assert headline.blamed == "head: weight"
+    assert {c.part for c in verdicted.decision.problems} == {None, "head"}
+
+
+def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
+    verdicted = judged(folder, encoder="turned.onnx", head="head.onnx")
+    assert verdicted.decision.verdict is Verdict.FAIL
+    assert "In the part encoder" in story(verdicted).sentence
+    whole = verdicted.evidence.runtime("ort-cpu")
+    assert whole is not None
+    assert "at the seam before the part head: the chain gives float32 1×5 for 'x'" in str(
+        whole.failure
+    )
+
+
+def test_exchanged_parts_are_named(folder: Path) -> None:
+    with pytest.raises(InputMismatch, match="the part encoder: "):
+        judged(folder, encoder="head.onnx", head="encoder.onnx")
+
+
+@pytest.mark.parametrize(
+    ("chain", "text"),
+    [
+        ("never_calls_head", "the chain never calls the part head"),
+        ("breaks", r"the chain breaks with the modules: KeyError: 'image'. Its batch has input"),
+        ("nothing", "has no function 'nothing' for the chain"),
+    ],
+)
+def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: str) -> None:
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
+    with pytest.raises(GateError, match=text):
+        check(
+            path,
+            reference=Reference.load("tests.parts.tiny:build"),
+            workload=Workload.open(folder / "x.npy", batch_size=8),
+        )
+
+
+def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"no submodule 'neck' for the part neck: it has encoder"):
+        judged(folder, neck="encoder.onnx", head="head.onnx")
+
+
+def changed(evidence: Evidence, **update: Any) -> Evidence:
+    return evidence.model_copy(update=update)
+
+
+@pytest.mark.parametrize("lost", ["encoder", "head"])
+def test_evidence_without_a_part_is_no_pass(good: Verdicted, lost: str) -> None:
+    parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
+    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+    assert any(c.part == lost and "nobody measured it" in c.explanation for c in decision.problems)
+
+
+def test_evidence_of_another_file_is_no_pass(good: Verdicted) -> None:
+    parts = good.evidence.parts
+    exchanged = {"encoder": parts["encoder"], "head": parts["encoder"]}
+    decision = decide(good.policy, changed(good.evidence, parts=exchanged), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+
+
+def test_a_part_that_fails_fails_the_release(good: Verdicted) -> None:
+    """Whatever the chain says."""
+    head = good.evidence.parts["head"]
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (), "failure": "broken"}) if r.runtime == "ort-cpu" else r
+        for r in head.runtimes
+    )
+    parts = {**good.evidence.parts, "head": changed(head, runtimes=runtimes)}
+    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+    assert decision.verdict is not Verdict.PASS
+
+
+def test_it_is_measured_by_one_process(good: Verdicted, folder: Path) -> None:
+    reference = Reference.load("tests.parts.tiny:build")
+    with pytest.raises(PolicyError, match="only one file"):
+        Assignment.of(good.case, reference, Workload.open(folder / "x.npy"))
+
+
+def test_evidence_survives_a_file(good: Verdicted) -> None:
+    again = Evidence.from_json(good.evidence.to_json())
+    assert again.digest() == good.evidence.digest()
+    assert decide(Policy.default(), again, decided_at="now").passed
+
+
+def test_no_version_holds_several_files(good: Verdicted) -> None:
+    refused = Judged(
+        onnx_path=good.case.candidate.path, evidence=good.evidence, decision=good.decision
+    )
+    with pytest.raises(PolicyError, match="is a release of 2 files"):
+        refused.verify(good.policy)

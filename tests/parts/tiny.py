@@ -1,0 +1,77 @@
+"""A detector of two files, with code between encoder and head."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(4, 3)
+
+
+def run(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tensor]) -> Any:
+    voxels = parts["encoder"](batch["input"])
+    return {"boxes": parts["head"](voxels.mean(dim=(2, 3))), "peak": voxels.amax(dim=(1, 2, 3))}
+
+
+def build() -> nn.Module:
+    return Detector().eval()
+
+
+def never_calls_head(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    return parts["encoder"](batch["input"])
+
+
+def breaks(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    return parts["encoder"](batch["image"])
+
+
+def export(module: nn.Module, path: Path, *, shape: tuple[int, ...], name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (torch.zeros(2, *shape),), str(path), dynamo=False, input_names=["x"],
+            output_names=[name], dynamic_axes={"x": {0: "n"}, name: {0: "n"}},
+        )  # fmt: skip
+
+
+def release(folder: Path, **files: str) -> Path:
+    """The release file, of these files by part."""
+    lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
+    path = folder / "release.yaml"
+    path.write_text("\n".join(["chain: tests.parts.tiny:run", "parts:", *lines, ""]))
+    return path
+
+
+def exported(folder: Path) -> None:
+    """Files of today, of yesterday, and with another layout; and samples."""
+    model = build()
+    assert isinstance(model, Detector)
+    export(model.encoder, folder / "encoder.onnx", shape=(2, 5, 5), name="voxels")
+    export(model.head, folder / "head.onnx", shape=(4,), name="boxes")
+    with torch.no_grad():
+        model.head.weight[0] *= 1.01
+    export(model.head, folder / "yesterday.onnx", shape=(4,), name="boxes")
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model.encoder
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).permute(0, 2, 3, 1)
+
+    export(Turned(), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
+    rows = np.random.default_rng(0).normal(size=(24, 2, 5, 5)).astype(np.float32)
+    np.save(folder / "x.npy", rows)

@@ -1,0 +1,154 @@
+"""A Ray cluster gives the evidence of one process, or an error, and leaves no actor."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from gate.errors import DataError, PolicyError, StorageError
+from gate.front_door import Reference, case_of, evidence_on
+from gate.parity.workload import Workload
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.scale.assignment import Assignment
+from gate.scale.cluster.engine import Cluster, RayActors, require_room
+from gate.scale.workers import Workers
+from tests.scale import test_processes
+from tests.scale.test_processes import BATCH, untimed
+from tests.scale.tiny import MARK
+
+folder = test_processes.folder
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _importable() -> Iterator[None]:
+    """Actors find this repository, from wherever the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+def assigned(
+    folder: Path, *, factory: str = "build", inputs: str = "x.npy"
+) -> tuple[Assignment, Reference, Workload]:
+    reference = Reference.load(f"tests.scale.tiny:{factory}")
+    workload = Workload.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+    case = case_of(
+        folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
+    )
+    return Assignment.of(case, reference, workload), reference, workload
+
+
+def evidence(folder: Path, **options: str) -> Evidence:
+    assignment, reference, workload = assigned(folder, **options)
+    with (
+        RayActors.connected(assignment, Cluster(workers=2)) as engine,
+        Workers(engine) as crew,
+    ):
+        return evidence_on(
+            folder / "model.onnx",
+            reference=reference,
+            workload=replace(workload, crew=crew),
+            policy=Policy.default(),
+        )[0]
+
+
+def of_ray() -> list[psutil.Process]:
+    """Actors and servers below this process."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if "ray" in line and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.mark.proof
+def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = test_processes.evidence(folder)
+    mark = folder / "mark"
+    mark.touch()
+    monkeypatch.setenv(MARK, str(mark))
+    both = evidence(folder, factory="mortal")
+    assert not mark.exists()
+    assert both.crew is not None
+    assert (both.crew.engine, both.crew.workers) == ("ray", 2)
+    source: dict[str, Any] = {"source": None}
+    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
+    assert not of_ray()
+
+
+@pytest.mark.proof
+def test_what_an_actor_can_not_use_is_the_error_of_one_process(folder: Path) -> None:
+    with pytest.raises(DataError, match="first in sample 150"):
+        evidence(folder, inputs="nan.npy")
+    assert not of_ray()
+
+
+@pytest.mark.proof
+def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_off(
+    folder: Path,
+) -> None:
+    assignment, _, _ = assigned(folder)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RayActors.connected(assignment, Cluster(workers=2)) as engine,
+        Workers(engine),
+    ):
+        places = {
+            connection.laddr.ip
+            for process in of_ray()
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
+            require_room(Cluster(cpus=64))
+        raise KeyboardInterrupt
+    assert places
+    assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert not of_ray()
+
+
+def test_a_cluster_that_is_not_there_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
+    assignment, _, _ = assigned(folder)
+    with (
+        pytest.raises(StorageError, match="cannot reach the Ray cluster auto"),
+        RayActors.connected(assignment, Cluster(address="auto")),
+    ):
+        pass
+
+
+def test_without_ray_it_is_said_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assignment, _, _ = assigned(folder)
+    with (
+        pytest.raises(PolicyError, match=r"pip install 'parity-gate\[ray\]'"),
+        RayActors.connected(assignment, Cluster()),
+    ):
+        pass

@@ -1,0 +1,142 @@
+"""A pointer in place of a model, a checkpoint or an array says how its content is fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, SampleSource
+from gate.errors import CheckpointError, DataError, GateError, OnnxFileError
+from gate.model.loading import load_checkpoint
+from gate.onnxfile.subject import read_subject
+from gate.parity.arrays.labels import open_labels
+from gate.parity.arrays.shards import open_shards
+from gate.parity.sources.opening import Opening
+from gate.preprocess.dumped import read_dumped
+from gate.preprocess.pictures import read_picture
+from gate.storage.pointer import missing_content
+from pipelines.images import _read_npz
+from tests.export.graphs import external
+
+OID = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 44000000\n"
+DVC = "outs:\n- md5: a304afb96060aad90176268345e10355\n  size: 37891850\n  hash: md5\n  path: {}\n"
+
+Open = Callable[[Path], object]
+OPENERS: dict[str, tuple[str, type[GateError], Open]] = {
+    "model": ("m.onnx", OnnxFileError, read_subject),
+    "checkpoint": ("w.pt", CheckpointError, lambda path: load_checkpoint(nn.Identity(), path)),
+    "safetensors": ("w.safetensors", CheckpointError,
+                    lambda path: load_checkpoint(nn.Identity(), path)),
+    "array": ("x.npy", DataError, open_shards),
+    "arrays": ("x.npz", DataError, open_shards),
+    "labels": ("y.npy", DataError, lambda path: open_labels(path, samples=1)),
+    "columns": ("x.parquet", DataError, lambda path: Opening(str(path)).rows()),
+    "shards of pictures": ("x.tar", DataError, lambda path: Opening(str(path)).rows()),
+    "picture": ("x.png", DataError, read_picture),
+    "tensors of a consumer": ("t.npy", DataError, lambda path: read_dumped([f"phone={path}"])),
+    "pictures to train on": ("x.npz", DataError, _read_npz),
+    "argument: model": ("m.onnx", OnnxFileError, lambda path: ONNX_FILE.convert(path, None, None)),
+    "argument: checkpoint": ("w.pt", CheckpointError,
+                             lambda path: CHECKPOINT_FILE.convert(path, None, None)),
+    "argument: samples": ("x.npy", DataError, lambda path: SAMPLES.convert(path, None, None)),
+    "argument: source": ("x.npy", DataError, lambda p: SampleSource().convert(str(p), None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "error", "opened"), OPENERS.values(), ids=OPENERS)
+def test_whoever_opens_a_pointer_says_how_to_fetch(
+    tmp_path: Path, name: str, error: type[GateError], opened: Open
+) -> None:
+    path = tmp_path / name
+    path.write_text(LFS)
+    with pytest.raises(error, match=r"pointer of Git-LFS.* of 44000000 bytes.*git lfs pull"):
+        opened(path)
+    path.unlink()
+    beside = tmp_path / f"{name}.dvc"
+    beside.write_text(DVC.format(name))
+    with pytest.raises(error, match=f"DVC keeps it.*dvc pull {beside}"):
+        opened(path)
+
+
+def test_the_pointer_of_dvc_itself_names_what_it_stands_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx.dvc"
+    path.write_text(DVC.format("m.onnx"))
+    text = missing_content(path)
+    assert text is not None
+    assert f"dvc pull {path}; then name {tmp_path / 'm.onnx'}." in text
+    assert "to m.onnx, expected the content of 37891850 bytes" in text
+    copied = path.rename(tmp_path / "m.onnx")
+    with pytest.raises(OnnxFileError, match="dvc pull where it was made"):
+        read_subject(copied)
+
+
+def test_a_folder_that_dvc_keeps(tmp_path: Path) -> None:
+    (tmp_path / "data.dvc").write_text(DVC.format("data"))
+    asked = tmp_path / "data" / "held_out" / "x.npy"
+    with pytest.raises(DataError, match=rf"dvc pull {tmp_path / 'data.dvc'}"):
+        open_shards(asked)
+    with pytest.raises(DataError, match="dvc pull"):
+        open_shards(asked.parent)
+
+
+def test_a_shard_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "0.npy").write_text(LFS)
+    with pytest.raises(DataError, match=r"0\.npy is a pointer of Git-LFS"):
+        open_shards(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["Git-LFS", "DVC"])
+def test_data_beside_a_model(tmp_path: Path, how: str) -> None:
+    path = external(tmp_path / "m.onnx")
+    data = tmp_path / "w.bin"
+    data.unlink()
+    if how == "Git-LFS":
+        data.write_text(LFS)
+    else:
+        (tmp_path / "w.bin.dvc").write_text(DVC.format("w.bin"))
+    with pytest.raises(OnnxFileError, match=f"tensor .*w.bin.*{how}"):
+        read_subject(path)
+
+
+OTHERS = {
+    "nothing": "",
+    "a text about it": f"# {LFS}",
+    "another version line": "version https://example.com/spec/v1\n",
+    "more than a pointer": LFS + "x" * 1024,
+    "yaml without a hash": "outs:\n- path: m.onnx\n",
+    "settings": "export:\n  opset: 13\n",
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_pointer(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_text(text)
+    assert missing_content(path) is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "zero byte", "unreadable"])
+def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "missing.dvc").mkdir()
+    paths = {"folder": tmp_path, "device": Path("/dev/zero"), "zero byte": tmp_path / "x\0y"}
+    path = paths.get(kind, tmp_path / kind)
+    if kind == "unreadable":
+        path.write_text(LFS)
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("nothing is unreadable for root")
+    assert missing_content(path) is None
+
+
+@pytest.mark.parametrize("text", [LFS, LFS.replace("\n", "\r\n"),
+                                  LFS.replace("git-lfs.github", "hawser.github")])  # fmt: skip
+def test_pointers_of_old_and_of_other_systems(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(text.encode())
+    assert "git lfs pull" in str(missing_content(path))
