@@ -25,8 +25,8 @@ MEASUREMENT = "measurement"
 
 
 def junit(result: CiResult) -> str:
-    """The XML text: suites `parity-gate.<runtime>` of cases `<part> / <output> / <check>`; a FAIL is a
-    `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
+    """The XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`; a FAIL
+    is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
     root = ElementTree.Element("testsuites", name="parity-gate")
     suites = [] if result.story is None else list(_suites(result.story))
     if not result.shown_by_a_check:
