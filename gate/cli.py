@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from gate.commands.child import Line
+from gate.commands.completion import VARIABLE as COMPLETE
 from gate.commands.options import warn_of_passwords
 from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
 from gate.commands.status import Status
@@ -61,6 +62,7 @@ COMMANDS = (
     "samples",
     "record",
     "doctor",
+    "completion",
 )
 
 
@@ -124,6 +126,12 @@ def run() -> None:
     # others use too, two of them are several times slower than one. The numbers are the same.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _print_in_any_locale()
+    # A shell asks without arguments; with some there is a command to be run, whatever the
+    # environment holds: click would complete instead, and exit with 0.
+    if sys.argv[1:]:
+        os.environ.pop(COMPLETE, None)
+    elif COMPLETE in os.environ:
+        gate.main(args=[], prog_name="gate", complete_var=COMPLETE)
     sys.exit(main(sys.argv[1:], child=True))
 
 

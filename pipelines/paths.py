@@ -43,6 +43,9 @@ DECISION_STATEMENT = REPORTS / names.DECISION_STATEMENT
 CHANGE = REPORTS / names.CHANGE
 PROMOTION = REPORTS / "promotion.json"
 PAGE = REPORTS / names.PAGE
+SUMMARY = REPORTS / "summary.md"
+JUNIT = REPORTS / "junit.xml"
+OPENMETRICS = REPORTS / "metrics.txt"
 
 
 def run_reference(stage: str) -> Path:

@@ -32,7 +32,7 @@ from gate.story.story import Step, Story
 from gate.story.wording import printable
 from gate.tracking.page import RunPage, cut
 from gate.tracking.record import Judgement, write_promotion, write_twin
-from pipelines import pages, paths, stage
+from pipelines import ci_files, pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
 from pipelines.ledger import project_ledger
@@ -43,8 +43,10 @@ from pipelines.signed_verdict import SignedVerdict
 from pipelines.twin_files import judged_twin
 
 
+@ci_files.also_of_a_failure()
 def main() -> int:
-    """Write reports/decision.json and reports/promotion.json; exit code by its outcome."""
+    """Write reports/decision.json, reports/promotion.json and what a CI reads; exit code by its
+    outcome."""
     policy, registry_params = load_policy(), RegistryParams.load()
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)
@@ -127,6 +129,7 @@ def main() -> int:
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)
+            ci_files.write(judgement.story, report)
     _tell(judgement.story, report)
     if twin is not None:
         _tell_twin(twin.decision)

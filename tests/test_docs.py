@@ -1,13 +1,17 @@
 """The pages of docs/ name what the code has, and all of it."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 import pytest
 from cryptography.exceptions import InvalidSignature
 from pydantic import BaseModel
+from ruamel.yaml import YAML
 
+from gate import cli
 from gate.attestation.approval import Approval
 from gate.attestation.facts import facts_of
 from gate.attestation.measurement import CodeVersion, MeasuredRuntime, MeasurementPredicate
@@ -18,8 +22,10 @@ from gate.attestation.vault import VAULTS
 from gate.attestation.verdict import Check
 from gate.policy.policy import Bounds
 from gate.records.strategy import ExportSettings
+from gate.report.openmetrics import openmetrics
 from tests.attestation import signing
 from tests.attestation.released import release
+from tests.report.ci_results import RESULTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -87,8 +93,40 @@ def test_the_twenty_lines_of_python_verify_a_statement_and_refuse_others(tmp_pat
         page["verdict"](str(made.statement), given["ci.pub"], given["evidence.json"])
 
 
-@pytest.mark.parametrize("page", ["attestation.md", "data.md", "metrics.md", "glossary.md"])
+@pytest.mark.parametrize(
+    "page", ["attestation.md", "ci.md", "data.md", "metrics.md", "glossary.md"]
+)
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     assert f"docs/{page}" in (ROOT / "README.md").read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (DOCS / page).read_text())
     assert [link for link in links if not (DOCS / link).exists()] == []
+
+
+def test_every_series_has_its_row_and_every_row_its_series() -> None:
+    families = re.findall(r"^# TYPE (\S+) gauge$", openmetrics(RESULTS["passed"]()), re.MULTILINE)
+    rows = [cell.strip("`") for cell in first_cells("ci.md")]
+    assert sorted(families) == sorted(row for row in rows if row.startswith("parity_gate_"))
+
+
+def test_what_ci_md_asks_of_a_ci_can_be_read() -> None:
+    page = (DOCS / "ci.md").read_text()
+    github, gitlab, alerts = (
+        YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    )
+    steps = [step.get("run", "") for step in github["jobs"]["parity"]["steps"]]
+    series = re.findall(r"parity_gate_\w+", str(alerts))
+    assert set(series) <= {cell.strip("`") for cell in first_cells("ci.md")}
+    lines = [*"\n".join([*steps, *gitlab["parity"]["script"]]).splitlines(), *page.splitlines()]
+    commands = [re.search(r"(?:^|')(gate (?:check|lint) [^'|>]+)", line.strip()) for line in lines]
+    found = [shlex.split(command[1])[1:] for command in commands if command]
+    assert len(found) >= 6
+    for name, *arguments in found:
+        options = {opt for param in command_of(name).params for opt in param.opts}
+        used = {word for word in arguments if word.startswith("--")}
+        assert used <= options, (name, used - options)
+
+
+def command_of(name: str) -> click.Command:
+    found = cli.gate.get_command(click.Context(cli.gate), name)
+    assert found is not None
+    return found

@@ -13,12 +13,15 @@ from gate.commands.child import in_child, limit_options
 from gate.commands.cluster import measured_by
 from gate.commands.judged import judged
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.verdict_files import VerdictCommand
 
 if TYPE_CHECKING:
     from gate.policy.policy import Policy
 
 
-@click.command("check", short_help="Judge an ONNX file against its PyTorch model.")
+@click.command(
+    "check", cls=VerdictCommand, short_help="Judge an ONNX file against its PyTorch model."
+)
 @with_question
 @machine_options
 @limit_options(CHECK_S)
@@ -49,6 +52,8 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --inputs 's3://bucket/eval.parquet#inputs=pixels&label=digit'
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --engine ray --address auto --workers 16
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --summary summary.md --junit junit.xml --metrics-file metrics.txt
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     return judged(question, policy_of(question), measured_by(question))
@@ -68,4 +73,8 @@ def policy_of(question: Mapping[str, Any]) -> Policy:
 
         for name in question["runtimes"]:
             policy = with_runtime(policy, name)
+    if question["settings"]:
+        from gate.policy.tried import with_tried
+
+        policy = with_tried(policy, dict(question["settings"]))
     return policy

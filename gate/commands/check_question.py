@@ -22,6 +22,7 @@ from gate.commands.given import (
     NamedRole,
 )
 from gate.commands.options import CHECKPOINT, EXPERIMENT, INPUTS, MODEL, REFERENCE, TRACKING_URI
+from gate.commands.settings import SETTINGS
 from gate.commands.signing import KEY, TRUST
 from gate.commands.state import with_state
 
@@ -44,6 +45,7 @@ class CheckQuestion(TypedDict):
     policy: Path | None
     task: Task | None
     roles: tuple[tuple[str, Role], ...]
+    settings: tuple[tuple[str, str], ...]
     runtimes: tuple[str, ...]
     recorded: tuple[tuple[str, Path], ...]
     report: Path | None
@@ -108,6 +110,7 @@ _MEASURING = (
         help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the "
         "policy's outputs:. Repeatable.",
     ),
+    SETTINGS,
     click.option(
         "--runtime",
         "runtimes",

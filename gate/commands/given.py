@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.shell_completion import CompletionItem
 
 from gate.errors import (
     CheckpointError,
@@ -45,6 +46,15 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     def problem(self, path: Path) -> str | None:
         """What is wrong with the path, what was expected, and the way out."""
         raise NotImplementedError
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's interface
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """What the shell itself knows: paths."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 def _label(param: click.Parameter | None) -> str:
@@ -138,6 +148,8 @@ class SampleSource(click.ParamType):  # type: ignore[type-arg]
         "package.module:factory",
         kind="either",
     )
+
+    shell_complete = _PLACE.shell_complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text. Raises DataError where nothing can be there; URLs are not asked."""

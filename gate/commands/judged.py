@@ -130,6 +130,7 @@ def judged(
             **({"run": run} if run is not None else {}),
         },
         lambda console: checked.show(console, run=run, verbose=question["verbose"]),
+        record=story,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
 
 import click
 
+from gate.commands.ci_files import CiFile, CiFilesCommand, Ending
 from gate.commands.options import FACTORY, STRATEGIES
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
@@ -25,7 +27,36 @@ class _Question(TypedDict):
     strategy: Strategy
 
 
-@click.command("lint", short_help="Say what an export of a model's source gets wrong.")
+def _sarif(ending: Ending) -> str:
+    from gate.lint import LintReport
+    from gate.model.source_place import file_below
+    from gate.report.sarif import sarif
+
+    outcome = ending.outcome
+    if outcome is None or not isinstance(outcome.record, LintReport):
+        return sarif(None, exit_code=Status.NOT_JUDGED, failure=ending.failure)
+    root = Path.cwd()
+    return sarif(
+        outcome.record, exit_code=outcome.status, file_of=lambda path: file_below(root, path)
+    )
+
+
+class _LintCommand(CiFilesCommand):
+    """With what GitHub's code scanning reads."""
+
+    files: ClassVar[tuple[CiFile, ...]] = (
+        CiFile(
+            "--sarif",
+            "Write the findings as SARIF 2.1.0 here, for GitHub's code scanning and editors. Files "
+            "are named from this folder.",
+            _sarif,
+        ),
+    )
+
+
+@click.command(
+    "lint", cls=_LintCommand, short_help="Say what an export of a model's source gets wrong."
+)
 @FACTORY
 @click.option(
     "--level", type=click.Choice(["error", "warning", "note"]), default="error",
@@ -50,6 +81,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate lint mypackage.models:build
       gate lint mypackage.models:build --level warning
       gate lint mypackage.models:build --strategy scripted --json
+      gate lint mypackage.models:build --sarif lint.sarif
     """
     with spinner("reading the model"):
         from gate.lint import lint_model
@@ -62,6 +94,7 @@ def command(**question: Unpack[_Question]) -> Outcome:
         _status(report, question["level"]),
         {**report.to_plain(), "pages": pages, "refused": len(report.refused(question["level"]))},
         lambda console: print_findings(report, console),
+        record=report,
     )
 
 

@@ -19,6 +19,7 @@ from gate.commands.judged import judged
 from gate.commands.options import TRACKING_URI
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.signing import KEY
+from gate.commands.verdict_files import VerdictCommand
 
 if TYPE_CHECKING:
     from gate.parity.workload import Workload
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from gate.scale.plan import MeasuringPlan
 
 
-@click.command("merge", short_help="Merge the units of a plan into evidence, and judge.")
+@click.command(
+    "merge",
+    cls=VerdictCommand,
+    short_help="Merge the units of a plan into evidence, and judge.",
+)
 @click.argument("plan", type=PLAN_FILE)
 @click.argument("parts", type=PART_FILE, nargs=-1, required=True)
 @click.option(
@@ -89,6 +94,7 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         policy=None,
         task=None,
         roles=(),
+        settings=(),
         runtimes=(),
         recorded=(),
         batch_size=assignment.batch_size,

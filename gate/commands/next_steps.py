@@ -35,7 +35,16 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
         spec = shlex.quote(str(options["preprocessing"]))
         story = story.with_command("gate locate ", f"{looking[0]} --preprocessing {spec}")
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
+    if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
+        again = _untried(again)
     return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
+
+
+def _untried(words: list[str]) -> list[str]:
+    """The command line without --set, by the policy into which the values are to be written."""
+    pairs = zip(["", *words], words, strict=False)
+    kept = [word for before, word in pairs if before != "--set" and word.split("=")[0] != "--set"]
+    return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
 
 
 def _of_promote(options: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,8 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.storage.record import Record
+
 
 _Result = TypeVar("_Result")
 
@@ -31,6 +33,10 @@ class Outcome:
     """What `--json` prints: JSON values only."""
     show: Callable[[Console], None]
     """Prints the same for people."""
+    record: Record | None = None
+    """What it is about: the story of a decision, or what the lint found."""
+    sentence: str = ""
+    """What came of it beside the verdict, for CI files; empty: nothing."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gate.commands.release_page import ReleasePage
 from gate.commands.signing import KEY, TRUST, local_keys, signatory, words_of
 from gate.commands.state import named_state, place_of, with_state, written_ledger
 from gate.commands.tracked import open_runs
+from gate.commands.verdict_files import VerdictCommand
 from gate.errors import GateError, Untrusted
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class _Request(TypedDict):
     experiment: str | None
 
 
-@click.command("promote", short_help="Put a judged file into service.")
+@click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
 @MODEL
 @click.option("--name", required=True, help="The registered model.")
 @click.option(
@@ -201,7 +202,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
             raise
         # It stands, whatever becomes of the page that shows it.
         click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
-    return promoted(
+    outcome = promoted(
         promotion,
         name=release.model_name,
         digest=decision.subject_sha256,
@@ -209,6 +210,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         verdict=decision.verdict.value,
         signed_by=words_of(signers),
     )
+    return replace(outcome, record=judgement.story)
 
 
 def _ledger(request: _Request, handing_in: bool) -> Ledger:

@@ -37,7 +37,12 @@ def promoted(
         "digest": None if digest is None else str(digest),
         "url": url,
     }
-    return Outcome(status, plain, lambda console: _show(promotion, url, signed_by, console))
+    return Outcome(
+        status,
+        plain,
+        lambda console: _show(promotion, url, signed_by, console),
+        sentence=f"{promotion.outcome.replace('_', ' ')}: {promotion.reason}",
+    )
 
 
 def version_page(uri: str, name: str, version: str | None) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import JsonValue
+
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.rules import all_checks
 from gate.policy.policy import Policy
@@ -26,6 +28,8 @@ class Decision(Record):
     """The runtimes that were measured and passed every check that is not waived."""
     incumbent: Incumbent | None = later(None)
     """The version that served, where the policy asks for it."""
+    tried: dict[str, JsonValue] = later({})
+    """Values that were tried out in the place of the policy's: such a verdict promotes nothing."""
     decided_at: str
     """UTC, ISO 8601, passed in by the caller."""
 
@@ -66,6 +70,7 @@ def decide(
         checks=checks,
         runtimes=passed,
         incumbent=compared,
+        tried=policy.tried,
         decided_at=decided_at,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from gate.errors import PolicyError
 from gate.policy.built_in import (
@@ -104,6 +104,9 @@ class Policy(PolicyRecord):
     environments: Literal["same", "any"] = later("same")
     """Of units that several machines measured, where precision is `exact`: all with the same
     processor, libraries and switches, or whatever they have."""
+    tried: dict[str, JsonValue] = later({})
+    """Values that `gate check --set` tried out in the place of the policy's, by their places: what
+    they let pass is not promoted."""
     twin: Policy | None = later(None)
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""

@@ -15,6 +15,7 @@ from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden, Origin
 from gate.policy.policy import Policy
+from gate.policy.tried import sentence
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
@@ -109,8 +110,13 @@ class Judged:
 
     @property
     def why_not(self) -> str | None:
-        """Why the decision refuses the file; None for a PASS."""
+        """Why the decision refuses the file; None for a PASS by a policy as it is written."""
         decision = self.decision
+        if decision.tried:
+            return (
+                f"the verdict is by values that were tried out: {sentence(decision.tried)}. Write "
+                "them into the policy, and judge again without --set"
+            )
         if decision.passed:
             return None
         first = decision.problems[0].explanation if decision.problems else "no runtime passed"

@@ -40,14 +40,14 @@ def describe(story: Story, links: Mapping[str, str]) -> str:
     (label to address)."""
     lines = [_plain(sentence(story)), ""]
     if story.headline.remedy:
-        lines += [f"**Try:** {_escape(story.headline.remedy)}", ""]
+        lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
     lines += [*_HEADER, *map(_row, story.proof), ""]
     lines += [*_costs(story)]
-    lines += [*_listed("Also to be known:", map(_escape, (*story.warnings, *story.notes)))]
+    lines += [*_listed("Also to be known:", map(literal, (*story.warnings, *story.notes)))]
     lines += [*_listed("Next:", _steps(story))]
     lines += ["What was judged:", "", *_bound_to(story), ""]
-    lines += [f"- [{_escape(label)}](<{_address(target)}>)" for label, target in links.items()]
+    lines += [f"- [{literal(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -55,7 +55,7 @@ def describe_twin(story: Story) -> str:
     """Markdown text about the quantized twin, to stand below that of its exact file."""
     subject = story.subject
     lines = ["", f"**Quantized twin.** {_plain(sentence(story))}", "", *_findings(story)]
-    lines += [f"- {_escape(note)}" for note in story.notes]
+    lines += [f"- {literal(note)}" for note in story.notes]
     lines += [f"- file: `{subject.sha256}`, {subject.size_bytes} bytes"]
     return "\n".join(lines) + "\n"
 
@@ -75,19 +75,19 @@ def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
 def _steps(story: Story) -> Iterator[str]:
     for step in story.steps:
         if step.command:
-            yield f"{_escape(step.label)}: `{_code(step.command)}`"
+            yield f"{literal(step.label)}: `{_code(step.command)}`"
 
 
 def _findings(story: Story) -> Iterator[str]:
     for finding in story.findings:
         first = finding is story.findings[0] and finding.verdict is not Verdict.WAIVED
-        text = "" if first else f": {_escape(finding.sentence)}"
-        yield f"- **{finding.verdict}** {_escape(finding.title)}{text} ({_count(finding)})"
+        text = "" if first else f": {literal(finding.sentence)}"
+        yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({_count(finding)})"
         if finding.verdict is Verdict.WAIVED:
             continue
         for check in finding.checks[:_CHECKS]:
             shown = measure(check) or check.explanation
-            yield f"  - {_escape(check.title)}: {_escape(shown)}"
+            yield f"  - {literal(check.title)}: {literal(shown)}"
         if len(finding.checks) > _CHECKS:
             yield f"  - and {len(finding.checks) - _CHECKS} more in the report"
     if story.findings:
@@ -101,22 +101,22 @@ def _count(finding: Finding) -> str:
 def _change(story: Story) -> Iterator[str]:
     change = story.change
     if change.version is None:
-        yield f"Against the champion: {_escape(change.absent or 'nothing to compare with')}"
+        yield f"Against the champion: {literal(change.absent or 'nothing to compare with')}"
         yield ""
         yield from _trend(change.trend[-_RELEASES:])
         return
     moved = [row for row in change.rows if row.changed]
-    yield f"Against the champion, version {_escape(change.version)}:"
+    yield f"Against the champion, version {literal(change.version)}:"
     yield ""
     if not moved:
-        yield f"- {_escape(change.unmoved)}"
+        yield f"- {literal(change.unmoved)}"
     for row in moved[:_CHANGES]:
         sense = f" ({row.sense})" if row.sense else ""
-        yield f"- {_escape(row.name)}: {_escape(row.before)} → {_escape(row.now)}{sense}"
+        yield f"- {literal(row.name)}: {literal(row.before)} → {literal(row.now)}{sense}"
     if len(moved) > _CHANGES:
         yield f"- and {len(moved) - _CHANGES} more in the report"
     if change.machines:
-        yield f"- {_escape(change.machines)}"
+        yield f"- {literal(change.machines)}"
     yield ""
     yield from _trend(change.trend[-_RELEASES:])
 
@@ -147,7 +147,7 @@ def _row(row: RuntimeProof) -> str:
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
     cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
-    return _table_row(map(_escape, cells))
+    return _table_row(map(literal, cells))
 
 
 def _costs(story: Story) -> Iterator[str]:
@@ -156,14 +156,14 @@ def _costs(story: Story) -> Iterator[str]:
         yield _table_row(COST_HEADINGS)
         yield f"|---{'|---:' * (len(COST_HEADINGS) - 1)}|"
         for row in story.costs:
-            yield _table_row(map(_escape, row.cells()))
+            yield _table_row(map(literal, row.cells()))
         yield ""
 
 
 def _bound_to(story: Story) -> Iterator[str]:
     subject = story.subject
     yield f"- file: `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
-    yield f"- reference: {_escape(subject.factory)}; {subject.samples} samples"
+    yield f"- reference: {literal(subject.factory)}; {subject.samples} samples"
     for name, digest in (
         ("checkpoint", subject.checkpoint_sha256),
         ("samples", subject.data_sha256),
@@ -172,8 +172,8 @@ def _bound_to(story: Story) -> Iterator[str]:
     ):
         if digest is not None:
             yield f"- {name}: `{digest}`"
-    yield f"- measured {_escape(subject.measured_at)} on {_escape(subject.machine)}"
-    yield f"- decided {_escape(subject.decided_at)}"
+    yield f"- measured {literal(subject.measured_at)} on {literal(subject.machine)}"
+    yield f"- decided {literal(subject.decided_at)}"
 
 
 def _plain(text: str) -> str:
@@ -183,7 +183,7 @@ def _plain(text: str) -> str:
     return _MARKUP.sub("'", printable(text))
 
 
-def _escape(text: str) -> str:
+def literal(text: str) -> str:
     """`text` as literal Markdown within a table cell or a list item."""
     return _MARKUP.sub(lambda found: f"\\{found[0]}", printable(text))
 

@@ -58,8 +58,23 @@ def first_problem(error: ValidationError) -> str:
     """The first wrong field of settings that came from no file: what was expected and seen."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "the settings"
-    shown = "" if isinstance(first["input"], dict) else f" (seen: {first['input']!r})"
+    given = first["input"]
+    shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
     return f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}."
+
+
+def value_of(text: str, *, what: str) -> Any:
+    """One value that is written as YAML: `2`, `null`, `[0.5]`. `what`: its place, for the error.
+
+    Raises PolicyError.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return _plain(YAML(typ="safe", pure=True).load(text), iter(range(ITEM_LIMIT)))
+    except (YAMLError, OverflowError, RecursionError) as error:
+        raise PolicyError(f"{what}: {text!r} is not a YAML value. Quote it.") from error
 
 
 def has_section(path: Path, section: str) -> bool:

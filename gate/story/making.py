@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gate.decision.decision import Decision
+from gate.policy.tried import sentence
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.story.accounts import account_of, finding_of
@@ -48,7 +49,7 @@ def story_of(
         costs=costs_of(evidence),
         change=change or unasked(),
         steps=steps_of(decision, evidence, headline.cause),
-        warnings=tuple(_warnings(evidence, explanation)),
+        warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
         words=words(decision, evidence),
     )
@@ -104,7 +105,9 @@ def _subject(decision: Decision, evidence: Evidence) -> Subtitle:
     )
 
 
-def _warnings(evidence: Evidence, explanation: Explanation) -> Iterator[str]:
+def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) -> Iterator[str]:
+    if decision.tried:
+        yield printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {printable(explanation.failure)}"

@@ -24,6 +24,15 @@ def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[
 
 def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator[Step]:
     one_file = not evidence.subject.parts
+    factory = shlex.quote(printable(evidence.source.factory))
+    weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
+    reference = f"{_MODEL} --reference {factory}{weights}"
+    if decision.verdict is Verdict.PASS and decision.tried:
+        yield Step(
+            label="Write the values into the policy, and judge by that",
+            command=f"gate check {reference} --inputs {_SAMPLES} --policy POLICY --report DIR",
+        )
+        return
     if decision.verdict is Verdict.PASS:
         if one_file:  # a version of the registry holds no more
             yield Step(
@@ -31,9 +40,6 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
                 command=f"gate promote {_MODEL} --name NAME --report DIR",
             )
         return
-    factory = shlex.quote(printable(evidence.source.factory))
-    weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
-    reference = f"{_MODEL} --reference {factory}{weights}"
     if one_file and cause in _OF_LAYERS:
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")

@@ -69,9 +69,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_help_has_examples_exit_codes_and_every_option(capsys) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert out.split("Examples:")[1].count("gate lint mypackage.models:build") == 3
+    assert out.split("Examples:")[1].count("gate lint mypackage.models:build") == 4
     assert "Exit code 0: no finding of that level; 1: at least one; 2: could not tell." in out
-    for option in ("--level", "--strategy", "--json"):
+    for option in ("--level", "--strategy", "--sarif", "--json"):
         assert option in out
     assert cli.main(["--help"]) == 0
     assert re.search(r"^  lint .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
@@ -124,3 +124,17 @@ def test_json_is_the_same_for_machines(capsys, project: str) -> None:
     assert [f.get("suppressed", False) for f in told["findings"]] == [False, True, False]
     assert told["pages"]["TRC005"] == "docs/lint/TRC005.md"
     assert told["unread"] == []
+
+
+@pytest.mark.parametrize(("factory", "expected"), [("Wrong", 1), ("right", 0), ("missing", 2)])
+def test_sarif_for_code_scanning(
+    capsys, project: str, tmp_path: Path, factory: str, expected: int
+) -> None:
+    code, _, _ = run(capsys, f"{project}:{factory}", "--sarif", "lint.sarif")
+    (found,) = json.loads((tmp_path / "lint.sarif").read_text())["runs"]
+    (invocation,) = found["invocations"]
+    assert code == invocation["exitCode"] == expected
+    assert invocation["executionSuccessful"] is (expected < 2)
+    places = [result["locations"][0]["physicalLocation"] for result in found["results"]]
+    assert len(places) == (3 if factory == "Wrong" else 0)
+    assert all((tmp_path / place["artifactLocation"]["uri"]).is_file() for place in places)

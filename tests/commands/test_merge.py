@@ -58,7 +58,12 @@ def test_the_verdict_of_all_units(
 ) -> None:  # fmt: skip
     plan, parts = measured(capsys, tmp_path, model)
     report, evidence = tmp_path / "report", tmp_path / "evidence.json"
-    merged = gate(capsys, "merge", plan, *parts, "-o", evidence, "--report", report)
+    junit = tmp_path / "junit.xml"
+    merged = gate(
+        capsys, "merge", plan, *parts, "-o", evidence, "--report", report, "--junit", junit
+    )
+    assert ("<failure " in junit.read_text()) == (code == 1)
+    assert merged[1]["ci_files"] == [{"option": "--junit", "path": str(junit), "error": None}]
     assert (merged[0], merged[1]["verdict"]) == (code, verdict)
     assert merged[1]["evidence"]["dataset"]["samples"] == 64
     assert json.loads(evidence.read_text()) == json.loads((report / "evidence.json").read_text())

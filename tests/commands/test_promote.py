@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,22 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
     assert (told["name"], told["digest"]) == ("small", str(Digest.of_file(made() / "good.onnx")))
-    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
+    ci = (
+        "--summary",
+        "ci/summary.md",
+        "--junit",
+        "ci/junit.xml",
+        "--metrics-file",
+        "ci/metrics.txt",
+    )
+    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml", *ci))
     assert (code, told["outcome"]) == (1, "refused")
+    heading, _, outcome, *_ = (place / "ci" / "summary.md").read_text().splitlines()
+    assert heading == "## ❌ parity-gate: rejected, the verdict is PASS (small)"
+    assert outcome.startswith("`gate promote`: **refused: ")
+    (failure,) = re.findall(r'<failure message="(.*?)"', (place / "ci" / "junit.xml").read_text())
+    assert failure.startswith("refused: ")
+    assert 'command="promote",model="small"} 1.0' in (place / "ci" / "metrics.txt").read_text()
 
     code, told = _json(capsys, "history", "--model", "small")
     actions = [entry["action"] for entry in told["entries"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gate.model.source_place import below_import_path, source_place
+from gate.model.source_place import below_import_path, file_below, source_place
 
 
 def test_the_file_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> None:
@@ -20,3 +20,17 @@ def test_elsewhere_its_name_alone(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.chdir(tmp_path)
     assert below_import_path("/somebody/home/model.py") == "model.py"
+
+
+def test_the_way_from_a_folder_is_that_of_its_own_files(tmp_path: Path, monkeypatch) -> None:
+    own, installed = tmp_path / "src" / "nets", tmp_path / ".venv" / "site-packages"
+    for folder, name in ((own, "small.py"), (installed, "foreign.py")):
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "src")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "link"), str(installed)])
+    assert file_below(tmp_path, "nets/small.py") == "src/nets/small.py"
+    assert file_below(tmp_path, "foreign.py") == "foreign.py"
+    assert file_below(tmp_path / ".venv", "nets/small.py") == "nets/small.py"
+    assert file_below(tmp_path, "nowhere.py") == "nowhere.py"

@@ -172,6 +172,12 @@ def test_promoting_again_is_a_no_op(measured: Path) -> None:
     assert promote.main() == Status.DONE
     assert promote.main() == Status.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
+    assert paths.SUMMARY.read_text().startswith("## ✅ parity-gate: PASS (tiny)")
+    assert "Unchanged: champion is version 1" in paths.SUMMARY.read_text()
+    assert "<failure " not in paths.JUNIT.read_text()
+    assert (
+        'parity_gate_exit_code{command="promote",model="tiny"} 0.0' in paths.OPENMETRICS.read_text()
+    )
     assert str(champion().version) == "1"
     assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
 
@@ -217,9 +223,14 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
 
 def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
     spoil_weight()
+    for path in (paths.SUMMARY, paths.JUNIT, paths.OPENMETRICS):
+        path.write_text("of the run before")
     assert code_of(promote.main) == Status.NOT_JUDGED
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
+    assert "could not judge" in paths.SUMMARY.read_text()
+    assert "<error " in paths.JUNIT.read_text()
+    assert 'parity_gate_verdict{model="",verdict="ERROR"} 1.0' in paths.OPENMETRICS.read_text()
 
 
 def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) -> None:
@@ -321,6 +332,7 @@ def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
     paths.EVIDENCE.write_text(json.dumps(plain))
     assert promote.main() == Status.NOT_JUDGED
     assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
+    assert "<error " in paths.JUNIT.read_text()
     assert client().search_registered_models() == []
 
 
@@ -396,6 +408,8 @@ def test_an_experiment_decides_and_reports_only(
     assert parity.main() == Status.DONE
     assert promote.main() == Status.DONE
     assert Decision.load(paths.DECISION).verdict == "FAIL"
+    assert paths.SUMMARY.read_text().startswith("## ❌ parity-gate: FAIL (tiny)")
+    assert "<failure " in paths.JUNIT.read_text()
     assert client().search_registered_models() == []
 
 

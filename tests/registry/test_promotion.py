@@ -20,6 +20,7 @@ from gate.errors import (
 )
 from gate.ledger.ledger import Ledger
 from gate.ledger.lock import promotion_lock
+from gate.policy.tried import with_tried
 from gate.records.model_code import ModelCode
 from gate.registry import promotion
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
@@ -308,6 +309,17 @@ def test_anything_but_a_pass_is_refused(
     assert registry.inner.aliases[CHAMPION] == "1"
     assert actions(ledger) == ["promoted", "refused"]
     assert ledger.entries()[-1].reason == outcome.reason
+
+
+def test_a_pass_by_values_that_were_tried_out_is_refused(ledger: Ledger, first: Release) -> None:
+    registry = Simulator()
+    tried = with_tried(POLICY, {"min_samples": "7"})
+    of = release(first.onnx_path, policy=tried)
+    assert of.decision.passed
+    outcome = run(registry, of, ledger, tried)
+    assert (outcome.outcome, outcome.version) == ("refused", None)
+    assert "tried out: min_samples = 7. Write them into the policy" in outcome.reason
+    assert registry.aliases == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,230 @@
+"""Files that a CI reads, written by the commands that judge.
+
+Where they can't be written is found out before anything is measured. They are written whatever the
+command comes to, also where nothing could be judged: a file of the build before would show its
+colour. Afterwards a file that fails changes no exit code, and is said on stderr and in `--json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from gate.commands.given import NEW_FILE
+from gate.commands.outcome import Outcome
+from gate.errors import GateError, StorageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_APPENDED = "GITHUB_STEP_SUMMARY"
+_STEP_LIMIT = 1 << 20
+"""Bytes that GitHub takes of one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a command ended."""
+
+    command: str
+    options: Mapping[str, Any]
+    outcome: Outcome | None
+    failure: str = ""
+    """Why there is no outcome, without passwords."""
+
+
+@dataclass(frozen=True)
+class CiFile:
+    """One kind of file, by its option."""
+
+    option: str
+    help: str
+    text: Callable[[Ending], str]
+
+    @property
+    def name(self) -> str:
+        """Of the parameter."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+class CiFilesCommand(click.Command):
+    """A command that writes them; its callback returns an `Outcome` and knows nothing of them."""
+
+    files: ClassVar[tuple[CiFile, ...]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [
+            click.Option([file.option], type=NEW_FILE, metavar="FILE", help=file.help)
+            for file in self.files
+        ]
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """As click does; what is wrong with the arguments is in the files, too."""
+        given = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except (GateError, click.ClickException) as error:
+            with contextlib.suppress(GateError, click.ClickException):
+                paths, others = self._as_given(given, parent)
+                _refuse_mixed(paths, others)
+                self._write(paths, _failed(info_name, others, error, given))
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it, and write the files of what it came to."""
+        paths = {
+            file: path for file in self.files if (path := ctx.params.pop(file.name)) is not None
+        }
+        _refuse_mixed(paths, ctx.params)
+        arguments = ctx.obj.arguments if ctx.obj else ()
+        ready: dict[CiFile, Path] = {}
+        try:
+            for file, path in paths.items():
+                _make_way(path, file)
+                ready[file] = path
+            outcome = super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            raise
+        except BaseException as error:  # foreign code raises what it likes
+            self._write(ready, _failed(ctx.info_name, ctx.params, error, arguments))
+            raise
+        if not isinstance(outcome, Outcome) or not ready:
+            return outcome  # a child has written them
+        ending = Ending(command=ctx.info_name or "", options=ctx.params, outcome=outcome)
+        return _with_files(outcome, self._write(ready, ending))
+
+    def _as_given(
+        self, args: list[str], parent: click.Context | None
+    ) -> tuple[dict[CiFile, Path], dict[str, Any]]:
+        """The files and the other options of wrong arguments, as far as they can be read."""
+        context = click.Context(self, parent=parent, resilient_parsing=True)
+        context.ignore_unknown_options = True
+        others, _, _ = self.make_parser(context).parse_args(args)
+        found = {file: others.pop(file.name, None) for file in self.files}
+        return {file: Path(path) for file, path in found.items() if path}, others
+
+    def _write(self, paths: Mapping[CiFile, Path], ending: Ending) -> list[dict[str, str | None]]:
+        """Write each, whatever becomes of the others; gives what there is to say of them."""
+        written: list[dict[str, str | None]] = []
+        for file, path in paths.items():
+            problem = None
+            try:
+                _put(path, file.text(ending))
+            except GateError as error:
+                problem = str(error)
+                click.echo(f"warning: {file.option}: {error}", err=True)
+            written.append({"option": file.option, "path": str(path), "error": problem})
+        return written
+
+
+def _failed(
+    command: str | None, options: Mapping[str, Any], error: BaseException, arguments: Iterable[str]
+) -> Ending:
+    from gate.storage.redaction import Redaction
+
+    text = str(error)
+    if isinstance(error, click.ClickException):
+        text = error.format_message()
+    elif not isinstance(error, GateError):
+        text = f"unexpected {type(error).__name__}: {text}"
+    clean = Redaction(addresses=arguments).clean
+    return Ending(command=command or "", options=options, outcome=None, failure=clean(text))
+
+
+def _refuse_mixed(paths: Mapping[CiFile, Path], others: Mapping[str, Any]) -> None:
+    """Raise UsageError where two files are one, or one of them is something that is read."""
+    places: dict[Path, str] = {}
+    for file, path in paths.items():
+        place = path.resolve()
+        if place in places:
+            raise click.UsageError(
+                f"{places[place]} and {file.option} both name {path}. Name a file for each."
+            )
+        places[place] = file.option
+    for value in _texts(others.values()):
+        option = places.get(Path(value).resolve())
+        if option is not None:
+            raise click.UsageError(
+                f"{option} would write over {value}, which this command is given. Name another one."
+            )
+
+
+def _texts(values: Iterable[Any]) -> Iterable[str]:
+    """What options name, alone or in tuples: paths and texts that may be some."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _texts(value)
+        elif isinstance(value, (str, Path)) and "\0" not in str(value):
+            yield str(value)
+
+
+def _is_appended(path: Path) -> bool:
+    """GitHub's file of the step, to which whoever writes there adds."""
+    own = os.environ.get(_APPENDED)
+    return bool(own) and path.resolve() == Path(str(own)).resolve()
+
+
+def _make_way(path: Path, file: CiFile) -> None:
+    """See that the file can be written, and take an older one away. Raises StorageError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(None, "it is no file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if _is_appended(path):
+            with path.open("ab"):
+                pass
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{file.option}: cannot write {path}: {error.strerror or error}. Nothing was judged. "
+            "Name another place, or fix its permissions."
+        ) from error
+
+
+def _put(path: Path, text: str) -> None:
+    """Raises StorageError."""
+    from gate.storage import atomic
+
+    if not _is_appended(path):
+        atomic.write_text(path, text)
+        return
+    try:
+        with path.open("ab") as stream:
+            data = f"\n{text}".encode()
+            if stream.tell() + len(data) > _STEP_LIMIT:
+                raise OSError(None, f"{stream.tell()} bytes are there, and GitHub takes 1 MiB")
+            stream.write(data)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def _with_files(outcome: Outcome, written: list[dict[str, str | None]]) -> Outcome:
+    """The outcome, which says where they are."""
+
+    def show(console: Console) -> None:
+        from gate.story.wording import printable
+
+        outcome.show(console)
+        for file in written:
+            if file["error"] is None:
+                label = str(file["option"]).removeprefix("--")
+                console.print(f"{label:<7} {printable(str(file['path']))}")
+
+    return replace(outcome, plain={**outcome.plain, "ci_files": written}, show=show)

@@ -1,0 +1,241 @@
+"""Files that a CI reads, as their users ask for them: written in every colour, refused beforehand,
+never over what is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gate import cli
+from gate.commands.ci_files import CiFile, CiFilesCommand
+from gate.commands.outcome import Outcome
+from gate.commands.status import Status
+from gate.errors import EvidenceError
+from gate.storage import atomic
+from tests.commands.running import Capture, runner
+from tests.small_project import made
+
+OPTIONS = ("--summary", "--junit", "--metrics-file")
+NAMES = ("summary.md", "junit.xml", "metrics.txt")
+ASKED = ("--reference", "small_models:build", "--inputs", "images.npy")
+run, as_json = runner("check")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own with a user's files."""
+    folder = tmp_path / "project"
+    shutil.copytree(made(), folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    return folder
+
+
+def files(folder: str = ".") -> list[str]:
+    return [text for pair in zip(OPTIONS, NAMES, strict=True) for text in (pair[0], f"{folder}/{pair[1]}")]  # fmt: skip
+
+
+def exit_code_in(metrics: Path) -> int:
+    found = re.search(r"^parity_gate_exit_code\{.*\} (\d)", metrics.read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "says"),
+    [("good.onnx", 0, "PASS: "), ("bad.onnx", 1, "FAIL: "), ("missing.onnx", 2, "does not exist")],
+)
+def test_they_are_written_in_every_colour(
+    project: Path, capsys: Capture, model: str, code: int, says: str
+) -> None:
+    for name in NAMES:
+        (project / name).write_text("of the build before")
+    ended, told = as_json(capsys, model, *ASKED, *files())
+    assert ended == code
+    assert exit_code_in(project / "metrics.txt") == code
+    assert says in (project / "summary.md").read_text()
+    assert ("<failure " in (project / "junit.xml").read_text()) == (code == 1)
+    assert ("<error " in (project / "junit.xml").read_text()) == (code == 2)
+    if code < 2:
+        assert told["ci_files"] == [
+            {"option": option, "path": name, "error": None}
+            for option, name in zip(OPTIONS, NAMES, strict=True)
+        ]
+
+
+def test_people_read_where_they_are_and_new_folders_are_made(
+    project: Path, capsys: Capture
+) -> None:
+    code, out, _ = run(capsys, "good.onnx", *ASKED, *files("ci/out"))
+    assert code == 0
+    assert out.splitlines()[-3:] == [f"{label} ci/out/{name}" for label, name in zip(("summary", "junit  ", "metrics-file"), NAMES, strict=True)]  # fmt: skip
+
+
+# What follows needs nothing measured: a command of no content, with one kind of file.
+def _text(ending: Any) -> str:
+    return ending.failure or str(ending.outcome.plain["text"])
+
+
+class Told(CiFilesCommand):
+    files = (CiFile("--note", "A note.", _text), CiFile("--copy", "Another.", _text))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[], Any]], None]:
+    """Puts a command in the place of `gate doctor`."""
+    monkeypatch.chdir(tmp_path)
+
+    def replace(action: Callable[[], Any]) -> None:
+        made = Told(
+            "doctor",
+            callback=lambda **_: action(),
+            params=[click.Option(["--model"]), click.Option(["--count"], type=int)],
+        )
+        made.params.append(click.Option(["--json"], is_flag=True, expose_value=False))
+        monkeypatch.setattr("gate.commands.doctor.command", made)
+
+    return replace
+
+
+def done() -> Outcome:
+    return Outcome(Status.DONE, {"text": "done"}, lambda console: console.print("told"))
+
+
+Command = Callable[[Callable[[], Any]], None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--note", "a", "--copy", "./a"], "both name"),
+        (["--model", "m.onnx", "--note", "m.onnx"], "would write over m.onnx"),
+        (["--count", "no", "--model", "m.onnx", "--note", "m.onnx"], "not a valid integer"),
+        (["--note", "m.onnx/note"], "is a file, expected a folder"),
+        (["--note", "."], "it is a folder"),
+        (["--note", "pipe"], "it is no file"),
+        (["--note", "/proc/nowhere/note"], "Nothing was judged"),
+    ],
+)
+def test_what_can_not_be_written_is_refused_before_the_work(
+    command: Command, tmp_path: Path, capsys: Capture, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "m.onnx").write_text("a model")
+    os.mkfifo(tmp_path / "pipe")
+    command(lambda: pytest.fail("measured all the same"))
+    assert cli.main(["doctor", *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "m.onnx").read_text() == "a model"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "pipe"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--count", "no"], ["--unheard-of", "x"], ["--model"], ["beyond"]]
+)
+def test_wrong_arguments_are_in_the_files_too(
+    command: Command, tmp_path: Path, capsys: Capture, arguments: list[str]
+) -> None:
+    (tmp_path / "note").write_text("of the build before")
+    command(done)
+    assert cli.main(["doctor", "--note", "note", *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[0]
+    assert error == f"error: {(tmp_path / 'note').read_text()}"
+
+
+def test_help_writes_nothing(command: Command, tmp_path: Path, capsys: Capture) -> None:
+    command(done)
+    assert cli.main(["doctor", "--note", "note", "--help"]) == 0
+    assert "--note FILE" in capsys.readouterr().out
+    assert not (tmp_path / "note").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (EvidenceError("no samples"), "no samples"),
+        (click.UsageError("say --yes"), "say --yes"),
+        (ValueError("deep inside"), "unexpected ValueError: deep inside"),
+        (SystemExit(0), "unexpected SystemExit: 0"),
+        (
+            EvidenceError("http://me:hush-hush@host/ is down"),
+            "http://[hidden]@host/ is down",
+        ),
+    ],
+)
+def test_an_error_is_in_the_file_without_passwords(
+    command: Command, tmp_path: Path, capsys: Capture, error: BaseException, text: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    command(fail)
+    assert cli.main(["doctor", "--note", "note"]) == 2
+    assert (tmp_path / "note").read_text() == text
+
+
+def test_an_interrupted_command_leaves_no_file_of_the_build_before(
+    command: Command, tmp_path: Path
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "note").write_text("of the build before")
+    command(interrupted)
+    assert cli.main(["doctor", "--note", "note"]) == Status.INTERRUPTED
+    assert not (tmp_path / "note").exists()
+
+
+@pytest.mark.parametrize("status", [Status.DONE, Status.REJECTED])
+def test_a_full_disk_afterwards_changes_no_exit_code_and_is_said(
+    command: Command,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    status: Status,
+) -> None:
+    command(lambda: Outcome(status, {"text": "done"}, lambda console: None))
+    write = atomic.write_text
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "note":
+            raise atomic._storage_error(path, OSError(28, "No space left on device"))
+        write(path, text)
+
+    monkeypatch.setattr(atomic, "write_text", full)
+    assert cli.main(["doctor", "--note", "note", "--copy", "copy", "--json"]) == status
+    printed = capsys.readouterr()
+    note, copy = json.loads(printed.out)["ci_files"]
+    assert "No space left" in note["error"]
+    assert "warning: --note: cannot write note: No space left" in printed.err
+    assert copy == {"option": "--copy", "path": "copy", "error": None}
+    assert (tmp_path / "copy").read_text() == "done"
+
+
+def test_githubs_own_file_is_added_to_up_to_its_limit(
+    command: Command, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "step"
+    own.write_text("# My step\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(own))
+    command(done)
+    assert cli.main(["doctor", "--note", "step"]) == 0
+    assert cli.main(["doctor", "--note", str(own)]) == 0
+    assert own.read_text() == "# My step\n\ndone\ndone"
+    own.write_text("x" * (1 << 20))
+    assert cli.main(["doctor", "--note", "step"]) == 0
+    assert "GitHub takes 1 MiB" in capsys.readouterr().err
+    assert own.stat().st_size == 1 << 20
+
+
+def test_a_child_that_was_ended_is_in_the_files(project: Path, capsys: Capture) -> None:
+    arguments = ["check", "good.onnx", *ASKED, "--time-limit", "0.3s", *files()]
+    assert cli.main(arguments, child=True) == 2
+    assert "took more than" in (project / "summary.md").read_text()
+    assert exit_code_in(project / "metrics.txt") == 2

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import PolicyError
+from gate.policy.policy import Policy
+from gate.policy.tried import sentence, with_tried
+from gate.story.making import story_of
+from tests.builders import evidence, policy
+
+RATIO = "runtimes.ort-cpu.bounds.noise_ratio"
+
+
+def dotted() -> Policy:
+    """With a runtime whose name has a dot."""
+    plain = policy()
+    return plain.model_copy(
+        update={"runtimes": {**plain.runtimes, "ort.v2": plain.runtimes["ort-cpu"]}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "found"),
+    [
+        (RATIO, "2", lambda p: p.runtimes["ort-cpu"].bounds.noise_ratio == 2.0),
+        (RATIO, "null", lambda p: p.runtimes["ort-cpu"].bounds.noise_ratio is None),
+        ("min_samples", "7", lambda p: p.min_samples == 7),
+        ("instruments.probes", "false", lambda p: p.instruments.probes is False),
+        ("waive", "[noise_ratio]", lambda p: p.waive == ("noise_ratio",)),
+        ("runtimes.ort-cpu.required", "always", lambda p: p.runtimes["ort-cpu"].required),
+        ("runtimes.ort.v2.bounds.noise_ratio", "2", lambda p: p.runtimes["ort.v2"].bounds.noise_ratio == 2),
+    ],
+)  # fmt: skip
+def test_a_value_is_put_in_its_place_and_kept(place: str, text: str, found: Any) -> None:
+    before = dotted()
+    tried = with_tried(before, {place: text})
+    assert found(tried)
+    if tried != before:
+        assert list(tried.tried) == [place]
+        assert tried.digest() != before.digest()
+    assert before.tried == {}
+
+
+def test_the_policys_own_value_is_not_tried() -> None:
+    before = policy()
+    own = before.runtimes["ort-cpu"].bounds.noise_ratio
+    assert with_tried(before, {RATIO: str(own), "min_samples": "300"}) is before
+    both = with_tried(with_tried(before, {RATIO: "2"}), {"min_samples": "7"})
+    assert both.tried == {RATIO: 2, "min_samples": 7}
+    assert sentence(both.tried) == f"{RATIO} = 2, min_samples = 7"
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "says"),
+    [
+        ("runtimes.ort-cp.bounds.noise_ratio", "2", "Did you mean ort-cpu?"),
+        ("runtimes.beyond.required", "always", "--runtime adds one"),
+        ("runtimes.ort-cpu.bounds.noise", "2", "runtimes.ort-cpu.bounds.noise"),
+        ("nowhere", "2", "nowhere"),
+        ("min_samples.of", "2", "is a value"),
+        ("tried.min_samples", "2", "what was tried"),
+        ("runtimes", "{}", "runtimes"),
+        (RATIO, "two", "valid number"),
+        (RATIO, ".nan", "finite"),
+        (RATIO, "-1", "greater than or equal to 0"),
+        (RATIO, "[", "not a YAML value"),
+        ("min_samples", "", "integer"),
+    ],
+)
+def test_what_no_policy_takes_is_refused(place: str, text: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=r"^--set") as error:
+        with_tried(policy(), {place: text})
+    assert says in str(error.value)
+
+
+def test_the_decision_and_the_story_say_what_was_tried() -> None:
+    tried = with_tried(policy(), {RATIO: "2.5"})
+    decision = decide(tried, evidence(), decided_at="now")
+    assert decision.verdict is Verdict.PASS
+    assert decision.tried == {RATIO: 2.5}
+    story = story_of(decision, evidence())
+    assert story.warnings[0] == f"Tried out, so it promotes nothing: {RATIO} = 2.5."
+    (step,) = story.steps
+    assert str(step.command).startswith("gate check ")
+    as_written = decide(policy(), evidence(), decided_at="now")
+    assert "tried" not in as_written.to_plain()
+    assert story_of(as_written, evidence()).warnings == ()
