@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from gate.storage.digest import Digest
 from gate.storage.lock import private_lock
 from gate.storage.record import Count, Record, Sha256
 
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OLDEST_S = 7 * 24 * 3600.0
 """Of parts that nobody went on from."""
 
@@ -99,6 +101,8 @@ class KeptParts:
     def begin(self, lead: LeadState, units: Sequence[Unit]) -> set[int]:
         """Units that were measured by this lead, by their numbers."""
         self._lead, self._units = lead, {unit.index: unit for unit in units}
+        if not self._is_private():
+            return set()
         return {unit.index for unit in units if self._found(unit.index) is not None}
 
     def part(self, answers: UnitAnswers) -> UnitPart | None:
@@ -129,6 +133,14 @@ class KeptParts:
             return None
         fits = file.unit == index and file.lead_sha256 == self._lead.digest()
         return file.part if fits and self._is_like_here(file.part) else None
+
+    def _is_private(self) -> bool:
+        """Nobody else could write there."""
+        try:
+            found = self._folder.stat()
+        except OSError:
+            return False
+        return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & _OTHERS
 
     def _is_like_here(self, part: UnitPart) -> bool:
         """One of another machine would be refused, or is one that the policy takes."""

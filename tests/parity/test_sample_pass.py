@@ -98,6 +98,17 @@ def test_a_part_that_measured_nothing_fails_its_runtime(
     assert not here.tracks[0].evidence().measured
 
 
+def test_the_reference_answers_a_part_again_to_the_last_bit(
+    here: SamplePass, there: SamplePass
+) -> None:
+    there.judge_by(here.lead())
+    part = there.part(there.units[1])
+    assert here.answers(here.units[1]) == part.answers
+    with torch.no_grad():
+        next(here.model.parameters()).add_(1e-3)
+    assert here.answers(here.units[1]) != part.answers
+
+
 def test_a_runtime_that_ran_otherwise_there_has_failed(here: SamplePass, there: SamplePass) -> None:
     there.judge_by(here.lead())
     whole = there.part(there.units[1])

@@ -142,6 +142,14 @@ def _digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeptPlan, "digest", lambda _: Digest.of_bytes(b"plan"))
 
 
+def test_what_others_could_write_is_not_used(cache: Path, kept: KeptParts) -> None:
+    folder = next(cache.iterdir())
+    folder.chmod(0o770)
+    assert kept.begin(LEAD, UNITS) == set()
+    folder.chmod(0o700)
+    assert kept.begin(LEAD, UNITS) == {2}
+
+
 def test_one_process_keeps_at_a_time(plan: KeptPlan) -> None:
     with KeptParts.opened(plan) as first:
         assert first is not None

@@ -71,19 +71,19 @@ class FetchedRows(SourceRows):
 
     def read(self, places: Sequence[int]) -> Block:
         """The samples at these places."""
-        return _own(_answer(self._asked(places)))
+        return _own(_answer(self._request(places)))
 
     def batches(self, places: range, size: int) -> Iterator[Block]:
         """The samples of a range by `size`."""
         spans = [places[start : start + size] for start in range(0, len(places), size)]
-        coming = self._asked(spans[0])
+        coming = self._request(spans[0])
         for after in [*spans[1:], None]:
             here = coming
             if after is not None:
-                coming = self._asked(after)
+                coming = self._request(after)
             yield _own(_answer(here))
 
-    def _asked(self, places: Sequence[int]) -> Any:
+    def _request(self, places: Sequence[int]) -> Any:
         return self._reader.read.remote(places, self._who)
 
 
