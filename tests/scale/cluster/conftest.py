@@ -1,0 +1,7 @@
+"""Ray reads its switches when it is imported, which the tests of this folder do first."""
+
+from __future__ import annotations
+
+from gate.scale.cluster.switches import set_switches
+
+set_switches()
