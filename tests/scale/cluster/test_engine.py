@@ -73,12 +73,14 @@ def evidence(folder: Path, **options: str) -> Evidence:
 
 
 def of_ray() -> list[psutil.Process]:
-    """Actors and servers below this process."""
+    """Actors and servers below this process; Ray's folder is in the path that every other child
+    of a process that imported it is given."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if "ray" in line and process.status() != psutil.STATUS_ZOMBIE:
+            ours = "multiprocessing" in line or process.status() == psutil.STATUS_ZOMBIE
+            if "ray" in line and not ours:
                 found.append(process)
     return found
 
