@@ -14,6 +14,7 @@ from benchmarks import torchvision_models, torchvision_sweep
 from benchmarks.torchvision_models import architectures, build, images
 from benchmarks.torchvision_sweep import OPSETS, PARAMETERS, sweep, table, trial
 from gate.errors import ExportError
+from tests.exhaustive import exhaustive
 
 
 def test_all_below_the_limit_and_no_others() -> None:
@@ -28,7 +29,10 @@ def test_all_below_the_limit_and_no_others() -> None:
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [pytest.param("shufflenet_v2_x0_5", 224, marks=pytest.mark.proof), ("squeezenet1_1", 128)],
+    [
+        pytest.param("shufflenet_v2_x0_5", 224, marks=[pytest.mark.proof, exhaustive]),
+        ("squeezenet1_1", 128),
+    ],
 )
 def test_a_correct_export_passes_the_default_policy(
     name: str, side: int, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from gate.registry.mlflow.process import lent
 from tests.end_to_end.stack import Stack, until
+from tests.exhaustive import exhaustive
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +76,7 @@ def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     assert whole.deployed() == whole.digest(good)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack) -> None:
     gone, good = whole.hand_in(1).version, whole.hand_in(2).version
@@ -90,6 +92,7 @@ def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack)
     assert until(lambda: "gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
     good, bad = served(whole), whole.hand_in(2).version

@@ -36,7 +36,7 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
 @pytest.mark.parametrize(
     ("stage", "file"),
     [
-        ("prepare", "data/manifest.json"),
+        pytest.param("prepare", "data/manifest.json", marks=exhaustive),
         pytest.param("train", "models/model.safetensors", marks=exhaustive),
         pytest.param("export", "models/model.onnx", marks=exhaustive),
         ("export", "reports/export.json"),

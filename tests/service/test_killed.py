@@ -149,7 +149,14 @@ STEPS = {
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
 @pytest.mark.proof
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(approval, marks=exhaustive), offence, rejection, handing_in, forgery]
+    "scenario",
+    [
+        pytest.param(approval, marks=exhaustive),
+        pytest.param(offence, marks=exhaustive),
+        rejection,
+        handing_in,
+        forgery,
+    ],
 )
 def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path) -> None:
     database = tmp_path / "mlflow.db"

@@ -15,6 +15,7 @@ from gate.registry.doubts import Doubts, Reading
 from gate.registry.mlflow.process import lent
 from gate.registry.port import CHAMPION
 from gate.service.reconciler import Reconciler
+from tests.exhaustive import exhaustive
 from tests.registry.releases import onnx_file
 from tests.service.places import REVIEWED, Model, fill
 
@@ -202,6 +203,7 @@ def test_the_same_wrong_bytes_after_the_pause_are_a_violation(watched: Watched) 
     assert (watched.champion, watched.lines[-1]) == ("3", ("deployed", "3"))
 
 
+@exhaustive
 @pytest.mark.proof
 def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watched) -> None:
     for number, seed in (("2", 7), ("3", 8)):
@@ -219,6 +221,7 @@ def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watc
     assert deployed == watched.place.release(3).evidence.subject.sha256
 
 
+@exhaustive
 @pytest.mark.proof
 def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
     bad = watched.hand_in(4)
