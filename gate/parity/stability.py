@@ -61,7 +61,7 @@ class Stability:
         self._stand = stand
         self._bases = _bases(stand)
         self._parts: list[_Part] = []
-        self._truth = [stand.truth.aside(base.batch) for base in self._bases]
+        self._truth = [stand.answers.truth(base.batch) for base in self._bases]
         if not stand.binding.fixed:
             self._parts = list(_company(stand, self._bases[0]))
         self._samples = sum(base.size for base in self._bases)
@@ -188,7 +188,7 @@ def _bases(stand: Stand) -> list[_Part]:
 
 def _parts(stand: Stand, size: int, count: int) -> Iterator[_Part]:
     for start, batch in zip(range(0, count, size), stand.samples.batches(size), strict=False):
-        yield _Part(start, batch, stand.reference.run(batch))
+        yield _Part(start, batch, stand.answers.reference(batch))
 
 
 def _company(stand: Stand, base: _Part) -> Iterator[_Part]:
@@ -198,7 +198,7 @@ def _company(stand: Stand, base: _Part) -> Iterator[_Part]:
         for start in range(0, base.size // size * size, size):
             batch = {name: array[start : start + size] for name, array in base.batch.items()}
             try:
-                expected = stand.reference.run(batch)
+                expected = stand.answers.reference(batch)
             except EvidenceError:
                 break
             yield _Part(start, batch, expected)

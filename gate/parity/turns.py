@@ -12,8 +12,8 @@ from gate.parity.statistics.output import Array
 from gate.parity.track import Track
 from gate.runtimes.runtime import Batch
 
-_LEAST, _MOST = 3, 20
-"""Turns; the first one warms up."""
+_LEAST, _LEAST_WHOLE, _MOST = 3, 2, 20
+"""Turns of one sample and of a whole batch; the first one warms up."""
 _SHARE = 0.02
 """Of the time that the samples took: so much more may the turns take beyond the least."""
 _FREE_S = 0.05
@@ -31,7 +31,7 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
     allowed = max(_SHARE * seconds, _FREE_S)
     if stand.reference.meter.is_cold:
         batch = next(stand.samples.batches(size))
-        for _ in _turns(allowed, taken=1):
+        for _ in _turns(allowed, least=_LEAST_WHOLE, taken=1):
             expected = stand.reference.timed_run(batch)
             for track in tracks:
                 _repeat(track, batch, expected)
@@ -43,7 +43,7 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
             meter.single_unmeasured = reason
         return
     sample = next(stand.samples.batches(1))
-    for _ in _turns(allowed):
+    for _ in _turns(allowed, least=_LEAST):
         expected = stand.reference.single_run(sample)
         for track in tracks:
             _take_turn(track, sample, expected, note=track.meter.single)
@@ -67,10 +67,10 @@ def _take_turn(
         track.fail(error)
 
 
-def _turns(allowed: float, *, taken: int = 0) -> Iterator[int]:
-    """As many as that many seconds allow; `taken` were before."""
+def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
+    """As many as that many seconds allow, and at least `least`; `taken` were before."""
     start = time.perf_counter()
     for turn in range(taken, _MOST):
-        if turn >= _LEAST and time.perf_counter() - start > allowed:
+        if turn >= least and time.perf_counter() - start > allowed:
             return
         yield turn

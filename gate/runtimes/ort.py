@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gate.errors import OutputMismatch, PolicyError
-from gate.onnxfile.placement import Placement, read_placement
+from gate.onnxfile.placement import read_placement
 from gate.onnxfile.session import NO_SPINNING, open_session, session_options
 from gate.policy.ort_options import OrtOptions, OrtSettings, OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, RuntimeName
@@ -40,7 +40,8 @@ class OrtSession(Session):
     def __init__(
         self, file: RunnableFile, setup: OrtSetup, *, conditions: Conditions, example: Batch
     ) -> None:
-        """Profile one run of `example`, then create the session with the same options.
+        """Open the file, and profile one run of `example` in the session that computes all else:
+        once a profile is ended, a session computes as one that had none, bit for bit.
 
         Raises EvidenceError where the provider doesn't load, OutputMismatch where the file's
         inputs or outputs are not the subject's, and whatever ONNX Runtime raises.
@@ -48,8 +49,13 @@ class OrtSession(Session):
         self._file = file
         self._setup = setup
         self._conditions = conditions
-        self._placement = self._profile(example)
-        self._session = self._create(self._options())
+        with temporary_folder() as folder:
+            options = self._options()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "placement")
+            self._session = self._create(options)
+            self._session.run(None, dict(example))
+            self._placement = read_placement(Path(self._session.end_profiling()))
 
     def run(self, batch: Batch) -> list[Array]:
         """Compute the outputs of `batch`."""
@@ -82,16 +88,6 @@ class OrtSession(Session):
             versions=_versions(),
             precision=precision_of(setup, by_provider),
         )
-
-    def _profile(self, example: Batch) -> Placement:
-        """Node placement from one run in a short-lived session with the same options."""
-        with temporary_folder() as folder:
-            options = self._options()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "placement")
-            session = self._create(options)
-            session.run(None, dict(example))
-            return read_placement(Path(session.end_profiling()))
 
     def _options(self) -> Any:
         return session_options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import onnxruntime
 import pytest
 
@@ -11,13 +12,15 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.errors import PolicyError
 from gate.localisation.locate import locate
+from gate.onnxfile.session import open_session, session_options
 from gate.parity.case import Case
 from gate.parity.measure import measure
-from gate.policy.ort_options import OrtOptions, OrtSettings
+from gate.policy.ort_options import OrtOptions, OrtSettings, OrtSetup
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 from gate.runtimes import cuda
-from gate.runtimes.ort import Ort, OrtCuda
+from gate.runtimes.ort import Ort, OrtCuda, OrtSession
+from gate.runtimes.runtime import Conditions, RunnableFile
 from tests.parity import tiny
 
 XNNPACK, TENSORRT = "XnnpackExecutionProvider", "TensorrtExecutionProvider"
@@ -211,3 +214,31 @@ def test_its_layers_are_compared_like_those_of_any_other(model, good):
     assert not found.diverges
     with pytest.raises(PolicyError, match="the policy names no runtime 'plane'"):
         locate(Case(model, good, tiny.samples(), policy=wanted), runtime="plane")
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+def test_one_session_proves_its_placement_and_computes_as_any_other(good, level, monkeypatch):
+    opened = []
+
+    def counted(self, options):
+        opened.append(original(self, options))
+        return opened[-1]
+
+    original = OrtSession._create
+    monkeypatch.setattr(OrtSession, "_create", counted)
+    setup = OrtSetup.of_options(
+        {"providers": [CPU_PROVIDER], "graph_optimization_level": level}, {}
+    )
+    batch = {"input": tiny.images(4)}
+    session = OrtSession(
+        RunnableFile(good, lambda device: None), setup, conditions=Conditions(), example=batch
+    )
+    assert len(opened) == 1
+    assert sum(session.proof().nodes_per_provider.values()) > 0
+    plain = open_session(
+        good.path.read_bytes(), session_options(setup, threads=1, deterministic=False), setup
+    )
+    for count in (1, 4, 9):
+        fed = {"input": tiny.images(count)}
+        for own, other in zip(session.run(fed), plain.run(None, fed), strict=True):
+            assert np.array_equal(own, other)

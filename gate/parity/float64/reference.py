@@ -11,6 +11,7 @@ from torch import nn
 
 from gate.errors import ModelError, first_line
 from gate.parity.arrays.binding import Binding
+from gate.parity.float64.convolution import Convolution
 from gate.parity.rounding.dispatch import DispatchMode
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.statistics.output import Array
@@ -72,6 +73,9 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks for float64 wherever float32 is asked for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        small = None if kwargs else Convolution.of(func, args)
+        if small is not None:
+            return small.run()
         narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
         wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
         return func(*(_wider(value, narrow) for value in args), **wide)

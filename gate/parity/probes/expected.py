@@ -88,7 +88,7 @@ class ProbeAnswer:
         self._reference: list[Array] = []
         self._truth: list[Array] | None = None
         try:
-            self._reference = stand.reference.run(probe.batch)
+            self._reference = stand.answers.reference(probe.batch)
         except GateError as error:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
@@ -100,7 +100,7 @@ class ProbeAnswer:
     def _true(self, rows: Rows | None) -> list[Array] | None:
         if rows is not None:
             return rows.truth(self.probe, self._reference)
-        return self._stand.truth.aside(self.probe.batch)
+        return self._stand.answers.truth(self.probe.batch)
 
     def parity(self, compute: Compute) -> ProbeParity:
         """The record of one runtime; whatever `compute` raises is its failure."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,11 +15,10 @@ from gate.parity.probes.rows import Rows
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from gate.parity.probes.values import value_probes
-from gate.parity.stand import Material, Stand
+from gate.parity.stand import Material, Stand, digest_of
 from gate.parity.track import Track
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
-from gate.runtimes.runtime import Batch
 from gate.storage.digest import Digest
 
 _steps = logging.getLogger("gate.steps")
@@ -35,7 +33,7 @@ class Prober:
         self._observed = Observed.of(stand)
         self._axes = Axes.of(stand, self._observed, inputs)
         self._rows = Rows(stand, self._observed)
-        self._digests: set[bytes] = set()
+        self._digests: set[str] = set()
         self.probes = plain_probes(stand, self._axes, sha256=sha256)
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
@@ -71,7 +69,7 @@ class Prober:
 
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
-        digest = _digest(probe.batch)
+        digest = digest_of(probe.batch)
         if digest in self._digests:
             return
         self._digests.add(digest)
@@ -91,11 +89,3 @@ def plain_probes(stand: Material, axes: Axes, *, sha256: Digest) -> list[Probe]:
         *column_probes(observed),
         *size_probes(axes),
     ]
-
-
-def _digest(batch: Batch) -> bytes:
-    sha256 = hashlib.sha256()
-    for name, array in batch.items():
-        sha256.update(f"{name} {array.dtype} {array.shape}".encode())
-        sha256.update(array.tobytes())
-    return sha256.digest()

@@ -32,7 +32,7 @@ class Rows:
         `reference`: the model's float32 outputs for the probe.
         """
         together = self._together(probe, reference)
-        return self._stand.truth.aside(probe.batch) if together is None else together
+        return self._stand.answers.truth(probe.batch) if together is None else together
 
     def _together(self, probe: Probe, reference: list[Array]) -> list[Array] | None:
         if probe.places is None or self._outputs is None:
@@ -53,10 +53,10 @@ class Rows:
     def _outputs(self) -> tuple[list[Array], list[Array]] | None:
         """Float32 and float64 outputs of the samples; None where one of them can't be computed."""
         try:
-            alone = self._stand.reference.run(self._observed.rows)
+            alone = self._stand.answers.reference(self._observed.rows)
         except GateError:
             return None
-        true = self._stand.truth.aside(self._observed.rows)
+        true = self._stand.answers.truth(self._observed.rows)
         if true is None or [r.shape for r in alone] != [r64.shape for r64 in true]:
             return None
         return alone, true

@@ -10,6 +10,7 @@ from torch import nn
 from gate.parity.probes.observed import Observed
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes
+from gate.parity.probes.traced import Traced
 from gate.parity.probes.values import value_probes
 from gate.storage.digest import Digest
 from tests.parity.probes import benches
@@ -276,3 +277,41 @@ def test_the_same_search_finds_the_same():
     assert first == second
     for left, right in zip(one, other, strict=True):
         assert np.array_equal(left.batch["x"], right.batch["x"])
+
+
+class Sized(nn.Module):
+    """Reads no value out of its tensors."""
+
+    def forward(self, x):
+        return x * 2
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+class Equal(nn.Module):
+    """The tracer does not warn of this."""
+
+    def forward(self, x):
+        return x * 2 if torch.equal(x, x.abs()) else x
+
+
+@pytest.mark.parametrize(
+    ("model", "often"), [(Sized(), False), (Branching(), True), (Equal(), True)]
+)
+def test_code_that_reads_nothing_is_watched_once_a_shape(model, often, monkeypatch):
+    """It can't know what else is in tensors of the same shape."""
+    shapes = []
+    original = Traced.watched
+
+    def counted(self, batch):
+        shapes.append(batch["x"].shape)
+        return original(self, batch)
+
+    monkeypatch.setattr(Traced, "watched", counted)
+    found, _ = search(model)
+    assert found.tried >= 6
+    assert (len(shapes) > len(set(shapes))) is often
+    assert often or len(shapes) < found.tried

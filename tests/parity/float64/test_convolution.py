@@ -1,0 +1,112 @@
+"""Convolutions of all samples at once are PyTorch's, whatever their shape."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from gate.parity.float64.convolution import Convolution
+from gate.parity.float64.reference import in_double
+
+aten = torch.ops.aten
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@settings(max_examples=40)
+@given(
+    samples=st.integers(2, 4),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    sizes=st.tuples(st.integers(7, 10), st.integers(7, 10)),
+    kernel=PAIRS,
+    steps=st.tuples(PAIRS, st.tuples(st.integers(0, 2), st.integers(0, 2)), PAIRS),
+    biased=st.booleans(),
+    strided=st.booleans(),
+)
+def test_it_is_the_convolution_of_pytorch(
+    *, samples, channels, sizes, kernel, steps, biased, strided
+) -> None:
+    x = drawn(samples, channels[0], *(2 * s for s in sizes))[..., ::2, ::2]
+    x = x if strided else x.contiguous()
+    weight = drawn(channels[1], channels[0], *kernel)
+    bias = drawn(channels[1]) if biased else None
+    stride, padding, dilation = map(list, steps)
+    expected = aten.conv2d(x, weight, bias, stride, padding, dilation)
+    for func, args in (
+        (aten.conv2d.default, (x, weight, bias, stride, padding, dilation)),
+        (
+            aten.convolution.default,
+            (x, weight, bias, stride, padding, dilation, False, [0, 0], 1),
+        ),
+    ):
+        found = Convolution.of(func, args)
+        assert found is not None
+        made = found.run()
+        assert made.is_contiguous()
+        torch.testing.assert_close(made, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_some_samples_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
+    whole = Convolution.of(aten.conv2d.default, call)
+    monkeypatch.setattr("gate.parity.float64.convolution._MOST_ELEMENTS", 2 * 2 * 9 * 36)
+    assert whole is not None
+    torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+
+
+X, W = drawn(2, 4, 8, 8), drawn(4, 4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.conv2d.default, (X, W[:, :2], None, [1, 1], [0, 0], [1, 1], 2)),
+        (aten.conv2d.default, (X[:1], W)),
+        (aten.conv2d.default, (X[0], W)),
+        (aten.conv2d.default, (X.float(), W.float())),
+        (aten.conv2d.default, (drawn(2, 4, 80, 80), W)),
+        (
+            aten.convolution.default,
+            (X, W, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
+        ),
+        (aten.convolution.default, (X[..., 0], W[..., 0], None, [1], [0], [1], False, [0], 1)),
+        (aten.conv_transpose2d.input, (X, W)),
+        (aten.relu.default, (X,)),
+    ],
+    ids=[
+        "groups",
+        "one sample",
+        "no samples",
+        "float32",
+        "large",
+        "transposed",
+        "1d",
+        "other",
+        "relu",
+    ],
+)
+def test_all_else_is_left_to_pytorch(func, args) -> None:
+    assert Convolution.of(func, args) is None
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
+def test_the_float64_reference_computes_so(mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(Convolution, "run", lambda self: ran.append(self) or RUN(self))
+    with mode(), in_double():
+        made = functional.conv2d(X, W, stride=2, padding=1)
+    assert len(ran) == 1
+    torch.testing.assert_close(
+        made, functional.conv2d(X, W, stride=2, padding=1), rtol=1e-13, atol=1e-13
+    )
+
+
+RUN = Convolution.run
