@@ -24,7 +24,9 @@ from gate.parity.runners.environment import describe_environment
 from gate.parity.units.part import LeadState, UnitAnswers, UnitPart
 from gate.parity.units.unit import Unit
 from gate.parity.workload import Workload
+from gate.policy.policy import Policy
 from gate.records.environment import Environment
+from gate.runtimes.chosen import chosen_of
 from gate.scale.assignment import Assignment
 from gate.scale.part_file import PartFile
 from gate.storage.digest import Digest
@@ -44,6 +46,8 @@ class KeptPlan(Record):
     environment: Environment
     samples: Count
     labels_sha256: Sha256 | None
+    libraries: dict[str, dict[str, str]]
+    """Versions of each runtime's own, by its name."""
 
     @classmethod
     def of(cls, assignment: Assignment, workload: Workload) -> KeptPlan:
@@ -55,6 +59,7 @@ class KeptPlan(Record):
             environment=environment,
             samples=len(workload.samples),
             labels_sha256=workload.labels_sha256,
+            libraries=dict(_libraries(assignment.policy)),
         )
 
 
@@ -152,6 +157,13 @@ class KeptParts:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"part-{index}.json"
+
+
+def _libraries(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
+    """What a runtime can't say now, it will say as its own failure when it is measured."""
+    for runtime in chosen_of(policy):
+        with contextlib.suppress(Exception), contextlib.closing(runtime):
+            yield runtime.name, runtime.versions()
 
 
 def _cache() -> Path:

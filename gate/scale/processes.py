@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -58,6 +59,20 @@ class _Process:
             self.process.join(_END_S)
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What starts inside never hears of Ctrl-C, not even while it imports: it leaves when its
+    connection ends. A child has the mask of the thread that started it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @dataclass(frozen=True)
 class Processes:
     """As `gate.scale.workers.CrewEngine`: so many processes, with so many threads each."""
@@ -74,7 +89,8 @@ class Processes:
         process = context.Process(
             target=serve, args=(theirs, self.assignment, self.threads), daemon=True
         )
-        process.start()
+        with _interrupts_held():
+            process.start()
         theirs.close()
         return _Process(process, ours)
 

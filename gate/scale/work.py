@@ -87,8 +87,8 @@ class Work:
             unit.index,
             EvidenceError(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) ended {_TRIES} "
-                f"workers, the last with {why}. Look at the memory where they run, or measure "
-                "with one job."
+                f"workers, the last with {why}. Look at the memory and the logs of the machines "
+                "where they run, or measure with one job."
             ),
         )
 

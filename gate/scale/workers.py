@@ -24,8 +24,6 @@ _LEAVE_S = 1.0
 _MOST_WAITING = 32
 """Parts that nobody has taken yet, before the crew waits."""
 
-_LOST = EvidenceError("no worker is left to measure. Repeat, or measure with one job.")
-
 
 class CrewEngine(Protocol):
     """What starts workers: processes of this machine, or actors of a cluster."""
@@ -129,12 +127,11 @@ class Workers:
     def _drive(self, work: Work) -> None:
         try:
             for hand in self._hands:
-                if not hand.opening:
-                    work.begin(hand)
+                _begin(hand, work)
             while work.left and self._hands and not self._is_over.is_set():
                 for hand in self.engine.ready(self._hands, seconds=_LEAVE_S):
                     self._hear(hand, work)
-            self._put(work.failure or (_LOST if work.left else None))
+            self._put(work.failure or (_nobody_left() if work.left else None))
         except Exception as error:
             self._put(EvidenceError(f"the crew of {self.engine.name} broke: {error}. Repeat."))
 
@@ -180,5 +177,14 @@ class Workers:
         self._hands.remove(hand)
         if work.waiting:
             self._hands.append(self.engine.start())
-            if not self._hands[-1].opening:
-                work.begin(self._hands[-1])
+            _begin(self._hands[-1], work)
+
+
+def _begin(hand: Hand, work: Work) -> None:
+    """One that is still opening says when it is there."""
+    if not hand.opening:
+        work.begin(hand)
+
+
+def _nobody_left() -> EvidenceError:
+    return EvidenceError("no worker is left to measure. Repeat, or measure with one job.")

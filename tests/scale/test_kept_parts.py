@@ -16,7 +16,8 @@ from gate.parity.units.part import LeadState, TrackPart, UnitPart
 from gate.parity.units.unit import Unit
 from gate.policy.policy import Policy
 from gate.records.environment import Determinism, Environment
-from gate.scale.kept_parts import KeptParts, KeptPlan
+from gate.runtimes.chosen import ChosenRuntime
+from gate.scale.kept_parts import KeptParts, KeptPlan, _libraries
 from gate.storage.digest import Digest
 
 LEAD = LeadState(floors={"ort-cpu": 1.0})
@@ -185,3 +186,23 @@ def test_what_nobody_went_on_from_is_removed(cache: Path, kept: KeptParts, plan:
     assert not old.exists()
     assert not lock.exists()
     assert kept.begin(LEAD, UNITS) == {2}
+
+
+def test_another_version_of_a_runtime_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in brings libraries of its own, which the environment does not name."""
+    versions = {"acme": "1"}
+    monkeypatch.setattr(ChosenRuntime, "versions", lambda _: dict(versions))
+    first = dict(_libraries(Policy.default()))
+    versions["acme"] = "2"
+    assert set(first) == set(Policy.default().runtimes)
+    assert dict(_libraries(Policy.default())) != first
+
+
+def test_a_runtime_that_can_not_say_its_version_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: ChosenRuntime) -> dict[str, str]:
+        raise RuntimeError("no library")
+
+    monkeypatch.setattr(ChosenRuntime, "versions", broken)
+    assert dict(_libraries(Policy.default())) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,19 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         crew.begin(LeadState(floors={}), [Unit(1, 32, 64)])
         raise KeyboardInterrupt
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_never_hears_of_ctrl_c(folder: Path) -> None:
+    """Not even while it imports: the whole group of a terminal gets it. It ends with its pipe."""
+    case = Assignment.model_construct()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    hand = Processes(case, 1).start()
+    try:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+        process = multiprocessing.active_children()[-1]
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        blocked = int(next(line for line in status.splitlines() if "SigBlk" in line).split()[1], 16)
+        assert blocked & 1 << (signal.SIGINT - 1)
+    finally:
+        hand.end()
+    assert process.exitcode is not None
