@@ -26,6 +26,7 @@ from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.export_note import ExportNote
+from gate.onnxfile.release_file import is_release
 from gate.onnxfile.subject import read_subject
 from gate.parity.case import Case
 from gate.parity.incumbent import Compared, measure_incumbent
@@ -33,7 +34,6 @@ from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.parity.workload import Workload
 from gate.parts.release import OpenRelease
-from gate.parts.release_file import is_release
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenTensor, Origin
+from gate.golden.record import (
+    DType,
+    Golden,
+    GoldenModel,
+    GoldenOutput,
+    GoldenPart,
+    GoldenTensor,
+    Origin,
+)
 from gate.policy.sections import NonFinite
 from gate.storage import atomic
 from gate.storage.digest import Digest
@@ -37,8 +45,27 @@ class ExpectedOutput:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What is written: a file, what it is given and what it must give."""
+
+    model: GoldenModel
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, ExpectedOutput]
+
+
+@dataclass(frozen=True)
+class PartVectors:
+    """Of a part of a release, by the names of its ONNX file."""
+
+    golden: GoldenPart
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
 class Vectors:
-    """Golden vectors that were read and proven, by the names of the ONNX file."""
+    """Golden vectors that were read and proven, by the names of the ONNX file; of a release by
+    those of its chain."""
 
     golden: Golden
     sha256: Digest
@@ -47,6 +74,7 @@ class Vectors:
     outputs: Mapping[str, Array]
     pictures: tuple[bytes, ...] = ()
     """PNG of each sample; empty: the vectors have none."""
+    parts: Mapping[str, PartVectors] = field(default_factory=dict)
 
 
 def write_golden(
@@ -57,36 +85,30 @@ def write_golden(
     outputs: Mapping[str, ExpectedOutput],
     origin: Origin,
 ) -> Golden:
-    """Write the vectors into `folder`, which is theirs alone; gives the record.
+    """Write the vectors of one file into `folder`; as `write_answers`."""
+    return write_answers(folder, Answers(model, inputs, outputs), parts={}, origin=origin)
+
+
+def write_answers(
+    folder: Path, whole: Answers, *, parts: Mapping[str, Answers], origin: Origin
+) -> Golden:
+    """Write the vectors into `folder`, which is theirs alone; gives the record. `parts`: of a
+    release, whose chain `whole` is.
 
     The same vectors give the same bytes. Files of data are named by their content and golden.json
     comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
     vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
     infinite inputs, dtypes that are no plain numbers; StorageError.
     """
-    if not inputs or not outputs:
-        raise EvidenceError(
-            f"{len(inputs)} inputs and {len(outputs)} outputs are no golden vectors. "
-            "Give every input and every output of the file."
-        )
     contents: dict[str, bytes] = {}
-    given: list[dict[str, object]] = []
-    for index, (name, values) in enumerate(inputs.items()):
-        _check(name, values, output=False)
-        given.append(_described(name, values, f"input-{index}", contents))
-    expected: list[dict[str, object]] = []
-    for index, (name, output) in enumerate(outputs.items()):
-        _check(name, output.values, output=True, nonfinite=output.nonfinite)
-        described = _described(name, output.values, f"output-{index}", contents)
-        described |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
-        expected.append(described | {"top1_agreement": output.top1_agreement})
     try:
         golden = Golden(
-            model=model,
-            samples=len(next(iter(inputs.values()))),
-            inputs=tuple(GoldenTensor.model_validate(fields) for fields in given),
-            outputs=tuple(GoldenOutput.model_validate(fields) for fields in expected),
+            **_described_all(whole, "", contents),
             origin=origin,
+            parts={
+                name: GoldenPart(**_described_all(part, f"part-{place}-", contents))
+                for place, (name, part) in enumerate(parts.items())
+            },
         )
     except ValueError as error:
         raise EvidenceError(f"these are no golden vectors: {error}") from error
@@ -100,6 +122,33 @@ def write_golden(
     golden.save(folder / GOLDEN_JSON)
     remove_stale(folder, golden)
     return golden
+
+
+def _described_all(answers: Answers, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
+    """The fields of the record; the bytes of its arrays go into `contents`."""
+    if not answers.inputs or not answers.outputs:
+        raise EvidenceError(
+            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs are no golden "
+            "vectors. Give every input and every output of the file."
+        )
+    given: list[GoldenTensor] = []
+    for index, (name, values) in enumerate(answers.inputs.items()):
+        _check(name, values, output=False)
+        fields = _described(name, values, f"{prefix}input-{index}", contents)
+        given.append(GoldenTensor.model_validate(fields))
+    expected: list[GoldenOutput] = []
+    for index, (name, output) in enumerate(answers.outputs.items()):
+        _check(name, output.values, output=True, nonfinite=output.nonfinite)
+        fields = _described(name, output.values, f"{prefix}output-{index}", contents)
+        fields |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
+        fields |= {"top1_agreement": output.top1_agreement}
+        expected.append(GoldenOutput.model_validate(fields))
+    return {
+        "model": answers.model,
+        "samples": len(next(iter(answers.inputs.values()))),
+        "inputs": tuple(given),
+        "outputs": tuple(expected),
+    }
 
 
 def remove_stale(folder: Path, golden: Golden) -> None:
@@ -152,6 +201,14 @@ def _read(folder: Path, expected: Digest | None) -> Vectors:
         inputs=_arrays(folder, golden.inputs, output=False),
         outputs=_arrays(folder, golden.outputs, output=True),
         pictures=_pictures(folder, golden),
+        parts={
+            name: PartVectors(
+                part,
+                _arrays(folder, part.inputs, output=False),
+                _arrays(folder, part.outputs, output=True),
+            )
+            for name, part in golden.parts.items()
+        },
     )
 
 

@@ -33,6 +33,9 @@ class Chained(Protocol):
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """All of them in this runtime, as one session. Raises anything."""
 
+    def cases(self, whole: Case) -> Mapping[str, Case]:
+        """Each file with its model, by the name of the part, as the case of all of them is."""
+
 
 @dataclass(frozen=True)
 class Case:

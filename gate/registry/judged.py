@@ -17,7 +17,7 @@ from gate.golden.record import Golden, Origin
 from gate.policy.policy import Policy
 from gate.policy.tried import sentence
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence
+from gate.records.evidence import Evidence, Subject
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
 
@@ -69,15 +69,11 @@ class Judged:
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
         again does not give this decision, or the golden vectors were computed by other code of the
-        model; PolicyError for a release of several files, which no version holds; LimitExceeded.
+        model, or of other parts of a release; PolicyError for a release file that is none;
+        LimitExceeded.
         """
-        if self.evidence.subject.parts:
-            raise PolicyError(
-                f"{self.onnx_path} is a release of {len(self.evidence.subject.parts)} files, and a "
-                "version of the registry holds one. It was judged; put its files into service by "
-                "your own means, all of them together."
-            )
         subject, decision = self.evidence.subject.sha256, self.decision
+        self._verify_parts()
         files = self.evidence.subject.external_data
         actual = digest_of_model(self.onnx_path, external_data=files)
         subject.verify(actual, what=str(self.onnx_path))
@@ -94,6 +90,7 @@ class Judged:
             subject.verify(made_for, what=f"the file of {vectors}")
             decision.policy_sha256.verify(origin.policy_sha256, what=f"the policy of {vectors}")
             self._verify_code(origin, what=vectors)
+            self._verify_vectors_of_parts(self.golden.golden, what=vectors)
         self._verify_preprocessing()
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
@@ -119,7 +116,11 @@ class Judged:
             )
         if decision.passed:
             return None
-        first = decision.problems[0].explanation if decision.problems else "no runtime passed"
+        named = [
+            f"in the part {check.part}: {check.explanation}" if check.part else check.explanation
+            for check in decision.problems
+        ]
+        first = next(iter(named), "no runtime passed")
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
@@ -178,19 +179,60 @@ class Judged:
                 "Give the spec that the model was trained with."
             )
 
-    def _verify_description(self, limits: ChildLimits | None) -> None:
-        """What is uploaded follows the subject (its external data): it must be the file's own."""
-        from gate.onnxfile.foreign import subject_within
+    def _verify_parts(self) -> None:
+        """By the digest of each, so that the one that was exchanged is named."""
+        for name, part in self.evidence.subject.parts.items():
+            measured = self.evidence.parts.get(name)
+            if measured is None or wrong_name(part.file):
+                raise EvidenceError(
+                    f"the evidence says nothing of the part {name} of {self.onnx_path}, or names "
+                    f"no file for it ({part.file[:300]!r}). It was edited: measure and decide "
+                    "again."
+                )
+            path = self.onnx_path.parent / part.file
+            what = f"the part {name} ({path})"
+            if not path.is_file():
+                raise DigestMismatch(f"{what} is missing. Bring it, or measure anew.")
+            files = measured.subject.external_data
+            part.sha256.verify(digest_of_model(path, external_data=files), what=what)
 
-        file = subject_within(self.onnx_path, limits).to_plain()
-        described = self.evidence.subject.to_plain()
-        other = sorted(field for field in file if file[field] != described[field])
-        if other:
+    def _verify_vectors_of_parts(self, golden: Golden, *, what: str) -> None:
+        parts = {name: part.sha256 for name, part in self.evidence.subject.parts.items()}
+        proven = {name: part.model.sha256 for name, part in golden.parts.items()}
+        if parts != proven:
+            other = ", ".join(sorted({name for name, _ in parts.items() ^ proven.items()}))
             raise EvidenceError(
-                f"the evidence describes {self.onnx_path} otherwise than it is: "
-                f"{', '.join(f'{name} {described[name]}, not {file[name]}' for name in other)}. "
-                "It was edited, or made by another version of the gate: measure and decide again."
+                f"{what} are of other parts than the release: {other}. Measure again, which makes "
+                "both."
             )
+
+    def _verify_description(self, limits: ChildLimits | None) -> None:
+        """What is uploaded follows the subject (its external data, its parts): it must be the
+        file's own. What the chain of a release takes and gives, only running it tells."""
+        from gate.onnxfile.foreign import release_within, subject_within
+        from gate.onnxfile.release_file import is_release
+
+        described = self.evidence.subject
+        if not described.parts and not is_release(self.onnx_path):
+            _verify_described(described, subject_within(self.onnx_path, limits), self.onnx_path)
+            return
+        files = release_within(self.onnx_path, limits)
+        whole = files.subject(inputs=described.inputs, outputs=described.outputs)
+        _verify_described(described, whole, self.onnx_path)
+        for name, part in files.parts.items():
+            _verify_described(self.evidence.parts[name].subject, part.subject, part.path)
+
+
+def _verify_described(described: Subject, found: Subject, path: Path) -> None:
+    """Raise EvidenceError where a file is described otherwise than it is."""
+    said, file = described.to_plain(), found.to_plain()
+    other = sorted(field for field in {**file, **said} if file.get(field) != said.get(field))
+    if other:
+        raise EvidenceError(
+            f"the evidence describes {path} otherwise than it is: "
+            f"{', '.join(f'{name} {said.get(name)}, not {file.get(name)}' for name in other)}. "
+            "It was edited, or made by another version of the gate: measure and decide again."
+        )
 
 
 def moment(text: str) -> datetime | None:

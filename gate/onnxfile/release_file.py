@@ -56,3 +56,11 @@ class ReleaseFile(Record):
 def is_release(path: Path) -> bool:
     """Whether it names parts, and is no ONNX file itself."""
     return path.suffix.lower() in _SUFFIXES
+
+
+def onnx_files(path: Path) -> dict[str, Path]:
+    """The ONNX files of a release by part; of one file that one, by no name. Raises as
+    `ReleaseFile.load`."""
+    if not is_release(path):
+        return {"": path}
+    return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
