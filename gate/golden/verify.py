@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,13 +42,15 @@ def verify_golden(
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
     attempt = _Attempt(vectors, name=model_path.name, digest_text=str(digest))
-    problem = _other_file(digest, (sha256, expected), path=model_path) or wrong_pictures(vectors)
-    problem = problem or _other_parts(vectors.golden, model_path)
+    problem = _other_file(digest, (sha256, expected), path=model_path)
+    if problem is not None:
+        problem = "; ".join((problem, *_exchanged(vectors.golden, model_path)))
+    problem = problem or wrong_pictures(vectors) or _other_parts(vectors.golden, model_path)
     if problem is not None:
         return attempt.refused(problem)
     outputs: list[OutputResult] = []
     for part, of in vectors.parts.items():
-        computed = _of_part(part, of, release=model_path, attempt=attempt)
+        computed = _of_part(of, release=model_path, attempt=attempt)
         if isinstance(computed, str):
             return attempt.refused(f"part {part}: {computed}")
         outputs += (result.model_copy(update={"part": part}) for result in computed)
@@ -134,6 +136,14 @@ def _other_file(
     return None
 
 
+def _exchanged(golden: Golden, path: Path) -> Iterator[str]:
+    """Which parts are other files, where the whole is not the released one."""
+    for name, part in golden.parts.items():
+        file = path.parent / part.model.file
+        if file.is_file() and read_model(file, like=part.model)[0] != part.model.sha256:
+            yield f"the part {name} ({part.model.file}) is another"
+
+
 def _other_parts(golden: Golden, path: Path) -> str | None:
     """Why the vectors are not of the parts that the release file names, or None."""
     if not golden.parts:
@@ -151,7 +161,7 @@ def _other_parts(golden: Golden, path: Path) -> str | None:
 
 
 def _of_part(
-    part: str, vectors: PartVectors, *, release: Path, attempt: _Attempt
+    vectors: PartVectors, *, release: Path, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
     """As `_computed`."""
     path = release.parent / vectors.golden.model.file
