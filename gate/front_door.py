@@ -163,7 +163,11 @@ def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanatio
         own = evidence.parts[part.name]
         refused = decide(part.policy(case.policy), own, decided_at=decision.decided_at)
         if not refused.passed:
-            return explain(part.case(case.policy, case.batch_size), own, refused)
+            found = explain(part.case(case.policy, case.batch_size), own, refused)
+            located = found.localisation
+            if located is not None:
+                located = located.model_copy(update={"part": part.name})
+            return found.model_copy(update={"localisation": located})
     return Explanation()
 
 
@@ -234,6 +238,8 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
             )
         except GateError as error:
             raise type(error)(f"the part {part.name}: {error}") from error
+        dataset = found[part.name].dataset.model_copy(update={"left_out": part.left_out})
+        found[part.name] = found[part.name].model_copy(update={"dataset": dataset})
     return found
 
 

@@ -45,7 +45,7 @@ class ExpectedOutput:
 
 
 @dataclass(frozen=True)
-class Answers:
+class FileVectors:
     """What is written: a file, what it is given and what it must give."""
 
     model: GoldenModel
@@ -86,11 +86,11 @@ def write_golden(
     origin: Origin,
 ) -> Golden:
     """Write the vectors of one file into `folder`; as `write_answers`."""
-    return write_answers(folder, Answers(model, inputs, outputs), parts={}, origin=origin)
+    return write_answers(folder, FileVectors(model, inputs, outputs), parts={}, origin=origin)
 
 
 def write_answers(
-    folder: Path, whole: Answers, *, parts: Mapping[str, Answers], origin: Origin
+    folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
 ) -> Golden:
     """Write the vectors into `folder`, which is theirs alone; gives the record. `parts`: of a
     release, whose chain `whole` is.
@@ -124,7 +124,7 @@ def write_answers(
     return golden
 
 
-def _described_all(answers: Answers, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
+def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
     """The fields of the record; the bytes of its arrays go into `contents`."""
     if not answers.inputs or not answers.outputs:
         raise EvidenceError(

@@ -176,9 +176,8 @@ class Golden(Record):
     @property
     def arrays(self) -> tuple[GoldenTensor, ...]:
         """Of the whole, then of each part."""
-        return tuple(
-            tensor for of in (self, *self.parts.values()) for tensor in (*of.inputs, *of.outputs)
-        )
+        each: tuple[Golden | GoldenPart, ...] = (self, *self.parts.values())
+        return tuple(tensor for of in each for tensor in (*of.inputs, *of.outputs))
 
     @property
     def files(self) -> dict[str, Digest]:

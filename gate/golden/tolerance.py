@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gate.errors import EvidenceError
 from gate.golden.folder import (
-    Answers,
     ExpectedOutput,
+    FileVectors,
     PartVectors,
     Vectors,
     read_golden,
@@ -107,12 +107,12 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     )
 
 
-def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) -> Answers:
+def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) -> FileVectors:
     outputs = {
         name: ExpectedOutput(values, **vars(allowed[name]))
         for name, values in vectors.outputs.items()
     }
-    return Answers(vectors.golden.model, vectors.inputs, outputs)
+    return FileVectors(vectors.golden.model, vectors.inputs, outputs)
 
 
 def _served(evidence: Evidence) -> RuntimeEvidence | None:

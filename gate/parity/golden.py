@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gate.errors import OutputMismatch
-from gate.golden.folder import Answers, Array, ExpectedOutput, write_answers
+from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances, tolerances_of_part
 from gate.parity.arrays.binding import Binding
@@ -58,7 +58,7 @@ def write_golden_of(folder: Path, case: Case, *, evidence: Evidence) -> Golden:
     )
 
 
-def _answers(case: Case, allowed: Mapping[str, Tolerance], *, file: str) -> Answers:
+def _answers(case: Case, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
     """`file`: its name for the record."""
     subject, policy = case.candidate.subject, case.policy
     samples = case.inputs
@@ -76,7 +76,7 @@ def _answers(case: Case, allowed: Mapping[str, Tolerance], *, file: str) -> Answ
             f"the reference returns {len(outputs)} outputs, the file has {len(names)}: {names}. "
             "Export the model again."
         )
-    return Answers(
+    return FileVectors(
         GoldenModel(sha256=subject.sha256, file=file, external_data=subject.external_data),
         binding.by_input(batch),
         {

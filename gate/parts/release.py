@@ -37,6 +37,8 @@ class Part:
     module: nn.Module
     samples: Samples
     """What the chain gives it, or samples of its own."""
+    left_out: int = 0
+    """Calls of the chain that are no samples: with inputs of other sizes than the first one."""
 
     def policy(self, policy: Policy) -> Policy:
         """By which it is judged, where the whole is by this one."""
@@ -82,6 +84,7 @@ class OpenRelease:
                 candidate,
                 modules[name],
                 _samples(files.file, calls, candidate, name=name),
+                calls.of(name).left_out if files.file.parts[name].inputs is None else 0,
             )
             for name, candidate in files.parts.items()
         )

@@ -116,11 +116,12 @@ class Judged:
             )
         if decision.passed:
             return None
-        named = [
-            f"in the part {check.part}: {check.explanation}" if check.part else check.explanation
-            for check in decision.problems
-        ]
-        first = next(iter(named), "no runtime passed")
+        problems = decision.problems
+        # A part that fails is why the whole does.
+        check = next((check for check in problems if check.part), next(iter(problems), None))
+        first = "no runtime passed" if check is None else check.explanation
+        if check is not None and check.part:
+            first = f"in the part {check.part}: {first}"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
@@ -225,12 +226,12 @@ class Judged:
 
 def _verify_described(described: Subject, found: Subject, path: Path) -> None:
     """Raise EvidenceError where a file is described otherwise than it is."""
-    said, file = described.to_plain(), found.to_plain()
-    other = sorted(field for field in {**file, **said} if file.get(field) != said.get(field))
+    stated, file = described.to_plain(), found.to_plain()
+    other = sorted(field for field in {**file, **stated} if file.get(field) != stated.get(field))
     if other:
         raise EvidenceError(
             f"the evidence describes {path} otherwise than it is: "
-            f"{', '.join(f'{name} {said.get(name)}, not {file.get(name)}' for name in other)}. "
+            f"{', '.join(f'{name} {stated.get(name)}, not {file.get(name)}' for name in other)}. "
             "It was edited, or made by another version of the gate: measure and decide again."
         )
 

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.workload import Workload
 from tests.parts import towers
+from tests.parts.exports import export
 
 pytestmark = pytest.mark.proof
 COUNT = 12
-
-
-def export(module: nn.Module, path: Path, *given: torch.Tensor, grows: str = "") -> None:
-    """`grows`: an input whose axis 1 is dynamic, too."""
-    names = [f"in_{place}" for place in range(len(given))]
-    axes = {name: {0: "n"} for name in (*names, "out")}
-    if grows:
-        axes[grows][1] = "steps"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, given, str(path), dynamo=False, opset_version=17, input_names=names,
-            output_names=["out"], dynamic_axes=axes,
-        )  # fmt: skip
 
 
 def judged(folder: Path, chain: str, factory: str, **files: str) -> Verdicted:

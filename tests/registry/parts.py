@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.golden.folder import Answers, ExpectedOutput, write_answers
+from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
 from gate.golden.record import Golden, GoldenModel
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.subject import read_subject
@@ -50,9 +50,9 @@ def golden(folder: Path, path: Path) -> Golden:
     """Of each part by numpy, and of a chain that gives what the encoder does."""
     given, whole = vectors.inputs(), subject(path)
 
-    def answers(name: str, model: GoldenModel) -> Answers:
+    def answers(name: str, model: GoldenModel) -> FileVectors:
         values = given @ vectors.weights(path.parent / f"{name}.onnx")
-        return Answers(
+        return FileVectors(
             model, {"input": given}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
         )
 
