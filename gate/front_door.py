@@ -176,7 +176,9 @@ def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champi
     not ask for it, what goes wrong is said, and stops nothing."""
     if champion is None:
         return None
-    compared = Compared(case.candidate, case.samples, case.labels, case.batch_size, case.policy)
+    compared = Compared(
+        case.candidate, case.samples, case.labels, case.batch_size, case.policy, case.chained
+    )
     try:
         incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
     except GateError as error:

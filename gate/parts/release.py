@@ -17,6 +17,7 @@ from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.runners.torch_runner import private_copy
+from gate.parts.beside import ConsumerChain
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel, chain_function, module_of
 from gate.parts.chain_session import ChainSession, OpenPart
@@ -96,6 +97,11 @@ class OpenRelease:
     def cases(self, whole: Case) -> dict[str, Case]:
         """Each part, to look into."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
+
+    def beside(self, file: Candidate) -> ConsumerChain:
+        """As `ConsumerChain.open`, by this chain."""
+        forms = {part.name: self.calls.of(part.name).form for part in self.parts}
+        return ConsumerChain.open(file, self.chain.function, forms)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever

@@ -72,6 +72,11 @@ def test_a_decoder_in_a_loop_is_judged(steps: Path) -> None:
     files = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
     verdicted = judged(steps, "translate", "translator", **files)
     assert verdicted.decision.passed, verdicted.decision.problems
+    later_steps = 2 * COUNT // 4  # of each batch, whose tokens grow
+    left_out = {name: part.dataset.left_out for name, part in verdicted.evidence.parts.items()}
+    assert left_out == {"encoder": 0, "decoder": later_steps}
+    facts = dict(facts_of(verdicted))
+    assert f"{later_steps} calls of other sizes were judged in the chain alone" in facts["part decoder"]
 
 
 def test_a_decoder_of_one_step_alone_is_refused_by_the_chain(steps: Path) -> None:

@@ -13,6 +13,7 @@ from gate.decision.decision import decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
+from gate.registry.answers import answer_in
 from gate.registry.judged import GoldenFolder
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote, rollback
@@ -158,3 +159,30 @@ def test_it_has_no_twin_yet(release: Release) -> None:
     for of, by in ((dataclasses.replace(release, twin=twin), POLICY), (release, policy)):
         with pytest.raises(GateError, match="a release of several files has no quantized twin yet"):
             of.verify(by)
+
+
+PAGE = b"<html><body>502 Bad Gateway</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "wanted"),
+    [
+        ("encoder.onnx", PAGE, "encoder.onnx is a page"),
+        ("head.onnx", b"", "head.onnx is empty"),
+        ("release.yaml", PAGE, "release.yaml is a page"),
+        ("release.yaml", b"", "release.yaml is empty"),
+        ("gate/evidence.json", PAGE, "evidence.json is a page"),
+        ("release.yaml", b"{chain: a.b:run}", None),
+        ("encoder.onnx", b"\x08\x08", None),
+    ],
+)
+def test_an_answer_of_a_store_in_trouble_is_no_exchanged_part(
+    release: Release, ledger: Ledger, tmp_path: Path, file: str, data: bytes, wanted: str | None
+) -> None:
+    registry, folder = Simulator(), tmp_path / "back"
+    run(release, ledger, registry)
+    folder.mkdir()
+    registry.download(releases.NAME, "1", folder)
+    assert answer_in(folder, None) is None
+    (folder / file).write_bytes(data)
+    assert answer_in(folder, None) == wanted

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
 
 from gate import cli
 from gate.deploy.manifest import EXACT, Slot
@@ -141,6 +143,8 @@ def test_it_goes_the_whole_way_and_back_as_one(
     assert look(name) == seen[0]
     registry = MlflowRegistry(server.uri)
     assert registry.alias(name, CHAMPION) == "1"
+    with pytest.raises(MlflowException, match="flavor"):  # it can't run the chain
+        mlflow.pyfunc.load_model(f"models:/{name}/1")
     (place / "back").mkdir()
     back = registry.download(name, "2", place / "back")
     assert back.name == "release.yaml"
