@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError
+from gate.onnxfile.description import verify_parts
 from gate.records import names
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
@@ -47,25 +47,9 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
         if not (onnx_path.parent / name).is_file():
             raise DigestMismatch(f"{onnx_path} has no file {name}. Bring it, or measure anew.")
         found[name] = Digest.of_file(onnx_path.parent / name)
-    _verify_parts(evidence, found, onnx_path.parent)
     # What was measured is the manifest of them all: none was exchanged since.
     manifest = Digest.of_json({name: digest.hex for name, digest in found.items()})
+    if manifest != subject.sha256:
+        verify_parts(onnx_path, evidence)
     subject.sha256.verify(manifest, what=str(onnx_path))
     return found
-
-
-def _verify_parts(evidence: Evidence, found: Mapping[str, Digest], folder: Path) -> None:
-    """Of a release: each part by its own digest, so that the one that was exchanged is named."""
-    for name, part in evidence.subject.parts.items():
-        file, measured = PurePosixPath(part.file), evidence.parts.get(name)
-        data = () if measured is None else measured.subject.external_data
-        names = {inside: str(file.parent / inside) for inside in (file.name, *data)}
-        hashed = {inside: found.get(beside) for inside, beside in names.items()}
-        digests = {inside: digest.hex for inside, digest in hashed.items() if digest is not None}
-        actual = Digest.of_json(digests) if data else hashed[file.name]
-        if actual is None:
-            raise EvidenceError(
-                f"the evidence names {part.file[:300]!r} for the part {name}, and not among its "
-                "files. It was edited: measure and decide again."
-            )
-        part.sha256.verify(actual, what=f"the part {name} ({folder / part.file})")

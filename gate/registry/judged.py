@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +13,12 @@ from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden, Origin
+from gate.onnxfile.description import verify_description, verify_files
 from gate.policy.policy import Policy
 from gate.policy.tried import sentence
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence, Subject
+from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
-from gate.storage.files import wrong_name
 
 _CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
@@ -73,11 +72,8 @@ class Judged:
         LimitExceeded.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
-        self._verify_parts()
-        files = self.evidence.subject.external_data
-        actual = digest_of_model(self.onnx_path, external_data=files)
-        subject.verify(actual, what=str(self.onnx_path))
-        self._verify_description(limits)
+        verify_files(self.onnx_path, self.evidence)
+        verify_description(self.onnx_path, self.evidence, limits)
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
@@ -180,23 +176,6 @@ class Judged:
                 "Give the spec that the model was trained with."
             )
 
-    def _verify_parts(self) -> None:
-        """By the digest of each, so that the one that was exchanged is named."""
-        for name, part in self.evidence.subject.parts.items():
-            measured = self.evidence.parts.get(name)
-            if measured is None or wrong_name(part.file):
-                raise EvidenceError(
-                    f"the evidence says nothing of the part {name} of {self.onnx_path}, or names "
-                    f"no file for it ({part.file[:300]!r}). It was edited: measure and decide "
-                    "again."
-                )
-            path = self.onnx_path.parent / part.file
-            what = f"the part {name} ({path})"
-            if not path.is_file():
-                raise DigestMismatch(f"{what} is missing. Bring it, or measure anew.")
-            files = measured.subject.external_data
-            part.sha256.verify(digest_of_model(path, external_data=files), what=what)
-
     def _verify_vectors_of_parts(self, golden: Golden, *, what: str) -> None:
         parts = {name: part.sha256 for name, part in self.evidence.subject.parts.items()}
         proven = {name: part.model.sha256 for name, part in golden.parts.items()}
@@ -207,34 +186,6 @@ class Judged:
                 "both."
             )
 
-    def _verify_description(self, limits: ChildLimits | None) -> None:
-        """What is uploaded follows the subject (its external data, its parts): it must be the
-        file's own. What the chain of a release takes and gives, only running it tells."""
-        from gate.onnxfile.foreign import release_within, subject_within
-        from gate.onnxfile.release_file import is_release
-
-        described = self.evidence.subject
-        if not described.parts and not is_release(self.onnx_path):
-            _verify_described(described, subject_within(self.onnx_path, limits), self.onnx_path)
-            return
-        files = release_within(self.onnx_path, limits)
-        whole = files.subject(inputs=described.inputs, outputs=described.outputs)
-        _verify_described(described, whole, self.onnx_path)
-        for name, part in files.parts.items():
-            _verify_described(self.evidence.parts[name].subject, part.subject, part.path)
-
-
-def _verify_described(described: Subject, found: Subject, path: Path) -> None:
-    """Raise EvidenceError where a file is described otherwise than it is."""
-    stated, file = described.to_plain(), found.to_plain()
-    other = sorted(field for field in {**file, **stated} if file.get(field) != stated.get(field))
-    if other:
-        raise EvidenceError(
-            f"the evidence describes {path} otherwise than it is: "
-            f"{', '.join(f'{name} {stated.get(name)}, not {file.get(name)}' for name in other)}. "
-            "It was edited, or made by another version of the gate: measure and decide again."
-        )
-
 
 def moment(text: str) -> datetime | None:
     """The time that an ISO 8601 text names, UTC without a zone; None where it is no time."""
@@ -243,33 +194,3 @@ def moment(text: str) -> datetime | None:
     except ValueError:
         return None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:
-    """Digest of a model as evidence counts it: of the file, or of file and external data.
-
-    The names come from the evidence, so that no byte of the file is parsed. Raises StorageError if
-    the file can't be read, EvidenceError for names that lead elsewhere, DigestMismatch where data
-    is missing, or the file is a text.
-    """
-    for name in external_data:
-        if wrong_name(name):
-            raise EvidenceError(
-                f"the evidence names the data file {name[:300]!r}, expected one inside of the "
-                "model's folder. It was edited: measure and decide again."
-            )
-        if not (path.parent / name).is_file():
-            raise DigestMismatch(f"{path} has no data file {name}. Bring it, or promote it anew.")
-    if external_data:
-        return Digest.of_manifest(path.parent, (path.name, *external_data))
-    digest = Digest.of_file(path)
-    if _is_text(path):
-        raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
-    return digest
-
-
-def _is_text(path: Path) -> bool:
-    """True for JSON: the digest of a model with external data is that of such a text, and no
-    protobuf begins so."""
-    with path.open("rb") as stream:
-        return stream.read(1) == b"{"

@@ -33,7 +33,8 @@ def of(evidence: Evidence, decision: Decision) -> Facts:
 def commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     """What to do to judge it again, and the command. Words in capitals are the reader's files."""
     source = evidence.source
-    parts = ["gate check MODEL.onnx --reference", shlex.quote(source.factory)]
+    model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
+    parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
     if source.checkpoint_sha256 is not None:
         parts.append("--checkpoint CHECKPOINT")
     parts.append("--inputs SAMPLES")

@@ -19,6 +19,8 @@ from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.registry.judged import GoldenFolder, Judged
+from gate.report.charts.depth import depth
+from gate.report.charts.strain import strain
 from gate.scale.assignment import Assignment
 from gate.story.making import story_of
 from tests.parts import tiny
@@ -79,6 +81,26 @@ def test_a_part_of_yesterday_is_named(folder: Path) -> None:
     assert headline.sentence.startswith("In the part head: weight is another: 4 of 12 elements")
     assert headline.blamed == "head: weight"
     assert {c.part for c in verdicted.decision.problems} == {None, "head"}
+    found = verdicted.explanation.localisation
+    assert found is not None
+    assert found.part == "head"
+    drawn = depth(found)
+    assert drawn is not None
+    assert drawn.title.startswith("Error along the depth of the part head (")
+    assert "in the part head: " in (
+        Judged(
+            onnx_path=folder / "release.yaml",
+            evidence=verdicted.evidence,
+            decision=verdicted.decision,
+        ).why_not
+        or ""
+    )
+    words = story_of(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).words
+    numbers = strain(words)
+    assert numbers is not None
+    assert "head / ort-cpu / " in numbers.svg
 
 
 def test_another_layout_at_the_seam_is_named(folder: Path) -> None:

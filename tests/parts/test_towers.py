@@ -11,6 +11,7 @@ import torch
 from gate.decision.checks import Verdict
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.workload import Workload
+from gate.report.facts import of as facts_of
 from tests.parts import towers
 from tests.parts.exports import export
 
@@ -75,8 +76,11 @@ def test_a_decoder_in_a_loop_is_judged(steps: Path) -> None:
     later_steps = 2 * COUNT // 4  # of each batch, whose tokens grow
     left_out = {name: part.dataset.left_out for name, part in verdicted.evidence.parts.items()}
     assert left_out == {"encoder": 0, "decoder": later_steps}
-    facts = dict(facts_of(verdicted))
-    assert f"{later_steps} calls of other sizes were judged in the chain alone" in facts["part decoder"]
+    facts = dict(facts_of(verdicted.evidence, verdicted.decision)["What was judged"])
+    assert (
+        f"{later_steps} calls of other sizes were judged in the chain alone"
+        in facts["part decoder"]
+    )
 
 
 def test_a_decoder_of_one_step_alone_is_refused_by_the_chain(steps: Path) -> None:

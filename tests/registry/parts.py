@@ -41,7 +41,10 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     fields: dict[str, Any] = {
         "subject": subject(path),
         "graph": None,
-        "parts": {name: releases.evidence(path.parent / f"{name}.onnx") for name in NAMES},
+        "parts": {
+            name: releases.evidence(part.path)
+            for name, part in release_within(path, None).parts.items()
+        },
     }
     return builders.with_drawn_probes(measured.model_copy(update=fields | overrides))
 

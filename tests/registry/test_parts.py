@@ -124,7 +124,7 @@ def _vectors_of_one(release: Release) -> Release:
         (_missing, "the part head .*is missing"),
         (_another, "release.yaml has digest"),
         (_unmeasured, "the evidence says nothing of the part head"),
-        (_elsewhere, r"names no file for it \('../head.onnx'\)"),
+        (_elsewhere, "otherwise than it is: parts .*../head.onnx"),
         (_renamed, "parts .*encoder_2.*, not .*encoder"),
         (_other_shapes, "describes .*head.onnx otherwise than it is: inputs"),
         (_vectors_of_one, "are of other parts than the release: head"),
