@@ -33,6 +33,8 @@ ELSEWHERE = {
     "commands/webhooks": ("service/test_subscription.py", AS_CALLED),
     "decision/champion": ("story/test_change.py", AS_DATA),
     "golden/comparison": ("golden_vectors/test_verify.py", "tests/golden has only old files"),
+    "golden/result": ("golden_vectors/test_verify.py", "tests/golden has only old files"),
+    "golden/writing": ("golden_vectors/test_folder.py", "tests/golden has only old files"),
     "golden/folder": ("golden_vectors/test_folder.py", "tests/golden has only old files"),
     "golden/foreign": ("golden_vectors/test_foreign.py", "tests/golden has only old files"),
     "golden/pictures": ("golden_vectors/test_pictures.py", "tests/golden has only old files"),

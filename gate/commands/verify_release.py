@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.attestation.verdict import Verified
-    from gate.golden.record import GoldenResult, OutputResult
+    from gate.golden.result import GoldenResult, OutputResult
 
 
 class _Request(TypedDict):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gate.golden.folder import Array, PartVectors, Vectors
-from gate.golden.record import GoldenOutput, OutputResult
+from gate.golden.record import GoldenOutput
+from gate.golden.result import OutputResult
 
 
 def compare(

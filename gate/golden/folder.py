@@ -1,11 +1,11 @@
-"""Golden vectors in a folder: written so that a crash leaves whole ones, read only when proven."""
+"""Golden vectors in a folder, read only when proven."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,11 @@ from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.record import (
     DType,
     Golden,
-    GoldenModel,
     GoldenOutput,
     GoldenPart,
     GoldenTensor,
-    Origin,
 )
 from gate.policy.sections import NonFinite
-from gate.storage import atomic
 from gate.storage.digest import Digest
 from gate.storage.foreign import read_foreign
 
@@ -32,25 +29,6 @@ SIZE_LIMIT = 1 << 32
 """Bytes of all arrays and pictures together: 4 GiB is far above what a few samples need."""
 
 Array = NDArray[np.generic]
-
-
-@dataclass(frozen=True)
-class ExpectedOutput:
-    """An output of the reference, shape (samples, ...), and its tolerances (`GoldenOutput`)."""
-
-    values: Array
-    max_abs_diff: float
-    top1_agreement: float | None = None
-    nonfinite: NonFinite = "refuse"
-
-
-@dataclass(frozen=True)
-class FileVectors:
-    """What is written: a file, what it is given and what it must give."""
-
-    model: GoldenModel
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, ExpectedOutput]
 
 
 @dataclass(frozen=True)
@@ -75,88 +53,6 @@ class Vectors:
     pictures: tuple[bytes, ...] = ()
     """PNG of each sample; empty: the vectors have none."""
     parts: Mapping[str, PartVectors] = field(default_factory=dict)
-
-
-def write_golden(
-    folder: Path,
-    *,
-    model: GoldenModel,
-    inputs: Mapping[str, Array],
-    outputs: Mapping[str, ExpectedOutput],
-    origin: Origin,
-) -> Golden:
-    """Write the vectors of one file into `folder`; as `write_answers`."""
-    return write_answers(folder, FileVectors(model, inputs, outputs), parts={}, origin=origin)
-
-
-def write_answers(
-    folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
-) -> Golden:
-    """Write the vectors into `folder`, which is theirs alone; gives the record. `parts`: of a
-    release, whose chain `whole` is.
-
-    The same vectors give the same bytes. Files of data are named by their content and golden.json
-    comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
-    vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
-    infinite inputs, dtypes that are no plain numbers; StorageError.
-    """
-    contents: dict[str, bytes] = {}
-    try:
-        golden = Golden(
-            **_described_all(whole, "", contents),
-            origin=origin,
-            parts={
-                name: GoldenPart(**_described_all(part, f"part-{place}-", contents))
-                for place, (name, part) in enumerate(parts.items())
-            },
-        )
-    except ValueError as error:
-        raise EvidenceError(f"these are no golden vectors: {error}") from error
-    if golden.size_bytes > SIZE_LIMIT:
-        raise EvidenceError(
-            f"these golden vectors have {golden.size_bytes} bytes, at most {SIZE_LIMIT} are read "
-            "again. Measure with smaller samples, or another batch size."
-        )
-    for file, data in contents.items():
-        atomic.write_bytes(folder / file, data)
-    golden.save(folder / GOLDEN_JSON)
-    remove_stale(folder, golden)
-    return golden
-
-
-def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
-    """The fields of the record; the bytes of its arrays go into `contents`."""
-    if not answers.inputs or not answers.outputs:
-        raise EvidenceError(
-            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs are no golden "
-            "vectors. Give every input and every output of the file."
-        )
-    given: list[GoldenTensor] = []
-    for index, (name, values) in enumerate(answers.inputs.items()):
-        _check(name, values, output=False)
-        fields = _described(name, values, f"{prefix}input-{index}", contents)
-        given.append(GoldenTensor.model_validate(fields))
-    expected: list[GoldenOutput] = []
-    for index, (name, output) in enumerate(answers.outputs.items()):
-        _check(name, output.values, output=True, nonfinite=output.nonfinite)
-        fields = _described(name, output.values, f"{prefix}output-{index}", contents)
-        fields |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
-        fields |= {"top1_agreement": output.top1_agreement}
-        expected.append(GoldenOutput.model_validate(fields))
-    return {
-        "model": answers.model,
-        "samples": len(next(iter(answers.inputs.values()))),
-        "inputs": tuple(given),
-        "outputs": tuple(expected),
-    }
-
-
-def remove_stale(folder: Path, golden: Golden) -> None:
-    """Take away arrays and pictures that these vectors do not name."""
-    for pattern in ("*.bin", "*.png"):
-        for path in folder.glob(pattern):
-            if path.name not in golden.files:
-                path.unlink(missing_ok=True)
 
 
 def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
@@ -217,23 +113,6 @@ def files_of(golden: Golden) -> tuple[str, ...]:
     return (GOLDEN_JSON, *golden.files)
 
 
-def _described(
-    name: str, values: Array, prefix: str, contents: dict[str, bytes]
-) -> dict[str, object]:
-    """The fields of the array's record; its bytes go into `contents`."""
-    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
-    digest = Digest.of_bytes(data)
-    file = f"{prefix}-{digest.short}.bin"
-    contents[file] = data
-    return {
-        "name": name,
-        "dtype": values.dtype.name,
-        "shape": tuple(int(size) for size in values.shape),
-        "file": file,
-        "sha256": digest,
-    }
-
-
 def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for tensor in tensors:
@@ -249,7 +128,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
         # A copy, which may be written: PyTorch takes no other.
         values: Array = little.astype(dtype).reshape(tensor.shape)
         allowed = tensor.nonfinite if isinstance(tensor, GoldenOutput) else "refuse"
-        _check(tensor.name, values, output=output, nonfinite=allowed)
+        check_values(tensor.name, values, output=output, nonfinite=allowed)
         arrays[tensor.name] = values
     return arrays
 
@@ -263,7 +142,9 @@ def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
     )
 
 
-def _check(name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse") -> None:
+def check_values(
+    name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse"
+) -> None:
     """Refuse arrays that prove nothing."""
     if values.dtype.name not in get_args(DType):
         raise EvidenceError(

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.errors import EvidenceError
-from gate.golden.folder import (
-    ExpectedOutput,
-    FileVectors,
-    PartVectors,
-    Vectors,
-    read_golden,
-    write_answers,
-)
+from gate.golden.folder import PartVectors, Vectors, read_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.policy.policy import Bounds, Policy
 from gate.policy.roles import classes_of
 from gate.policy.sections import NonFinite

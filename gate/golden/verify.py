@@ -10,7 +10,8 @@ from gate.errors import EvidenceError, OnnxFileError, PolicyError, StorageError,
 from gate.golden.comparison import compare
 from gate.golden.folder import PartVectors, Vectors, read_golden, record_digest
 from gate.golden.pictures import wrong_pictures
-from gate.golden.record import Golden, GoldenModel, GoldenResult, OutputResult
+from gate.golden.record import Golden, GoldenModel
+from gate.golden.result import GoldenResult, OutputResult
 from gate.onnxfile.release_file import ReleaseFile
 from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
 from gate.storage.digest import Digest

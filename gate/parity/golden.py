@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from gate.errors import OutputMismatch
-from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
+from gate.golden.folder import Array
 from gate.golden.record import Golden, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances, tolerances_of_part
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case

@@ -9,7 +9,8 @@ from gate.deploy.manifest import Manifest
 from gate.deploy.source import SlotSource
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
-from gate.golden.folder import ExpectedOutput, read_golden
+from gate.golden.folder import read_golden
+from gate.golden.writing import ExpectedOutput
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.subject import read_subject
 from gate.storage.digest import Digest

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
 from gate.golden.record import Golden, GoldenModel
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Evidence, Subject
