@@ -107,7 +107,7 @@ def _no_list(path: Path) -> None:
         (_missing, "the part head is missing"),
         (_exchanged, "has digest"),
         (_swapped, "has digest"),
-        (_linked, "is a link"),
+        (_linked, "is a link, expected the file of a part"),
         (_above, "expected one in the folder"),
         (_nested, "expected an ONNX file"),
         (_no_list, "release.yaml"),

@@ -349,7 +349,7 @@ def test_forged_data_files_are_never_read(tmp_path: Path, kind: str, capsys) -> 
     (folder / "golden.json").write_text(json.dumps(plain))
     assert cli.main(["verify-release", str(path), "--golden", str(folder)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ")
+    assert said.splitlines()[-1].startswith("error: ")  # after what it does, if that takes long
     assert "unexpected" not in said
 
 
