@@ -9,9 +9,12 @@ import pytest
 from gate.deploy.manifest import EXACT
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote, rollback
+from gate.registry.release import Release
 from gate.storage.digest import Digest
 from tests.registry import parts
 from tests.registry.releases import NAME
+from tests.registry.signed import Signing
+from tests.service.handing_in import World
 from tests.service.test_reconciler import Service
 
 
@@ -87,3 +90,32 @@ def test_the_guard_takes_the_alias_from_a_release_that_never_passed(service: Ser
     service.look()
     assert service.place.registry.alias(NAME, CHAMPION) == "1"
     assert serves(service, 1)
+
+
+def handed_in(world: World, seed: int) -> Release:
+    path = parts.files(world.place.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_golden(parts.release(path))
+    return Signing(world.ci).signed(made, world.policy)
+
+
+def test_what_was_handed_in_is_judged_and_deployed_as_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    number = world.send(handed_in(world, 1))
+    assert world.look() == [("hand_in", "promoted", number), ("deploy", "deployed", number)]
+    manifest = world.store.live(NAME)
+    assert manifest is not None
+    assert set(manifest.slots[EXACT].parts) == set(parts.NAMES)
+
+
+@pytest.mark.parametrize("file", ["head.onnx", "release.yaml"])
+def test_what_was_exchanged_after_it_was_signed_never_serves(tmp_path: Path, file: str) -> None:
+    world = World(tmp_path)
+    number = world.put(handed_in(world, 1))
+    stored = world.place.stored(number)
+    if file == "release.yaml":
+        stored.data = stored.data.replace(b"tiny:run", b"tiny:ran")
+    else:
+        world.spoil(number, file, lambda data: stored.beside["encoder.onnx"])
+    world.look()
+    assert world.about(number) == ["refused"]
+    assert world.store.live(NAME) is None
