@@ -4,6 +4,7 @@ deployed and rolled back as one; or refused with the right name."""
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
     assert look(name) == seen[0]
     registry = MlflowRegistry(server.uri)
     assert registry.alias(name, CHAMPION) == "1"
-    with pytest.raises(MlflowException, match="flavor"):  # it can't run the chain
-        mlflow.pyfunc.load_model(f"models:/{name}/1")
+    _not_loaded(f"models:/{name}/1")
     (place / "back").mkdir()
     back = registry.download(name, "2", place / "back")
     assert back.name == "release.yaml"
@@ -154,6 +154,14 @@ def test_it_goes_the_whole_way_and_back_as_one(
         )
         == seen[1].sha256
     )
+
+
+def _not_loaded(uri: str) -> None:
+    """By MLflow itself, which can't run the chain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow, about itself
+        with pytest.raises(MlflowException, match="flavor"):
+            mlflow.pyfunc.load_model(uri)
 
 
 def _yesterday(folder: Path) -> None:
