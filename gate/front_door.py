@@ -26,6 +26,7 @@ from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.export_note import ExportNote
+from gate.onnxfile.release_file import is_release
 from gate.onnxfile.subject import read_subject
 from gate.parity.case import Case
 from gate.parity.incumbent import Compared, measure_incumbent
@@ -33,7 +34,6 @@ from gate.parity.measure import measure
 from gate.parity.statistics.table import SampleTable
 from gate.parity.workload import Workload
 from gate.parts.release import OpenRelease
-from gate.parts.release_file import is_release
 from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
@@ -163,7 +163,11 @@ def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanatio
         own = evidence.parts[part.name]
         refused = decide(part.policy(case.policy), own, decided_at=decision.decided_at)
         if not refused.passed:
-            return explain(part.case(case.policy, case.batch_size), own, refused)
+            found = explain(part.case(case.policy, case.batch_size), own, refused)
+            located = found.localisation
+            if located is not None:
+                located = located.model_copy(update={"part": part.name})
+            return found.model_copy(update={"localisation": located})
     return Explanation()
 
 
@@ -172,7 +176,9 @@ def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champi
     not ask for it, what goes wrong is said, and stops nothing."""
     if champion is None:
         return None
-    compared = Compared(case.candidate, case.samples, case.labels, case.batch_size, case.policy)
+    compared = Compared(
+        case.candidate, case.samples, case.labels, case.batch_size, case.policy, case.chained
+    )
     try:
         incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
     except GateError as error:
@@ -234,6 +240,8 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
             )
         except GateError as error:
             raise type(error)(f"the part {part.name}: {error}") from error
+        dataset = found[part.name].dataset.model_copy(update={"left_out": part.left_out})
+        found[part.name] = found[part.name].model_copy(update={"dataset": dataset})
     return found
 
 

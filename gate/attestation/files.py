@@ -85,7 +85,7 @@ def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest)
             f"the golden vectors in {folder} are of {golden.model.sha256}, the verdict is on "
             f"{model}. {_REMEDY}"
         )
-    sizes = {tensor.file: tensor.size_bytes for tensor in (*golden.inputs, *golden.outputs)}
+    sizes = {tensor.file: tensor.size_bytes for tensor in golden.arrays}
     sizes |= {
         file.file: file.size_bytes for file in (golden.pictures and golden.pictures.files) or ()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError
+from gate.onnxfile.description import verify_parts
 from gate.records import names
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
@@ -48,5 +49,7 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
         found[name] = Digest.of_file(onnx_path.parent / name)
     # What was measured is the manifest of them all: none was exchanged since.
     manifest = Digest.of_json({name: digest.hex for name, digest in found.items()})
+    if manifest != subject.sha256:
+        verify_parts(onnx_path, evidence)
     subject.sha256.verify(manifest, what=str(onnx_path))
     return found

@@ -13,6 +13,7 @@ from gate.commands.child import in_child, limit_options
 from gate.commands.cluster import measured_by
 from gate.commands.judged import judged
 from gate.commands.outcome import Outcome, machine_options
+from gate.commands.parts import release_file
 from gate.commands.verdict_files import VerdictCommand
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --engine ray --address auto --workers 16
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --summary summary.md --junit junit.xml --metrics-file metrics.txt
+      gate check --part encoder=encoder.onnx --part head=head.onnx --chain mypackage.detector:run \\
+          --reference mypackage.models:build --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
+    question["model"] = release_file(question["model"], question["parts"], question["chain"])
     return judged(question, policy_of(question), measured_by(question))
 
 

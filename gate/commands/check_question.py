@@ -13,11 +13,13 @@ from gate.commands.cluster import CLUSTER
 from gate.commands.given import (
     LABELS_FILE,
     NEW_FOLDER,
+    ONNX_FILE,
     PICTURES,
     POLICY_FILE,
     RECORD_FILE,
     SPEC_FILE,
     ConsumerTensors,
+    NamedPart,
     NamedRecording,
     NamedRole,
 )
@@ -37,6 +39,9 @@ class CheckQuestion(TypedDict):
     """The options, as parsed."""
 
     model: Path
+    """Of a release its own file, which `--part` writes."""
+    parts: tuple[tuple[str, Path], ...]
+    chain: str | None
     reference: str
     checkpoint: Path | None
     inputs: str
@@ -72,7 +77,6 @@ class CheckQuestion(TypedDict):
 
 
 _MEASURING = (
-    MODEL,
     REFERENCE,
     CHECKPOINT,
     INPUTS,
@@ -129,6 +133,21 @@ _MEASURING = (
     click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
 )
 _OPTIONS = (
+    click.argument("model", type=ONNX_FILE, required=False),
+    click.option(
+        "--part",
+        "parts",
+        type=NamedPart(),
+        multiple=True,
+        metavar="NAME=FILE.onnx",
+        help="In the place of MODEL: a part of a release of several files, of the module that the "
+        "reference has as NAME. With --chain; release.yaml is written beside them. Repeatable.",
+    ),
+    click.option(
+        "--chain",
+        metavar="PKG.MODULE:FUNCTION",
+        help="FUNCTION(parts, batch), which runs the parts in order (docs/releases.md).",
+    ),
     *_MEASURING,
     click.option(
         "--recorded",
@@ -198,7 +217,7 @@ def with_question(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command those of them that say what is measured, on what, and by which policy."""
-    return _with(_MEASURING, command)
+    return _with((MODEL, *_MEASURING), command)
 
 
 def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:

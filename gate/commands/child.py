@@ -90,11 +90,12 @@ def in_child(command: Callable[..., Outcome]) -> Callable[..., Outcome | Printed
             return command(**options)
         from gate.bounded.call import call_here
 
+        place = options.get("model") or options.get("plan") or "of parts"
         done = call_here(
             "gate.cli:in_child",
             {"arguments": line.arguments},
             limits=limits,
-            what=f"gate {context.info_name} {options.get('model') or options.get('plan')}",
+            what=f"gate {context.info_name} {place}",
         )
         return Printed(int(done["code"]), str(done["json"]))
 

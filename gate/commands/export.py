@@ -33,6 +33,7 @@ class _Question(SettingOptions):
     output: Path
     checkpoint: Path | None
     preprocessing: Path | None
+    submodule: str | None
 
 
 @click.command(
@@ -49,6 +50,11 @@ class _Question(SettingOptions):
     "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
 )
 @WEIGHTS
+@click.option(
+    "--submodule", metavar="PATH",
+    help="Export this module of the model, model.bbox_head, as a part of a release of several "
+    "files. --example-input has its inputs.",
+)  # fmt: skip
 @setting_options
 @click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
@@ -74,6 +80,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate export mypackage.models:build --example-input samples.npy --output model.onnx
       gate export mypackage.models:build --checkpoint model.safetensors --opset 13 \\
           --example-input samples.npz --output model.onnx --dynamic image:2=height
+      gate export mypackage.models:build --submodule encoder --example-input samples.npy \\
+          --output encoder.onnx
       gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
           --strategy dynamo --json
     """
@@ -105,6 +113,7 @@ def _export(question: _Question) -> Outcome:
     from gate.front_door import Reference
     from gate.onnxfile.export_note import ExportNote, note_path
     from gate.parity.arrays.samples import Samples
+    from gate.parts.chain import module_of
 
     settings = settings_of(question)
     reference = Reference.load(
@@ -112,18 +121,21 @@ def _export(question: _Question) -> Outcome:
         checkpoint=question["checkpoint"],
         preprocessing=question["preprocessing"],
     )
+    model, path = reference.model, question["submodule"]
+    if path is not None:
+        model = module_of(model, path, part=path)
     samples = Samples.open(question["example_input"])
     example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
         with staged(
-            reference.model,
+            model,
             example,
             settings=settings,
             output=question["output"],
             source=reference.source,
         ) as exported:
-            checked = self_check(reference.model, exported, example)
+            checked = self_check(model, exported, example)
     note = note_path(question["output"])
     ExportNote.of(exported.subject, exported.record).save(note)
     plain = {
@@ -162,11 +174,24 @@ def _show(
           for f in record.lint if not f.suppressed),
         *(("look at", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
-        ("next", f"gate check {output} --reference {question['factory']}{weights} "
-                 f"--inputs {question['example_input']} --export-record {note_path(output)}"),
+        ("next", _next(question, weights)),
     ]  # fmt: skip
     for label, text in rows:
         console.print(f"{label:<12}{printable(text)}")
+
+
+def _next(question: _Question, weights: str) -> str:
+    from gate.onnxfile.export_note import note_path
+
+    output, path = question["output"], question["submodule"]
+    reference = f"--reference {question['factory']}{weights}"
+    if path is not None:
+        part = f"{{file: {output.name}, reference: {path}}}"
+        return f"write {part} into release.yaml, gate check release.yaml {reference} --inputs FILE"
+    return (
+        f"gate check {output} {reference} --inputs {question['example_input']} "
+        f"--export-record {note_path(output)}"
+    )
 
 
 def _spec(spec: TensorSpec) -> str:

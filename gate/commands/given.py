@@ -208,6 +208,28 @@ class NamedRecording(click.ParamType):  # type: ignore[type-arg]
         return name, self._PLACE.convert(place, param, ctx)
 
 
+class NamedPart(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=FILE.onnx` of a part of a release."""
+
+    name = "part"
+    _FILE = Given(OnnxFileError, "the ONNX file of a part")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """The two. Raises OnnxFileError, fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        name, _, file = str(value).partition("=")
+        if not name.isidentifier() or not name.isascii() or not file:
+            self.fail(
+                f"{value!r}: expected NAME=FILE.onnx, the name of letters, digits and _.",
+                param,
+                ctx,
+            )
+        return name, self._FILE.convert(file, param, ctx)
+
+
 class NamedRole(click.ParamType):  # type: ignore[type-arg]
     """`NAME=ROLE` of an output."""
 

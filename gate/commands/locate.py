@@ -67,7 +67,9 @@ class _Question(TypedDict):
 @limit_options(CHECK_S)
 @in_child
 def command(**question: Unpack[_Question]) -> Outcome:
-    """Compare every layer of MODEL.onnx with the PyTorch model, in one pass.
+    """Compare every layer of MODEL.onnx with the PyTorch model, in one pass. Of a release of
+    several files (release.yaml) the layers of the first part that diverges, and whether the seam
+    between the parts is to blame.
 
     A layer that is wrong although its inputs are right is a source; what follows from it is
     propagated.
@@ -86,12 +88,12 @@ def command(**question: Unpack[_Question]) -> Outcome:
     path = question["policy"]
     policy = Policy.of_file(path) if path else Policy.default(task="tensors")
     with loading():
-        from gate.front_door import Reference
+        from gate.front_door import Reference, case_of
         from gate.localisation.locate import locate
-        from gate.onnxfile.candidate import Candidate
-        from gate.onnxfile.subject import read_subject
+        from gate.localisation.releases.parts import locate_part
         from gate.parity.arrays.samples import Samples
-        from gate.parity.case import Case
+        from gate.parity.workload import Workload
+        from gate.parts.release import OpenRelease
         from gate.preprocess.spec import PreprocessSpec
         from gate.report.charts.depth import depth
         from gate.report.marked_file import save_marked
@@ -101,12 +103,19 @@ def command(**question: Unpack[_Question]) -> Outcome:
         samples = Samples.open(
             question["inputs"], preprocessing=PreprocessSpec.of_file(spec) if spec else None
         )
-        subject = read_subject(question["model"])
         reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
-    case = Case(reference.model, Candidate(question["model"], subject), samples, policy=policy)
     with spinner("comparing layers"):
-        found = locate(case, runtime=question["runtime"], limit=question["samples"])
-    if question["save"] is not None:
+        case = case_of(
+            question["model"], reference=reference, workload=Workload(samples), policy=policy
+        )
+        runtime, limit = question["runtime"], question["samples"]
+        release = case.chained
+        if isinstance(release, OpenRelease):
+            found = locate_part(case, release, runtime=runtime, limit=limit)
+            case = case if found.part is None else release.cases(case)[found.part]
+        else:
+            found = locate(case, runtime=runtime, limit=limit)
+    if question["save"] is not None and found.layers:
         save_marked(case, found, question["save"])
     if question["report"] is not None:
         found.save(question["report"] / "localisation.json")
@@ -126,7 +135,7 @@ def _show(question: _Question, found: Localisation, console: Console) -> None:
     print_layers(found, console)
     if question["report"] is not None:
         console.print(f"report  {_chart_in(question['report'])}")
-    if question["save"] is not None:
+    if question["save"] is not None and found.layers:
         console.print(f"marked  {question['save']}")
 
 

@@ -86,6 +86,8 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
     assignment = plan.assignment
     return CheckQuestion(
         model=Path(assignment.onnx),
+        parts=(),
+        chain=None,
         reference=assignment.factory,
         checkpoint=Path(assignment.checkpoint) if assignment.checkpoint else None,
         inputs=assignment.inputs,

@@ -68,8 +68,10 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate check twin/model.onnx --reference mypackage.models:build --inputs eval.npy \\
           --policy twin.yaml --report twin/report
     """
+    from gate.errors import OnnxFileError
     from gate.export.quantize_settings import QuantizeSettings
     from gate.export.quantized import Batches, quantize
+    from gate.onnxfile.release_file import is_release
     from gate.onnxfile.subject import read_subject
     from gate.parity.arrays.binding import bind
     from gate.parity.arrays.samples import Samples
@@ -80,6 +82,11 @@ def command(**request: Unpack[_Request]) -> Outcome:
         per_channel=request["per_channel"],
         reduce_range=request["reduce_range"],
     )
+    if is_release(request["model"]):
+        raise OnnxFileError(
+            f"{request['model']} is a release of several files, which has no quantized twin yet. "
+            "Quantize single files only."
+        )
     subject = read_subject(request["model"])
     samples = Samples.open(request["calibration"])
     binding = bind(

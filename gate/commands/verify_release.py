@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.attestation.verdict import Verified
-    from gate.golden.record import GoldenResult, OutputResult
+    from gate.golden.result import GoldenResult, OutputResult
 
 
 class _Request(TypedDict):
@@ -56,9 +56,10 @@ class _Request(TypedDict):
 def command(**request: Unpack[_Request]) -> Outcome:
     """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
 
-    Needs ONNX Runtime, neither PyTorch nor the model's code. Exit code 0: these are the released
-    bytes, and every output is within its tolerance; 1: not so; 2: could not look, or not within
-    the limits of time and memory.
+    Needs ONNX Runtime, neither PyTorch nor the model's code. Of a release of several files
+    (release.yaml) each part is computed; its chain is code, and is not run. Exit code 0: these are
+    the released bytes, and every output is within its tolerance; 1: not so; 2: could not look, or
+    not within the limits of time and memory.
 
     File and vectors prove each other, not where they come from: give the signed verdict and whom
     you trust, or take the digests from the ledger or the deployed manifest.
@@ -140,13 +141,15 @@ def _show(result: GoldenResult, vouched: Verified | None, console: Console) -> N
     if result.outputs:
         headings = ("output", "max_abs_diff", "tolerance", "top-1 agreement")
         console.print(table(headings, map(_cells, result.outputs)))
+    if any(output.part for output in result.outputs):
+        console.print("chain     not run: the chain is your code, and its vectors are for that")
     for problem in result.problems:
         console.print(Text(printable(problem), style="red"))
 
 
 def _cells(output: OutputResult) -> tuple[str, ...]:
     return (
-        output.name,
+        output.name if output.part is None else f"{output.part}: {output.name}",
         "" if output.max_abs_diff is None else f"{output.max_abs_diff:.3g}",
         f"{output.tolerance:.3g}",
         "" if output.top1_agreement is None else f"{output.top1_agreement:.4g}",

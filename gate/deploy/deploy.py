@@ -64,6 +64,9 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
             staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
         except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
+        if len(staged) > 1 and any(entry.slot.parts for entry in staged.values()):
+            reason = "a release of several files has no quantized twin yet: deploy it alone"
+            return Deployment("refused", name, live, reason)
         for entry in staged.values():
             store_staged(store, entry)
         served = {slot: entry.slot for slot, entry in staged.items()}

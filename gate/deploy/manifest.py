@@ -48,10 +48,20 @@ class Slot(Record):
     """golden.json, with whose digest its folder in the store is called."""
     preprocessing: PreprocessSpec | None = later(None)
     """How a picture becomes the model's input."""
+    parts: dict[str, StoredFile] = later({})
+    """The ONNX file of each part of a release, by name; then `model` is the release file. Empty:
+    `model` is the one ONNX file."""
+
+    @model_validator(mode="after")
+    def _holds_its_parts(self) -> Self:
+        lost = [name for name, file in self.parts.items() if file not in self.external_data]
+        if lost:
+            raise ValueError(f"the part {lost[0]} is none of the files")
+        return self
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """The model and its data."""
+        """The model and its data; of a release its own file, and those of its parts."""
         return (self.model, *self.external_data)
 
     @property

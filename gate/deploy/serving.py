@@ -4,6 +4,9 @@
 /<name>/model.onnx             the slot `exact` of what serves, likewise
 /<name>/<slot>/<file>          any file of a slot of what serves, likewise
 /<name>/sha256/<hex>/<file>    these very bytes, which a cache may keep for a year
+
+The parts of a release have addresses by digest only: whoever asks for them by their names, one
+after the other, could get those of two releases.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ def _manifest(store: Store, given: _Given) -> ServedFile | None:
 
 def _stable(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
-    if live is None:
+    if live is None or live.slots[EXACT].parts:
         return None
     slot = live.slots[EXACT]
     return _of_slot(store, slot, file=slot.model.name, cache=NO_CACHE)
@@ -136,7 +139,9 @@ def _stable(store: Store, given: _Given) -> ServedFile | None:
 def _in_slot(store: Store, given: _Given) -> ServedFile | None:
     live = store.live(given["name"])
     slot = live.slots.get(given["slot"]) if live is not None else None
-    return None if slot is None else _of_slot(store, slot, file=given["file"], cache=NO_CACHE)
+    if slot is None or slot.parts:
+        return None
+    return _of_slot(store, slot, file=given["file"], cache=NO_CACHE)
 
 
 def _by_digest(store: Store, given: _Given) -> ServedFile | None:

@@ -27,7 +27,7 @@ class SlotSource:
     """As evidence counts it."""
     fetch: Callable[[Path], Path]
     """Writes into an empty folder the model, its external data beside it, and its golden vectors
-    in `golden/` beside it; gives the path of the ONNX file."""
+    in `golden/` beside it; gives the path of the ONNX file, or of the file of a release."""
     golden_sha256: Digest | None = None
     """Of golden.json; None: whichever vectors come."""
     golden_required: bool = True

@@ -12,10 +12,11 @@ from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
+from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError, PolicyError
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.foreign import loading_problem, verify_within
 from gate.onnxfile.foreign import subject_within
+from gate.onnxfile.release_file import onnx_files
 from gate.preprocess.beside import prove_spec, spec_beside
 from gate.records.evidence import Subject
 from gate.storage.atomic import sync
@@ -61,7 +62,7 @@ def stage(source: SlotSource, folder: Path) -> Staged:
         model, golden = _taken(path, subject, expected=source.golden_sha256, into=folder)
     except LimitExceeded as error:
         raise NotJudged(str(error)) from error
-    except (TooLarge, OnnxFileError, DigestMismatch) as error:
+    except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
         raise NotDeployed(str(error)) from error
     vectors = _computed(model / path.name, source, golden=golden)
     for made in (model, golden):
@@ -69,6 +70,7 @@ def stage(source: SlotSource, folder: Path) -> Staged:
             settle(made)
     digest = subject.sha256
     data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
+    by_name = {file.name: file for file in data}
     slot = Slot(
         sha256=digest,
         size_bytes=subject.size_bytes,
@@ -76,6 +78,7 @@ def stage(source: SlotSource, folder: Path) -> Staged:
         external_data=data,
         golden=_stored(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
         preprocessing=spec,
+        parts={name: by_name[part.file] for name, part in subject.parts.items()},
     )
     return Staged(slot, model, golden)
 
@@ -117,6 +120,9 @@ def compute(store: Store, slot: Slot, limits: ChildLimits | None = None) -> str 
 def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
     if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
         raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
+    linked = [part for part in onnx_files(path).values() if part.is_symlink()]
+    if linked:
+        raise NotDeployed(f"{linked[0]} is a link, expected the file of a part")
     subject = subject_within(path, source.limits)
     if subject.sha256 != source.sha256:
         raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
@@ -177,9 +183,11 @@ def _compute(path: Path, golden: Path | None, limits: ChildLimits | None) -> Non
         if not result.passed:
             raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
         return
-    problem = loading_problem(path, limits)
-    if problem is not None:
-        raise NotDeployed(f"ONNX Runtime can't load it: {problem}")
+    for name, file in onnx_files(path).items():
+        problem = loading_problem(file, limits)
+        if problem is not None:
+            it = f"the part {name}" if name else "it"
+            raise NotDeployed(f"ONNX Runtime can't load {it}: {problem}")
 
 
 def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:

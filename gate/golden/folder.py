@@ -1,9 +1,9 @@
-"""Golden vectors in a folder: written so that a crash leaves whole ones, read only when proven."""
+"""Golden vectors in a folder, read only when proven."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.record import DType, Golden, GoldenModel, GoldenOutput, GoldenTensor, Origin
+from gate.golden.record import (
+    DType,
+    Golden,
+    GoldenOutput,
+    GoldenPart,
+    GoldenTensor,
+)
 from gate.policy.sections import NonFinite
-from gate.storage import atomic
 from gate.storage.digest import Digest
 from gate.storage.foreign import read_foreign
 
@@ -27,18 +32,18 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class ExpectedOutput:
-    """An output of the reference, shape (samples, ...), and its tolerances (`GoldenOutput`)."""
+class PartVectors:
+    """Of a part of a release, by the names of its ONNX file."""
 
-    values: Array
-    max_abs_diff: float
-    top1_agreement: float | None = None
-    nonfinite: NonFinite = "refuse"
+    golden: GoldenPart
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Golden vectors that were read and proven, by the names of the ONNX file."""
+    """Golden vectors that were read and proven, by the names of the ONNX file; of a release by
+    those of its chain."""
 
     golden: Golden
     sha256: Digest
@@ -47,67 +52,7 @@ class Vectors:
     outputs: Mapping[str, Array]
     pictures: tuple[bytes, ...] = ()
     """PNG of each sample; empty: the vectors have none."""
-
-
-def write_golden(
-    folder: Path,
-    *,
-    model: GoldenModel,
-    inputs: Mapping[str, Array],
-    outputs: Mapping[str, ExpectedOutput],
-    origin: Origin,
-) -> Golden:
-    """Write the vectors into `folder`, which is theirs alone; gives the record.
-
-    The same vectors give the same bytes. Files of data are named by their content and golden.json
-    comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
-    vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
-    infinite inputs, dtypes that are no plain numbers; StorageError.
-    """
-    if not inputs or not outputs:
-        raise EvidenceError(
-            f"{len(inputs)} inputs and {len(outputs)} outputs are no golden vectors. "
-            "Give every input and every output of the file."
-        )
-    contents: dict[str, bytes] = {}
-    given: list[dict[str, object]] = []
-    for index, (name, values) in enumerate(inputs.items()):
-        _check(name, values, output=False)
-        given.append(_described(name, values, f"input-{index}", contents))
-    expected: list[dict[str, object]] = []
-    for index, (name, output) in enumerate(outputs.items()):
-        _check(name, output.values, output=True, nonfinite=output.nonfinite)
-        described = _described(name, output.values, f"output-{index}", contents)
-        described |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
-        expected.append(described | {"top1_agreement": output.top1_agreement})
-    try:
-        golden = Golden(
-            model=model,
-            samples=len(next(iter(inputs.values()))),
-            inputs=tuple(GoldenTensor.model_validate(fields) for fields in given),
-            outputs=tuple(GoldenOutput.model_validate(fields) for fields in expected),
-            origin=origin,
-        )
-    except ValueError as error:
-        raise EvidenceError(f"these are no golden vectors: {error}") from error
-    if golden.size_bytes > SIZE_LIMIT:
-        raise EvidenceError(
-            f"these golden vectors have {golden.size_bytes} bytes, at most {SIZE_LIMIT} are read "
-            "again. Measure with smaller samples, or another batch size."
-        )
-    for file, data in contents.items():
-        atomic.write_bytes(folder / file, data)
-    golden.save(folder / GOLDEN_JSON)
-    remove_stale(folder, golden)
-    return golden
-
-
-def remove_stale(folder: Path, golden: Golden) -> None:
-    """Take away arrays and pictures that these vectors do not name."""
-    for pattern in ("*.bin", "*.png"):
-        for path in folder.glob(pattern):
-            if path.name not in golden.files:
-                path.unlink(missing_ok=True)
+    parts: Mapping[str, PartVectors] = field(default_factory=dict)
 
 
 def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
@@ -152,29 +97,20 @@ def _read(folder: Path, expected: Digest | None) -> Vectors:
         inputs=_arrays(folder, golden.inputs, output=False),
         outputs=_arrays(folder, golden.outputs, output=True),
         pictures=_pictures(folder, golden),
+        parts={
+            name: PartVectors(
+                part,
+                _arrays(folder, part.inputs, output=False),
+                _arrays(folder, part.outputs, output=True),
+            )
+            for name, part in golden.parts.items()
+        },
     )
 
 
 def files_of(golden: Golden) -> tuple[str, ...]:
     """Names of all files of the vectors, golden.json first."""
     return (GOLDEN_JSON, *golden.files)
-
-
-def _described(
-    name: str, values: Array, prefix: str, contents: dict[str, bytes]
-) -> dict[str, object]:
-    """The fields of the array's record; its bytes go into `contents`."""
-    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
-    digest = Digest.of_bytes(data)
-    file = f"{prefix}-{digest.short}.bin"
-    contents[file] = data
-    return {
-        "name": name,
-        "dtype": values.dtype.name,
-        "shape": tuple(int(size) for size in values.shape),
-        "file": file,
-        "sha256": digest,
-    }
 
 
 def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> dict[str, Array]:
@@ -192,7 +128,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
         # A copy, which may be written: PyTorch takes no other.
         values: Array = little.astype(dtype).reshape(tensor.shape)
         allowed = tensor.nonfinite if isinstance(tensor, GoldenOutput) else "refuse"
-        _check(tensor.name, values, output=output, nonfinite=allowed)
+        check_values(tensor.name, values, output=output, nonfinite=allowed)
         arrays[tensor.name] = values
     return arrays
 
@@ -206,7 +142,9 @@ def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
     )
 
 
-def _check(name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse") -> None:
+def check_values(
+    name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse"
+) -> None:
     """Refuse arrays that prove nothing."""
     if values.dtype.name not in get_args(DType):
         raise EvidenceError(

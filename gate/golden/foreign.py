@@ -9,7 +9,7 @@ from typing import Any
 from gate.bounded.call import call
 from gate.bounded.limits import ChildLimits
 from gate.errors import first_line
-from gate.golden.record import GoldenResult
+from gate.golden.result import GoldenResult
 from gate.golden.verify import verify_golden
 from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
 from gate.storage.digest import Digest

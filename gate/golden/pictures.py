@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from gate.errors import DataError, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, Vectors, read_golden, remove_stale
+from gate.golden.folder import GOLDEN_JSON, Vectors, read_golden
 from gate.golden.record import Golden, GoldenPicture, GoldenPictures
+from gate.golden.writing import remove_stale
 from gate.preprocess.by.pillow import lacking, preprocess
 from gate.preprocess.geometry import geometry
 from gate.preprocess.pictures import decoded, read_picture

@@ -16,7 +16,7 @@ from gate.policy.sections import NonFinite
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
-from gate.storage.record import Measured, Record, Sha256, later
+from gate.storage.record import Record, Sha256, later
 
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -143,8 +143,24 @@ class Origin(Record):
     """Digest of the code of the model that computed them (`gate.records.model_code.ModelCode`)."""
 
 
+class GoldenPart(Record):
+    """The vectors of one part of a release: its file and arrays, as those of the whole."""
+
+    model: GoldenModel
+    """Its file is named relative to the release file's folder, its data to its own."""
+    samples: Axis
+    inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
+    outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _relative(self.model.file)
+        check_arrays(self)
+        return self
+
+
 class Golden(Record):
-    """`golden.json`."""
+    """`golden.json`. Of a release the arrays of the whole are what the chain takes and gives."""
 
     schema_version: Literal[1] = 1
     model: GoldenModel
@@ -154,19 +170,26 @@ class Golden(Record):
     origin: Origin
     pictures: GoldenPictures | None = later(None)
     """None: the samples are tensors only."""
+    parts: dict[str, GoldenPart] = later({})
+    """Of a release of several files, by name; empty: one ONNX file."""
+
+    @property
+    def arrays(self) -> tuple[GoldenTensor, ...]:
+        """Of the whole, then of each part."""
+        each: tuple[Golden | GoldenPart, ...] = (self, *self.parts.values())
+        return tuple(tensor for of in each for tensor in (*of.inputs, *of.outputs))
 
     @property
     def files(self) -> dict[str, Digest]:
         """Every file beside golden.json, with the digest of its bytes."""
-        arrays = {tensor.file: tensor.sha256 for tensor in (*self.inputs, *self.outputs)}
+        arrays = {tensor.file: tensor.sha256 for tensor in self.arrays}
         pictures = self.pictures.files if self.pictures else ()
         return arrays | {picture.file: picture.sha256 for picture in pictures}
 
     @property
     def size_bytes(self) -> int:
         """Of all files beside golden.json."""
-        arrays = sum(tensor.size_bytes for tensor in (*self.inputs, *self.outputs))
-        return arrays + sum(
+        return sum(tensor.size_bytes for tensor in self.arrays) + sum(
             file.size_bytes for file in (self.pictures.files if self.pictures else ())
         )
 
@@ -183,53 +206,21 @@ class Golden(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for side in (self.inputs, self.outputs):
-            if len({tensor.name for tensor in side}) < len(side):
-                raise ValueError("two inputs, or two outputs, have the same name")
-        files = [tensor.file for tensor in (*self.inputs, *self.outputs)]
+        check_arrays(self)
+        files = [tensor.file for tensor in self.arrays]
         if len(set(files)) < len(files):
             raise ValueError("two arrays share a file")
-        unsafe = [name for name in files if not _FILE.fullmatch(name)]
-        if unsafe:
-            raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
-        counted = [*self.inputs, *(o for o in self.outputs if o.top1_agreement is not None)]
-        if any(tensor.shape[:1] != (self.samples,) for tensor in counted):
-            raise ValueError(f"axis 0 of inputs and logits must be the {self.samples} samples")
         return self
 
 
-class OutputResult(Record):
-    """One output, computed again. Either `problem`, or within its bounds."""
-
-    name: str
-    tolerance: Measured
-    max_abs_diff: Measured | None = None
-    """None: there is nothing to compare."""
-    top1_agreement: Measured | None = None
-    """None: not asked for, or nothing to compare."""
-    problem: str | None = None
-
-
-class GoldenResult(Record):
-    """What came of computing the vectors again. Only `passed` says that all is well."""
-
-    schema_version: Literal[1] = 1
-    passed: bool
-    model_sha256: Sha256
-    """Of the file that was looked at."""
-    golden_sha256: Sha256
-    """Of golden.json, which names the digests of all arrays."""
-    samples: int
-    onnxruntime: str
-    providers: tuple[str, ...] = ()
-    """Of the session, in its order; empty: none was opened."""
-    outputs: tuple[OutputResult, ...] = ()
-    problems: tuple[str, ...] = ()
-    """Everything that is wrong, that of the outputs included."""
-
-    @model_validator(mode="after")
-    def _honest(self) -> Self:
-        clean = not self.problems and all(output.problem is None for output in self.outputs)
-        if self.passed and not (clean and self.outputs and self.samples and self.providers):
-            raise ValueError("a result without a whole and clean comparison did not pass")
-        return self
+def check_arrays(of: Golden | GoldenPart) -> None:
+    """Raise ValueError for arrays that can't be told apart, or are not of the same samples."""
+    for side in (of.inputs, of.outputs):
+        if len({tensor.name for tensor in side}) < len(side):
+            raise ValueError("two inputs, or two outputs, have the same name")
+    unsafe = [t.file for t in (*of.inputs, *of.outputs) if not _FILE.fullmatch(t.file)]
+    if unsafe:
+        raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
+    counted = [*of.inputs, *(o for o in of.outputs if o.top1_agreement is not None)]
+    if any(tensor.shape[:1] != (of.samples,) for tensor in counted):
+        raise ValueError(f"axis 0 of inputs and logits must be the {of.samples} samples")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.golden.folder import ExpectedOutput, read_golden, write_golden
+from gate.errors import EvidenceError
+from gate.golden.folder import PartVectors, Vectors, read_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import Golden
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.policy.policy import Bounds, Policy
 from gate.policy.roles import classes_of
 from gate.policy.sections import NonFinite
@@ -58,6 +61,16 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     }
 
 
+def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[str, Tolerance]:
+    """The same for the outputs of a part of a release. Raises EvidenceError where nobody measured
+    it."""
+    measured = evidence.parts.get(part)
+    if measured is None:
+        raise EvidenceError(f"the evidence says nothing of the part {part}. Measure the release.")
+    own = policy.of_part([spec.name for spec in measured.subject.outputs])
+    return tolerances(own, measured)
+
+
 def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> Golden:
     """Write the vectors of `source` into `target` with the tolerances of this policy.
 
@@ -67,16 +80,14 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     vectors = read_golden(source)
     old = vectors.golden
     evidence.subject.sha256.verify(old.model.sha256, what=f"the file of the vectors in {source}")
-    allowed = tolerances(policy, evidence)
-    outputs = {
-        name: ExpectedOutput(values, **vars(allowed[name]))
-        for name, values in vectors.outputs.items()
+    parts = {
+        name: _refitted(part, tolerances_of_part(policy, evidence, name))
+        for name, part in vectors.parts.items()
     }
-    golden = write_golden(
+    golden = write_answers(
         target,
-        model=old.model,
-        inputs=vectors.inputs,
-        outputs=outputs,
+        _refitted(vectors, tolerances(policy, evidence)),
+        parts=parts,
         origin=old.origin.model_copy(update={"policy_sha256": policy.digest()}),
     )
     if old.pictures is None:
@@ -88,6 +99,14 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
         [source / picture.file for picture in old.pictures.files],
         max_diff=section.max_diff if section is not None else old.pictures.max_diff,
     )
+
+
+def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) -> FileVectors:
+    outputs = {
+        name: ExpectedOutput(values, **vars(allowed[name]))
+        for name, values in vectors.outputs.items()
+    }
+    return FileVectors(vectors.golden.model, vectors.inputs, outputs)
 
 
 def _served(evidence: Evidence) -> RuntimeEvidence | None:

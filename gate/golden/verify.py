@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
-from gate.errors import EvidenceError, StorageError, first_line
-from gate.golden.folder import Array, Vectors, read_golden, record_digest
+from gate.errors import EvidenceError, OnnxFileError, PolicyError, StorageError, first_line
+from gate.golden.comparison import compare
+from gate.golden.folder import PartVectors, Vectors, read_golden, record_digest
 from gate.golden.pictures import wrong_pictures
-from gate.golden.record import GoldenModel, GoldenOutput, GoldenResult, OutputResult
+from gate.golden.record import Golden, GoldenModel
+from gate.golden.result import GoldenResult, OutputResult
+from gate.onnxfile.release_file import ReleaseFile
 from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
@@ -25,7 +25,8 @@ def verify_golden(
     sha256: Digest | None = None,
     golden_sha256: Digest | None = None,
 ) -> GoldenResult:
-    """Prove that the file is the released one and computes what the vectors in `folder` say.
+    """Prove that the file is the released one and computes what the vectors in `folder` say; of a
+    release, that each part is and does. What its chain makes of them is code, and is not run.
 
     `sha256` and `golden_sha256`: the digests that the file and golden.json must have, compared
     before either is parsed. Runs ONNX Runtime on the CPU with all optimisations. Whatever is wrong
@@ -41,43 +42,38 @@ def verify_golden(
     vectors = read_golden(folder, sha256=golden_sha256)
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
-    attempt = _Attempt(vectors, digest_text=str(digest))
-    problem = _other_file(digest, (sha256, expected), path=model_path) or wrong_pictures(vectors)
+    attempt = _Attempt(vectors, name=model_path.name, digest_text=str(digest))
+    problem = _other_file(digest, (sha256, expected), path=model_path)
+    if problem is not None:
+        problem = "; ".join((problem, *_exchanged(vectors.golden, model_path)))
+    problem = problem or wrong_pictures(vectors) or _other_parts(vectors.golden, model_path)
     if problem is not None:
         return attempt.refused(problem)
-    try:
-        session = open_on_cpu(model)
-        attempt.providers = tuple(session.get_providers())
-        problem = _other_names(session, vectors)
-        if problem is not None:
-            return attempt.refused(problem)
-        names = [output.name for output in vectors.golden.outputs]
-        computed = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
-    except Exception as error:
-        refuse_out_of_memory(error, what=f"running {model_path.name}")
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return attempt.refused(f"ONNX Runtime can't compute it: {reason}")
+    outputs: list[OutputResult] = []
+    for part, of in vectors.parts.items():
+        computed = _of_part(of, release=model_path, attempt=attempt)
+        if isinstance(computed, str):
+            return attempt.refused(f"part {part}: {computed}")
+        outputs += (result.model_copy(update={"part": part}) for result in computed)
+    if not vectors.parts:
+        computed = _computed(model, vectors, attempt=attempt)
+        if isinstance(computed, str):
+            return attempt.refused(computed)
+        outputs += computed
     if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us
         again, _ = read_model(model_path, like=vectors.golden.model)
         if again != expected:
             return attempt.refused(f"{model_path} changed while it was loaded: {again}")
-    return attempt.compared(compare(vectors, computed))
-
-
-def compare(vectors: Vectors, computed: Mapping[str, Any]) -> tuple[OutputResult, ...]:
-    """Each golden output beside the computed one of the same name."""
-    return tuple(
-        _compared(output, vectors.outputs[output.name], computed.get(output.name))
-        for output in vectors.golden.outputs
-    )
+    return attempt.compared(tuple(outputs))
 
 
 class _Attempt:
     """What is known so far, and the result that it makes."""
 
-    def __init__(self, vectors: Vectors, *, digest_text: str) -> None:
+    def __init__(self, vectors: Vectors, *, name: str, digest_text: str) -> None:
         import onnxruntime
 
+        self.name = name
         self._vectors = vectors
         self._digest = digest_text
         self._version = str(onnxruntime.__version__)
@@ -87,7 +83,11 @@ class _Attempt:
         return self._result((), (problem,))
 
     def compared(self, outputs: tuple[OutputResult, ...]) -> GoldenResult:
-        problems = tuple(f"output '{o.name}': {o.problem}" for o in outputs if o.problem)
+        problems = tuple(
+            f"{f'part {o.part}: ' if o.part else ''}output '{o.name}': {o.problem}"
+            for o in outputs
+            if o.problem
+        )
         return self._result(outputs, problems)
 
     def _result(self, outputs: tuple[OutputResult, ...], problems: tuple[str, ...]) -> GoldenResult:
@@ -137,7 +137,59 @@ def _other_file(
     return None
 
 
-def _other_names(session: Any, vectors: Vectors) -> str | None:
+def _exchanged(golden: Golden, path: Path) -> Iterator[str]:
+    """Which parts are other files, where the whole is not the released one."""
+    for name, part in golden.parts.items():
+        file = path.parent / part.model.file
+        if file.is_file() and read_model(file, like=part.model)[0] != part.model.sha256:
+            yield f"the part {name} ({part.model.file}) is another"
+
+
+def _other_parts(golden: Golden, path: Path) -> str | None:
+    """Why the vectors are not of the parts that the release file names, or None."""
+    if not golden.parts:
+        return None
+    try:
+        named = {name: part.file for name, part in ReleaseFile.load(path).parts.items()}
+    except (PolicyError, OnnxFileError) as error:
+        return str(error)
+    proven = {name: part.model.file for name, part in golden.parts.items()}
+    if {name: PurePosixPath(file) for name, file in named.items()} != {
+        name: PurePosixPath(file) for name, file in proven.items()
+    }:
+        return f"the release has the parts {named}, the golden vectors {proven}"
+    return None
+
+
+def _of_part(
+    vectors: PartVectors, *, release: Path, attempt: _Attempt
+) -> tuple[OutputResult, ...] | str:
+    """As `_computed`."""
+    path = release.parent / vectors.golden.model.file
+    digest, model = read_model(path, like=vectors.golden.model)
+    problem = _other_file(digest, (None, vectors.golden.model.sha256), path=path)
+    return problem or _computed(model, vectors, attempt=attempt)
+
+
+def _computed(
+    model: bytes | Path, vectors: Vectors | PartVectors, *, attempt: _Attempt
+) -> tuple[OutputResult, ...] | str:
+    """What came of one file; a text: why nothing did. Raises LimitExceeded."""
+    try:
+        session = open_on_cpu(model)
+        attempt.providers = tuple(session.get_providers())
+        problem = _other_names(session, vectors)
+        if problem is not None:
+            return problem
+        names = [output.name for output in vectors.golden.outputs]
+        found = session.run(names, dict(vectors.inputs))
+    except Exception as error:
+        refuse_out_of_memory(error, what=f"running {attempt.name}")
+        return f"ONNX Runtime can't compute it: {type(error).__name__}: {first_line(error)}"
+    return compare(vectors, dict(zip(names, found, strict=True)))
+
+
+def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
     """What is wrong with the file's inputs or outputs, or None."""
     golden = vectors.golden
     for side, got, want in (
@@ -152,56 +204,6 @@ def _other_names(session: Any, vectors: Vectors) -> str | None:
 
 def _sorted(values: Sequence[Any]) -> list[str]:
     return sorted(str(value.name) for value in values)
-
-
-def _compared(golden: GoldenOutput, want: Array, got: Any) -> OutputResult:
-    """Written so that only a comparison that was made, of finite numbers, can pass."""
-    result = OutputResult(name=golden.name, tolerance=golden.max_abs_diff)
-    problem = _other_kind(want, got)
-    if problem is not None:
-        return result.model_copy(update={"problem": problem})
-    diff = _max_abs_diff(want, got)
-    agreement = None
-    problems = []
-    if not (math.isfinite(diff) and diff <= golden.max_abs_diff):
-        problems.append(f"max_abs_diff {diff:.3g} is above the tolerance {golden.max_abs_diff:.3g}")
-    if golden.top1_agreement is not None:
-        agreement = float((np.argmax(want, axis=1) == np.argmax(got, axis=1)).mean())
-        if not agreement >= golden.top1_agreement:
-            problems.append(f"top-1 agreement {agreement:.4g} is below {golden.top1_agreement:.4g}")
-    return result.model_copy(
-        update={
-            "max_abs_diff": diff,
-            "top1_agreement": agreement,
-            "problem": "; ".join(problems) or None,
-        }
-    )
-
-
-def _other_kind(want: Array, got: Any) -> str | None:
-    """Why the two can't be compared, or None."""
-    if not isinstance(got, np.ndarray):
-        return f"is missing, or no tensor ({type(got).__name__})"
-    if (got.dtype, got.shape) != (want.dtype, want.shape):
-        return f"is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
-    if got.dtype.kind == "f":
-        other = np.isnan(got) != np.isnan(want)
-        if other.any():
-            return f"has {int(other.sum())} NaN values in other places than the vectors"
-        infinite = np.isinf(got) | np.isinf(want)
-        if (got[infinite] != want[infinite]).any():
-            return "is infinite on one side only, or with another sign"
-    return None
-
-
-def _max_abs_diff(want: Array, got: Array) -> float:
-    """Over the finite elements; equal infinities are equal. A difference of integers that float64
-    can't tell counts as 1."""
-    finite = np.isfinite(want) if want.dtype.kind == "f" else np.ones(want.shape, np.bool_)
-    with np.errstate(all="ignore"):
-        diffs = np.abs(want[finite].astype(np.float64) - got[finite].astype(np.float64))
-    largest = float(diffs.max(initial=0.0))
-    return largest or float((want[finite] != got[finite]).any())
 
 
 def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:

@@ -12,7 +12,10 @@ from typing import Any
 from gate.bounded.call import call
 from gate.bounded.limits import ChildLimits, memory_text
 from gate.errors import LimitExceeded, OnnxFileError
+from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.origin import quantized_from
+from gate.onnxfile.release_file import ReleaseFile, is_release
+from gate.onnxfile.release_files import ReleaseFiles
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Subject
 from gate.storage.digest import Digest
@@ -20,11 +23,14 @@ from gate.storage.files import wrong_name
 
 
 def subject_within(path: Path, limits: ChildLimits | None) -> Subject:
-    """As `read_subject`; None: the file is our own, and is read in this process.
+    """As `read_subject`, and of a release as `ReleaseFiles.subject`; None: the file is our own, and
+    is read in this process.
 
     What the child says of names and bytes is proven here. Raises LimitExceeded and EvidenceError
-    besides, StorageError.
+    besides, StorageError; PolicyError for a release file that is none.
     """
+    if is_release(path):
+        return release_within(path, limits).subject()
     if limits is None:
         return read_subject(path)
     plain = _called("described", path, limits=limits)
@@ -36,6 +42,22 @@ def subject_within(path: Path, limits: ChildLimits | None) -> Subject:
     hashed = Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_file(path)
     subject.sha256.verify(hashed, what=str(path))
     return subject
+
+
+def release_within(path: Path, limits: ChildLimits | None) -> ReleaseFiles:
+    """The files that a release file names, each read as by `subject_within`; raises as that. The
+    release file itself is a short list of names, and no child reads it."""
+    file = ReleaseFile.load(path)
+    parts = {}
+    for name, part in file.parts.items():
+        place = path.parent / part.file
+        if is_release(place):
+            raise OnnxFileError(
+                f"{path}: the part {name} is {part.file}, expected an ONNX file: a release is made "
+                "of files, not of releases."
+            )
+        parts[name] = Candidate(place, subject_within(place, limits))
+    return ReleaseFiles(path, file, parts)
 
 
 def origin_within(path: Path, limits: ChildLimits | None) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +22,16 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Subject
 from gate.records.runtime import RuntimeName
 from gate.runtimes.chosen import ChosenRuntime
-from gate.runtimes.runtime import Conditions, Session
+from gate.runtimes.runtime import Batch, Conditions, Session
 
 _DOUBLE = "float64"
+
+
+class NamedRun(Protocol):
+    """As a session of ONNX Runtime runs."""
+
+    def run(self, outputs: Sequence[str], feed: Batch) -> list[NDArray[Any]]:
+        """The outputs of these names. Raises anything."""
 
 
 class Chained(Protocol):
@@ -32,6 +39,13 @@ class Chained(Protocol):
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """All of them in this runtime, as one session. Raises anything."""
+
+    def cases(self, whole: Case) -> Mapping[str, Case]:
+        """Each file with its model, by the name of the part, as the case of all of them is."""
+
+    def beside(self, file: Candidate) -> NamedRun:
+        """The files of this or another release of the same parts, as a consumer opens them. Raises
+        anything."""
 
 
 @dataclass(frozen=True)

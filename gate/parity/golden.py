@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gate.errors import OutputMismatch
-from gate.golden.folder import Array, ExpectedOutput, write_golden
+from gate.golden.folder import Array
 from gate.golden.record import Golden, GoldenModel, Origin
-from gate.golden.tolerance import Tolerance, tolerances
+from gate.golden.tolerance import Tolerance, tolerances, tolerances_of_part
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
@@ -27,7 +28,8 @@ _RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
 
 
 def write_golden_of(folder: Path, case: Case, *, evidence: Evidence) -> Golden:
-    """Write golden vectors of the measured file: some samples and the reference's outputs.
+    """Write golden vectors of the measured file: some samples and the reference's outputs; of a
+    release those of the chain, and each part's own.
 
     The samples are spread over the data. Where there are logits, samples come first whose margin
     (largest minus second largest logit) is more than twice the tolerance: a runtime within the
@@ -39,11 +41,30 @@ def write_golden_of(folder: Path, case: Case, *, evidence: Evidence) -> Golden:
     number of outputs than the file, EvidenceError where it can't be computed or has only NaN to
     say, StorageError.
     """
+    versions, code = evidence.environment.versions, evidence.source.code
+    parts = {}
+    for name, part in (case.chained.cases(case) if case.chained else {}).items():
+        allowed = tolerances_of_part(case.policy, evidence, name)
+        file = str(part.candidate.path.relative_to(case.candidate.path.parent))
+        parts[name] = _answers(part, allowed, file=file)
+    return write_answers(
+        folder,
+        _answers(case, tolerances(case.policy, evidence), file=case.candidate.path.name),
+        parts=parts,
+        origin=Origin(
+            policy_sha256=case.policy.digest(),
+            versions={name: versions[name] for name in _RECORDED if name in versions},
+            code_sha256=None if code is None else code.digest(),
+        ),
+    )
+
+
+def _answers(case: Case, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
+    """`file`: its name for the record."""
     subject, policy = case.candidate.subject, case.policy
     samples = case.inputs
     binding = case.bind(batch_size=min(SAMPLES, len(samples)))
     names = [spec.name for spec in subject.outputs]
-    allowed = tolerances(policy, evidence)
     with deterministic(policy.determinism):
         reference = ReferencePass(
             private_copy(case.model, device="cpu", double=binding.double), binding
@@ -56,25 +77,13 @@ def write_golden_of(folder: Path, case: Case, *, evidence: Evidence) -> Golden:
             f"the reference returns {len(outputs)} outputs, the file has {len(names)}: {names}. "
             "Export the model again."
         )
-    expected = {
-        name: ExpectedOutput(values, **vars(allowed[name]))
-        for name, values in zip(names, outputs, strict=True)
-    }
-    versions, code = evidence.environment.versions, evidence.source.code
-    return write_golden(
-        folder,
-        model=GoldenModel(
-            sha256=subject.sha256,
-            file=case.candidate.path.name,
-            external_data=subject.external_data,
-        ),
-        inputs=binding.by_input(batch),
-        outputs=expected,
-        origin=Origin(
-            policy_sha256=policy.digest(),
-            versions={name: versions[name] for name in _RECORDED if name in versions},
-            code_sha256=None if code is None else code.digest(),
-        ),
+    return FileVectors(
+        GoldenModel(sha256=subject.sha256, file=file, external_data=subject.external_data),
+        binding.by_input(batch),
+        {
+            name: ExpectedOutput(values, **vars(allowed[name]))
+            for name, values in zip(names, outputs, strict=True)
+        },
     )
 
 

@@ -19,6 +19,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.session import open_session, quiet_options, refuse_out_of_memory
 from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Chained
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.classification import ClassStatistics
@@ -43,6 +44,8 @@ class Compared:
     """Class indices, shape (samples,)."""
     batch_size: int
     policy: Policy
+    chained: Chained | None = None
+    """Of a release: runs its files, and those of the version that serves."""
 
 
 def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidence) -> Incumbent:
@@ -163,14 +166,21 @@ class _Pair:
             count=len(beside.samples),
             batch_size=beside.batch_size,
         )
-        setup = plain_setup("ort-cpu-optimized")
         try:
-            session = open_session(file.loadable(), quiet_options(), setup)
+            session = self._session(file)
         except GateError:
             raise
         except Exception as error:
             raise _unusable(error) from error
         return _Side(session, binding, Stopwatch())
+
+    def _session(self, file: Candidate) -> Any:
+        chained = self._beside.chained
+        if (chained is None) == bool(file.subject.parts):
+            raise OutputMismatch("one of the two is a release of several files, the other is not")
+        if chained is not None:
+            return chained.beside(file)
+        return open_session(file.loadable(), quiet_options(), plain_setup("ort-cpu-optimized"))
 
     def _turn(self, batch: Batch, turn: int) -> list[list[Any]]:
         """Outputs of both; who goes first changes from batch to batch."""

@@ -34,33 +34,13 @@ class OpenPart:
         """Compute. Raises InputMismatch where the seam gives the file what it does not take."""
         inputs = [leaf.tensor.detach().cpu().numpy() for leaf in leaves((*given, *named.values()))]
         wanted = self.subject.inputs
-        if len(inputs) != len(wanted):
-            raise InputMismatch(
-                f"the chain gives the part {self.name} {len(inputs)} tensors, its file takes "
-                f"{len(wanted)}: {', '.join(spec.name for spec in wanted)}. Export the part as the "
-                "chain calls it."
-            )
-        for spec, array in zip(wanted, inputs, strict=True):
-            self._check(spec, array)
+        check_seam(wanted, inputs, part=self.name)
         batch = {
             spec.name: np.ascontiguousarray(array)
             for spec, array in zip(wanted, inputs, strict=True)
         }
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
         return self._formed(outputs)
-
-    def _check(self, spec: TensorSpec, array: Array) -> None:
-        fixed = [(have, size) for have, size in zip(array.shape, spec.shape, strict=False)
-                 if isinstance(size, int)]  # fmt: skip
-        fits = array.ndim == len(spec.shape) and all(have == size for have, size in fixed)
-        if array.dtype.name != spec.dtype or not fits:
-            shape = "×".join(map(str, spec.shape))
-            raise InputMismatch(
-                f"at the seam before the part {self.name}: the chain gives {array.dtype} "
-                f"{'×'.join(map(str, array.shape))} for {spec.name!r}, its file takes {spec.dtype} "
-                f"{shape}. Another dtype, layout or size: mend the code between the parts, or "
-                "export the part as it is called."
-            )
 
     def _formed(self, outputs: list[torch.Tensor]) -> Any:
         """The outputs as the module returns them, so that the chain can take them alike."""
@@ -78,6 +58,28 @@ class OpenPart:
         if hasattr(self.form, "_fields"):
             return type(self.form)(*outputs)
         return tuple(outputs)
+
+
+def check_seam(wanted: Sequence[TensorSpec], given: Sequence[Array], *, part: str) -> None:
+    """Raise InputMismatch where the chain gives a part what its file does not take."""
+    if len(given) != len(wanted):
+        raise InputMismatch(
+            f"the chain gives the part {part} {len(given)} tensors, its file takes "
+            f"{len(wanted)}: {', '.join(spec.name for spec in wanted)}. Export the part as the "
+            "chain calls it."
+        )
+    for spec, array in zip(wanted, given, strict=True):
+        fixed = [(have, size) for have, size in zip(array.shape, spec.shape, strict=False)
+                 if isinstance(size, int)]  # fmt: skip
+        fits = array.ndim == len(spec.shape) and all(have == size for have, size in fixed)
+        if array.dtype.name != spec.dtype or not fits:
+            shape = "×".join(map(str, spec.shape))
+            raise InputMismatch(
+                f"at the seam before the part {part}: the chain gives {array.dtype} "
+                f"{'×'.join(map(str, array.shape))} for {spec.name!r}, its file takes {spec.dtype} "
+                f"{shape}. Another dtype, layout or size: mend the code between the parts, or "
+                "export the part as it is called."
+            )
 
 
 class ChainSession(Session):

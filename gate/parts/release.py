@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,19 @@ from torch import nn
 from gate.errors import EvidenceError
 from gate.model.call import Leaf
 from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
+from gate.onnxfile.foreign import release_within
+from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.runners.torch_runner import private_copy
+from gate.parts.beside import ConsumerChain
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel, chain_function, module_of
 from gate.parts.chain_session import ChainSession, OpenPart
-from gate.parts.release_file import ReleaseFile
 from gate.policy.policy import Policy
-from gate.records.evidence import Subject, SubjectPart, TensorSpec
+from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.chosen import ChosenRuntime
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
-from gate.storage.digest import Digest
 
 _BATCH = "batch"
 
@@ -38,6 +38,8 @@ class Part:
     module: nn.Module
     samples: Samples
     """What the chain gives it, or samples of its own."""
+    left_out: int = 0
+    """Calls of the chain that are no samples: with inputs of other sizes than the first one."""
 
     def policy(self, policy: Policy) -> Policy:
         """By which it is judged, where the whole is by this one."""
@@ -66,17 +68,13 @@ class OpenRelease:
 
         Raises PolicyError, OnnxFileError, ModelError, DataError.
         """
-        file = ReleaseFile.load(path)
-        candidates = {
-            name: Candidate(path.parent / entry.file, read_subject(path.parent / entry.file))
-            for name, entry in file.parts.items()
-        }
+        files = release_within(path, None)
         copied = private_copy(model, device="cpu")
         modules = {
             name: module_of(copied, entry.reference or name, part=name)
-            for name, entry in file.parts.items()
+            for name, entry in files.file.parts.items()
         }
-        chain = ChainedModel(chain_function(file.chain), modules, samples.names).eval()
+        chain = ChainedModel(chain_function(files.file.chain), modules, samples.names).eval()
         calls, outputs = Calls(), None
         for batch in samples.batches(batch_size):
             found = calls.record(chain, batch)
@@ -86,12 +84,24 @@ class OpenRelease:
                 name,
                 candidate,
                 modules[name],
-                _samples(file, calls, candidate, name=name),
+                _samples(files.file, calls, candidate, name=name),
+                calls.of(name).left_out if files.file.parts[name].inputs is None else 0,
             )
-            for name, candidate in candidates.items()
+            for name, candidate in files.parts.items()
         )
-        subject = _subject(path, candidates, samples=samples, outputs=outputs or ())
-        return cls(parts, chain, calls, subject)
+        inputs = tuple(
+            spec.model_copy(update={"shape": (_BATCH, *spec.shape[1:])}) for spec in samples.specs
+        )
+        return cls(parts, chain, calls, files.subject(inputs=inputs, outputs=outputs or ()))
+
+    def cases(self, whole: Case) -> dict[str, Case]:
+        """Each part, to look into."""
+        return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
+
+    def beside(self, file: Candidate) -> ConsumerChain:
+        """As `ConsumerChain.open`, by this chain."""
+        forms = {part.name: self.calls.of(part.name).form for part in self.parts}
+        return ConsumerChain.open(file, self.chain.function, forms)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever
@@ -139,39 +149,4 @@ def _specs(found: Sequence[Leaf]) -> tuple[TensorSpec, ...]:
             shape=(_BATCH, *leaf.tensor.shape[1:]),
         )
         for leaf in found
-    )
-
-
-def _subject(
-    path: Path,
-    candidates: Mapping[str, Candidate],
-    *,
-    samples: Samples,
-    outputs: tuple[TensorSpec, ...],
-) -> Subject:
-    """Of all files together: one digest, of their manifest."""
-    files = sorted(
-        {
-            str((candidate.path.parent / name).relative_to(path.parent))
-            for candidate in candidates.values()
-            for name in (candidate.path.name, *candidate.subject.external_data)
-        }
-    )
-    subjects = [candidate.subject for candidate in candidates.values()]
-    return Subject(
-        sha256=Digest.of_manifest(path.parent, (path.name, *files)),
-        size_bytes=path.stat().st_size + sum((path.parent / name).stat().st_size for name in files),
-        opset=max(subject.opset for subject in subjects),
-        producer=", ".join(sorted({subject.producer for subject in subjects})),
-        inputs=tuple(
-            spec.model_copy(update={"shape": (_BATCH, *spec.shape[1:])}) for spec in samples.specs
-        ),
-        outputs=outputs,
-        external_data=tuple(files),
-        parts={
-            name: SubjectPart(
-                file=str(candidate.path.relative_to(path.parent)), sha256=candidate.subject.sha256
-            )
-            for name, candidate in candidates.items()
-        },
     )

@@ -73,6 +73,9 @@ class Dataset(Record):
     labelled: bool
     model_only: tuple[str, ...] = later(())
     """Inputs that the model takes and the file does not."""
+    left_out: Count = later(0)
+    """Of a part of a release: calls of the chain with inputs of other sizes than its first one, on
+    which the part was judged in the chain alone."""
 
 
 class ExportRecord(Record):

@@ -126,12 +126,20 @@ class Localisation(Record):
     blame: OptimiserBlame | None = later(None)
     """Which optimiser it is; None: nothing is laid to one."""
     remedy: str | None = None
+    part: str | None = later(None)
+    """Of a release: the part that these layers are of; None: it has none that diverges, or it is
+    one file."""
+    seam: str | None = later(None)
+    """Of a release: what does not fit between its parts; None: nothing."""
 
     @property
     def diverges(self) -> bool:
-        """True if a layer, or only the file as a whole, is not what the model computes."""
-        return self.first_divergence is not None or any(
-            row.verdict in ("source", "propagated") for row in self.layers
+        """True if a layer, only the file as a whole, or the seam between the parts of a release is
+        not what the model computes."""
+        return (
+            self.first_divergence is not None
+            or self.seam is not None
+            or any(row.verdict in ("source", "propagated") for row in self.layers)
         )
 
     @property

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
+from gate.onnxfile.release_file import is_release
 from gate.preprocess.beside import spec_beside
 from gate.records.names import DECISION, DECISION_STATEMENT, EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.port import GOLDEN
@@ -32,6 +33,8 @@ _FIELDS = frozenset({*range(1, 9), 14, 20, 25, 26})
 """Numbers of the outermost fields of an ONNX file."""
 _SIZES = {1: 8, 5: 4}
 """Bytes of a protobuf's field, by its wire type."""
+_OF_MLFLOW = ("conda.yaml", "python_env.yaml")
+"""What it writes beside a model: no release files."""
 _VARINT, _LENGTH = 0, 2
 _MORE, _LOW = 0x80, 0x7F
 
@@ -46,7 +49,8 @@ def answer_in(folder: Path, expected: ExpectedFiles | None) -> str | None:
         problem = _no_text_of_ours(model)
         if problem is not None:
             return f"MLmodel {problem}"
-    for path in islice(folder.rglob("*.onnx"), _MOST):
+    found = islice((p for kind in ("*.onnx", "*.y*ml") for p in folder.rglob(kind)), _MOST)
+    for path in (p for p in found if p.name not in _OF_MLFLOW):
         files = expected
         if path.parent.name == QUANTIZED and expected is not None and expected.twin is not None:
             files = ExpectedFiles(
@@ -66,7 +70,7 @@ def _around(path: Path, expected: ExpectedFiles | None) -> Iterator[tuple[str, s
     records = [path.parent / RECORDS / name for name in (EVIDENCE, DECISION)]
     statements = [path.parent / RECORDS / name for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)]
     kinds = (
-        (_no_model, [path]),
+        (_no_list if is_release(path) else _no_model, [path]),
         (_no_data, data),
         (_no_array, arrays),
         (_no_record, [*records, golden / GOLDEN_JSON, spec_beside(path)]),
@@ -86,6 +90,16 @@ def _no_text_of_ours(path: Path) -> str | None:
     if not head:
         return "is empty"
     return "is a page" if _is_page(head) else None
+
+
+def _no_list(path: Path) -> str | None:
+    """The file of a release is YAML, which may begin as JSON does."""
+    head = _head(path)
+    if head is None:
+        return None
+    if not head:
+        return "is empty"
+    return "is a page" if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<" else None
 
 
 def _no_model(path: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +13,12 @@ from gate.decision.decision import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import read_golden
 from gate.golden.record import Golden, Origin
+from gate.onnxfile.description import verify_description, verify_files
 from gate.policy.policy import Policy
 from gate.policy.tried import sentence
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
-from gate.storage.files import wrong_name
 
 _CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
@@ -69,19 +68,12 @@ class Judged:
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
         again does not give this decision, or the golden vectors were computed by other code of the
-        model; PolicyError for a release of several files, which no version holds; LimitExceeded.
+        model, or of other parts of a release; PolicyError for a release file that is none;
+        LimitExceeded.
         """
-        if self.evidence.subject.parts:
-            raise PolicyError(
-                f"{self.onnx_path} is a release of {len(self.evidence.subject.parts)} files, and a "
-                "version of the registry holds one. It was judged; put its files into service by "
-                "your own means, all of them together."
-            )
         subject, decision = self.evidence.subject.sha256, self.decision
-        files = self.evidence.subject.external_data
-        actual = digest_of_model(self.onnx_path, external_data=files)
-        subject.verify(actual, what=str(self.onnx_path))
-        self._verify_description(limits)
+        verify_files(self.onnx_path, self.evidence)
+        verify_description(self.onnx_path, self.evidence, limits)
         decision.subject_sha256.verify(subject, what="the evidence's file")
         decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
@@ -94,6 +86,7 @@ class Judged:
             subject.verify(made_for, what=f"the file of {vectors}")
             decision.policy_sha256.verify(origin.policy_sha256, what=f"the policy of {vectors}")
             self._verify_code(origin, what=vectors)
+            self._verify_vectors_of_parts(self.golden.golden, what=vectors)
         self._verify_preprocessing()
         # By digest: NaN is not equal to itself.
         if again.digest() != decision.digest():
@@ -119,7 +112,12 @@ class Judged:
             )
         if decision.passed:
             return None
-        first = decision.problems[0].explanation if decision.problems else "no runtime passed"
+        problems = decision.problems
+        # A part that fails is why the whole does.
+        check = next((check for check in problems if check.part), next(iter(problems), None))
+        first = "no runtime passed" if check is None else check.explanation
+        if check is not None and check.part:
+            first = f"in the part {check.part}: {first}"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
@@ -178,18 +176,14 @@ class Judged:
                 "Give the spec that the model was trained with."
             )
 
-    def _verify_description(self, limits: ChildLimits | None) -> None:
-        """What is uploaded follows the subject (its external data): it must be the file's own."""
-        from gate.onnxfile.foreign import subject_within
-
-        file = subject_within(self.onnx_path, limits).to_plain()
-        described = self.evidence.subject.to_plain()
-        other = sorted(field for field in file if file[field] != described[field])
-        if other:
+    def _verify_vectors_of_parts(self, golden: Golden, *, what: str) -> None:
+        parts = {name: part.sha256 for name, part in self.evidence.subject.parts.items()}
+        proven = {name: part.model.sha256 for name, part in golden.parts.items()}
+        if parts != proven:
+            other = ", ".join(sorted({name for name, _ in parts.items() ^ proven.items()}))
             raise EvidenceError(
-                f"the evidence describes {self.onnx_path} otherwise than it is: "
-                f"{', '.join(f'{name} {described[name]}, not {file[name]}' for name in other)}. "
-                "It was edited, or made by another version of the gate: measure and decide again."
+                f"{what} are of other parts than the release: {other}. Measure again, which makes "
+                "both."
             )
 
 
@@ -200,33 +194,3 @@ def moment(text: str) -> datetime | None:
     except ValueError:
         return None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:
-    """Digest of a model as evidence counts it: of the file, or of file and external data.
-
-    The names come from the evidence, so that no byte of the file is parsed. Raises StorageError if
-    the file can't be read, EvidenceError for names that lead elsewhere, DigestMismatch where data
-    is missing, or the file is a text.
-    """
-    for name in external_data:
-        if wrong_name(name):
-            raise EvidenceError(
-                f"the evidence names the data file {name[:300]!r}, expected one inside of the "
-                "model's folder. It was edited: measure and decide again."
-            )
-        if not (path.parent / name).is_file():
-            raise DigestMismatch(f"{path} has no data file {name}. Bring it, or promote it anew.")
-    if external_data:
-        return Digest.of_manifest(path.parent, (path.name, *external_data))
-    digest = Digest.of_file(path)
-    if _is_text(path):
-        raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
-    return digest
-
-
-def _is_text(path: Path) -> bool:
-    """True for JSON: the digest of a model with external data is that of such a text, and no
-    protobuf begins so."""
-    with path.open("rb") as stream:
-        return stream.read(1) == b"{"

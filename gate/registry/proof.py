@@ -8,8 +8,8 @@ from pathlib import Path
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import read_golden
 from gate.ledger.entry import LedgerEntry, TwinDigests
+from gate.onnxfile.description import digest_of_model
 from gate.preprocess.beside import prove_spec, spec_beside
-from gate.registry.judged import digest_of_model
 from gate.registry.port import GOLDEN
 from gate.registry.records import evidence_beside
 from gate.registry.twin import QUANTIZED, twin_file

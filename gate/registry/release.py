@@ -46,8 +46,15 @@ class Release(Judged):
         """Prove that all of it belongs together, the twin too.
 
         Raises DigestMismatch and EvidenceError, as `Judged.verify`; EvidenceError for a twin that
-        the policy does not name, or names and is not there, or is of another model.
+        the policy does not name, or names and is not there, or is of another model, and for any
+        twin of a release of several files.
         """
+        if self.evidence.subject.parts and (self.twin is not None or policy.twin is not None):
+            raise EvidenceError(
+                f"{self.onnx_path} is a release of {len(self.evidence.subject.parts)} files, and a "
+                "release of several files has no quantized twin yet. Leave out the twin, and take "
+                "gate.twin out of the policy."
+            )
         super().verify(policy, limits=limits)
         if self.twin is None and policy.twin is None:
             return

@@ -201,10 +201,8 @@ def _verify_vectors(golden: Golden, measured: MeasuredFile) -> None:
 
 def _contents(golden: Golden) -> tuple[object, ...]:
     """All of the vectors but what a policy says of them."""
-    arrays = tuple(
-        (each.name, each.dtype, each.shape, each.sha256)
-        for each in (*golden.inputs, *golden.outputs)
-    )
+    arrays = tuple((each.name, each.dtype, each.shape, each.sha256) for each in golden.arrays)
+    parts = tuple((name, part.model, part.samples) for name, part in golden.parts.items())
     pictures = golden.pictures
     shown = pictures and (pictures.input, pictures.spec, tuple(f.sha256 for f in pictures.files))
-    return (golden.model, golden.samples, arrays, shown, golden.origin.code_sha256)
+    return (golden.model, golden.samples, parts, arrays, shown, golden.origin.code_sha256)

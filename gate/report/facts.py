@@ -33,7 +33,8 @@ def of(evidence: Evidence, decision: Decision) -> Facts:
 def commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     """What to do to judge it again, and the command. Words in capitals are the reader's files."""
     source = evidence.source
-    parts = ["gate check MODEL.onnx --reference", shlex.quote(source.factory)]
+    model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
+    parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
     if source.checkpoint_sha256 is not None:
         parts.append("--checkpoint CHECKPOINT")
     parts.append("--inputs SAMPLES")
@@ -61,6 +62,8 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "model's code", f"{source.code.digest()}, of {names}"
     labelled = "labelled" if evidence.dataset.labelled else "without labels"
     yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
+    for name, part in subject.parts.items():
+        yield f"part {name}", f"{part.file}, {part.sha256}{_measured_on(evidence.parts.get(name))}"
     if export is not None:
         settings = ", ".join(f"{key}={_word(value)}" for key, value in export.settings.items())
         yield "export", f"{export.strategy}: {settings}"
@@ -68,6 +71,15 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
             yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
         if export.notices:
             yield "sizes", "; ".join(export.notices)
+
+
+def _measured_on(part: Evidence | None) -> str:
+    if part is None:
+        return ", not measured"
+    text = f", {part.dataset.samples} samples"
+    if part.dataset.left_out:
+        text += f"; {part.dataset.left_out} calls of other sizes were judged in the chain alone"
+    return text
 
 
 def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,13 @@ def sentences(explanation: Explanation) -> Iterator[str]:
         return
     if found.first_divergence is not None:
         place = printable(found.first_divergence) or "the model itself"
-        yield f"First diverging layer: {place} ({found.runtime})."
+        of = f" of the part {found.part}" if found.part else ""
+        yield f"First diverging layer{of}: {place} ({found.runtime})."
+    elif found.part:
+        yield f"First diverging part: {found.part} ({found.runtime})."
     yield printable(found.cause)
+    if found.seam and found.part:
+        yield f"And the seam: {printable(found.seam)}"
     if found.remedy:
         yield f"Try: {printable(found.remedy)}"
 

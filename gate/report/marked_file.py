@@ -91,6 +91,8 @@ def _rows(found: Localisation, candidate: Candidate) -> dict[str, LayerRow]:
 
 def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
     """The tensors on a few samples, as the file computes them without optimisations."""
+    if not names:  # its only layer gives what the file gives
+        return {}
     binding = case.bind(batch_size=_SAMPLES)
     batch = next(case.inputs.batches(binding.batch_size))
     graph = FileGraph(case.candidate)

@@ -34,11 +34,10 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
         )
         return
     if decision.verdict is Verdict.PASS:
-        if one_file:  # a version of the registry holds no more
-            yield Step(
-                label="Put it into service",
-                command=f"gate promote {_MODEL} --name NAME --report DIR",
-            )
+        yield Step(
+            label="Put it into service",
+            command=f"gate promote {_MODEL} --name NAME --report DIR",
+        )
         return
     if one_file and cause in _OF_LAYERS:
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"

@@ -361,5 +361,5 @@ def test_help_has_examples_and_says_the_order_of_outputs(capsys) -> None:
     code, out, _ = _run(capsys, "--help")
     assert code == 0
     assert out.startswith("Usage: gate export [OPTIONS] PKG.MODULE:FACTORY")
-    assert out.split("Examples:")[1].count("gate export mypackage.models:build") == 3
+    assert out.split("Examples:")[1].count("gate export mypackage.models:build") == 4
     assert "in their order" in out

@@ -9,17 +9,26 @@ from gate.deploy.manifest import Manifest
 from gate.deploy.source import SlotSource
 from gate.deploy.staging import prove
 from gate.deploy.store import Store
-from gate.golden.folder import ExpectedOutput, read_golden
+from gate.golden.folder import read_golden
+from gate.golden.writing import ExpectedOutput
+from gate.onnxfile.foreign import release_within
 from gate.onnxfile.subject import read_subject
 from gate.storage.digest import Digest
 from tests.golden_vectors import vectors
+from tests.registry import parts
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
 NAME = "digits"
 
 
+OF_PARTS = 100
+"""From this seed on it is a release of two files."""
+
+
 def source(folder: Path, seed: int = 0) -> SlotSource:
     """A model with its golden vectors, other bytes for another seed."""
+    if seed >= OF_PARTS:
+        return of_parts(folder, seed)
     path, golden = vectors.made(folder / str(seed), seed=seed)
     return SlotSource.local(path, golden=golden)
 
@@ -31,6 +40,14 @@ def external(folder: Path) -> SlotSource:
     outputs = {"logits": ExpectedOutput(vectors.inputs() @ weights, vectors.TOLERANCE, 1.0)}
     vectors.golden_of(folder / "external" / "golden", path, outputs=outputs)
     return SlotSource.local(path, golden=folder / "external" / "golden")
+
+
+def of_parts(folder: Path, seed: int = 0) -> SlotSource:
+    """A release of two files, with its golden vectors."""
+    path = parts.files(folder / f"parts-{seed}", seed=seed)
+    golden = folder / f"golden-of-parts-{seed}"
+    parts.golden(golden, path)
+    return SlotSource.local(path, golden=golden)
 
 
 def spoiled(good: SlotSource, spoil: Callable[[Path], None]) -> SlotSource:
@@ -64,8 +81,11 @@ def check_whole(store: Store, name: str = NAME) -> Manifest:
 def check_contents(store: Store) -> None:
     """Whatever is in the store is whole, and is what its folder is called."""
     for folder in (store.root / "store").iterdir() if (store.root / "store").exists() else ():
-        model = folder / "model.onnx"
-        seen = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
+        model, of_parts = folder / "model.onnx", folder / "release.yaml"
+        if of_parts.exists():
+            seen = release_within(of_parts, None).subject().sha256
+        else:
+            seen = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
         assert seen.hex == folder.name
 
 

@@ -20,7 +20,8 @@ from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
 from gate.golden import foreign
-from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
+from gate.golden.folder import GOLDEN_JSON, read_golden
+from gate.golden.writing import ExpectedOutput
 from gate.storage.digest import Digest
 from gate.storage.quota import TooLarge
 from tests.deploy import models

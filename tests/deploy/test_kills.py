@@ -11,6 +11,7 @@ import pytest
 
 from gate.deploy.deploy import Deployment, deploy, rollback
 from gate.deploy.store import Store
+from gate.storage.digest import Digest
 from tests.deploy import dying, models
 from tests.deploy.models import NAME, check_contents, check_tidy, check_whole
 
@@ -132,3 +133,30 @@ def test_a_killed_rollback_is_finished_by_the_next(context, tmp_path: Path) -> N
         if not killed:
             break
     assert set(changes) >= OF_A_ROLLBACK
+
+
+@pytest.mark.proof
+def test_a_killed_deployment_never_mixes_the_parts_of_two_releases(context, tmp_path: Path) -> None:
+    pristine, files = Store(tmp_path / "pristine", keep=1), tmp_path / "files"
+    old, new = models.source(files, 101), models.source(files, 102)
+    assert deploy(pristine, NAME, {"exact": old}).outcome == "deployed"
+    changes: list[str] = []
+    for survived in range(1000):
+        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        shutil.copytree(pristine.root, store.root, symlinks=True)
+        changes, killed = _die(context, store.root, files, (102,), survived)
+        check_contents(store)
+        slot = check_whole(store).slots["exact"]
+        assert slot.sha256 == (new if LIVE in changes else old).sha256
+        for part in slot.parts.values():
+            assert Digest.of_file(store.live_path(NAME) / part.name) == part.sha256
+        again = deploy(store, NAME, {"exact": new})
+        assert again.outcome == ("unchanged" if LIVE in changes else "deployed"), again.reason
+        assert check_whole(store).slots["exact"].sha256 == new.sha256
+        check_tidy(store)
+        assert _rolled(store).slots["exact"].sha256 == old.sha256
+        shutil.rmtree(store.root)
+        if not killed:
+            break
+    assert set(changes) >= OF_A_DEPLOYMENT
+    assert changes.count("rename store") == 2  # all parts by one, and their golden vectors

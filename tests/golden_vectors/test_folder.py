@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
+from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.record import Golden, GoldenModel
+from gate.golden.writing import ExpectedOutput, write_golden
 from gate.storage import atomic
 from gate.storage.digest import Digest
 from tests import builders
@@ -275,7 +276,7 @@ def test_sparse_arrays_fill_no_memory(tmp_path: Path) -> None:
 
 
 def test_vectors_that_nobody_would_read_again_are_not_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("gate.golden.folder.SIZE_LIMIT", 100)
+    monkeypatch.setattr("gate.golden.writing.SIZE_LIMIT", 100)
     with pytest.raises(EvidenceError, match="at most 100 are read again"):
         vectors.made(tmp_path)
 

@@ -15,11 +15,12 @@ import pytest
 from PIL import Image
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
+from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.pictures import add_pictures
 from gate.golden.record import GoldenModel
 from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
+from gate.golden.writing import ExpectedOutput, write_golden
 from gate.onnxfile.subject import read_subject
 from gate.policy.policy import PreprocessingPolicy
 from gate.preprocess.by.pillow import preprocess

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.golden.folder import ExpectedOutput, write_golden
 from gate.golden.record import Golden, GoldenModel, Origin
+from gate.golden.writing import ExpectedOutput, write_golden
 from gate.onnxfile.subject import read_subject
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest

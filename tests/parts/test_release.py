@@ -11,10 +11,16 @@ from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.errors import GateError, InputMismatch, ModelError, PolicyError
 from gate.front_door import Reference, Verdicted, check
+from gate.golden.folder import read_golden
+from gate.golden.tolerance import refit
+from gate.golden.verify import verify_golden
+from gate.parity.golden import write_golden_of
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.registry.judged import Judged
+from gate.registry.judged import GoldenFolder, Judged
+from gate.report.charts.depth import depth
+from gate.report.charts.strain import strain
 from gate.scale.assignment import Assignment
 from gate.story.making import story_of
 from tests.parts import tiny
@@ -75,6 +81,26 @@ def test_a_part_of_yesterday_is_named(folder: Path) -> None:
     assert headline.sentence.startswith("In the part head: weight is another: 4 of 12 elements")
     assert headline.blamed == "head: weight"
     assert {c.part for c in verdicted.decision.problems} == {None, "head"}
+    found = verdicted.explanation.localisation
+    assert found is not None
+    assert found.part == "head"
+    drawn = depth(found)
+    assert drawn is not None
+    assert drawn.title.startswith("Error along the depth of the part head (")
+    assert "in the part head: " in (
+        Judged(
+            onnx_path=folder / "release.yaml",
+            evidence=verdicted.evidence,
+            decision=verdicted.decision,
+        ).why_not
+        or ""
+    )
+    words = story_of(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).words
+    numbers = strain(words)
+    assert numbers is not None
+    assert "head / ort-cpu / " in numbers.svg
 
 
 def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
@@ -160,9 +186,27 @@ def test_evidence_survives_a_file(good: Verdicted) -> None:
     assert decide(Policy.default(), again, decided_at="now").passed
 
 
-def test_no_version_holds_several_files(good: Verdicted) -> None:
-    refused = Judged(
-        onnx_path=good.case.candidate.path, evidence=good.evidence, decision=good.decision
+def test_golden_vectors_are_of_each_part_and_of_the_chain(
+    good: Verdicted, folder: Path, tmp_path: Path
+) -> None:
+    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    golden = write_golden_of(tmp_path, good.case, evidence=good.evidence)
+    assert [output.name for output in golden.outputs] == ["boxes", "peak"]
+    assert {name: part.model.file for name, part in golden.parts.items()} == {
+        "encoder": "encoder.onnx",
+        "head": "head.onnx",
+    }
+    vectors = read_golden(tmp_path)
+    passed = verify_golden(good.case.candidate.path, tmp_path)
+    assert passed.passed, passed.problems
+    assert [(o.part, o.name) for o in passed.outputs] == [("encoder", "voxels"), ("head", "boxes")]
+    again = refit(tmp_path, tmp_path / "again", policy=good.policy, evidence=good.evidence)
+    assert again == golden
+    assert vectors.parts["head"].inputs["x"].shape == (8, 4)
+    judged_with = Judged(
+        onnx_path=good.case.candidate.path,
+        evidence=good.evidence,
+        decision=good.decision,
+        golden=GoldenFolder.open(tmp_path),
     )
-    with pytest.raises(PolicyError, match="is a release of 2 files"):
-        refused.verify(good.policy)
+    judged_with.verify(good.policy)

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.workload import Workload
+from gate.report.facts import of as facts_of
 from tests.parts import towers
+from tests.parts.exports import export
 
 pytestmark = pytest.mark.proof
 COUNT = 12
-
-
-def export(module: nn.Module, path: Path, *given: torch.Tensor, grows: str = "") -> None:
-    """`grows`: an input whose axis 1 is dynamic, too."""
-    names = [f"in_{place}" for place in range(len(given))]
-    axes = {name: {0: "n"} for name in (*names, "out")}
-    if grows:
-        axes[grows][1] = "steps"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, given, str(path), dynamo=False, opset_version=17, input_names=names,
-            output_names=["out"], dynamic_axes=axes,
-        )  # fmt: skip
 
 
 def judged(folder: Path, chain: str, factory: str, **files: str) -> Verdicted:
@@ -87,6 +73,14 @@ def test_a_decoder_in_a_loop_is_judged(steps: Path) -> None:
     files = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
     verdicted = judged(steps, "translate", "translator", **files)
     assert verdicted.decision.passed, verdicted.decision.problems
+    later_steps = 2 * COUNT // 4  # of each batch, whose tokens grow
+    left_out = {name: part.dataset.left_out for name, part in verdicted.evidence.parts.items()}
+    assert left_out == {"encoder": 0, "decoder": later_steps}
+    facts = dict(facts_of(verdicted.evidence, verdicted.decision)["What was judged"])
+    assert (
+        f"{later_steps} calls of other sizes were judged in the chain alone"
+        in facts["part decoder"]
+    )
 
 
 def test_a_decoder_of_one_step_alone_is_refused_by_the_chain(steps: Path) -> None:

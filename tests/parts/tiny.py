@@ -20,9 +20,48 @@ class Detector(nn.Module):
         self.head = nn.Linear(4, 3)
 
 
+class Turned(nn.Module):
+    """The same values in another layout."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).permute(0, 2, 3, 1)
+
+
 def run(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tensor]) -> Any:
     voxels = parts["encoder"](batch["input"])
     return {"boxes": parts["head"](voxels.mean(dim=(2, 3))), "peak": voxels.amax(dim=(1, 2, 3))}
+
+
+class Scaled(nn.Module):
+    """Takes any dtype, as its file does not; and has an attribute, as a file has not."""
+
+    scale = 1.0
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.float())
+
+
+def run_in_double(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    return parts["head"](parts["encoder"](batch["input"]).mean(dim=(2, 3)).double())
+
+
+def run_with_attributes(parts: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+    return parts["head"](voxels) * parts["head"].scale
+
+
+def build_scaled() -> nn.Module:
+    model = Detector()
+    model.head = Scaled(model.head)  # type: ignore[assignment]
+    return model.eval()
 
 
 def build() -> nn.Module:
@@ -64,14 +103,6 @@ def exported(folder: Path) -> None:
         model.head.weight[0] *= 1.01
     export(model.head, folder / "yesterday.onnx", shape=(4,), name="boxes")
 
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model.encoder
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x).permute(0, 2, 3, 1)
-
-    export(Turned(), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
+    export(Turned(model.encoder), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
     rows = np.random.default_rng(0).normal(size=(24, 2, 5, 5)).astype(np.float32)
     np.save(folder / "x.npy", rows)

@@ -28,6 +28,7 @@ class Stored:
     description: str
     beside: dict[str, bytes] = field(default_factory=dict)
     made_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    name: str = "model.onnx"
 
 
 @dataclass
@@ -59,6 +60,10 @@ class Simulator:
             if path.is_file()
         }
         stored = Stored(data, dict(draft.tags), draft.run_id, draft.description, beside)
+        if draft.subject.parts:
+            stored.name = draft.path.name
+            for file in draft.subject.external_data:
+                beside[file] = (draft.path.parent / file).read_bytes()
         self.versions.append(stored)
         return str(len(self.versions))
 
@@ -70,8 +75,8 @@ class Simulator:
         return Version(number, stored.run_id, tags, stored.description, stored.made_at)
 
     def download(self, name: str, number: str, folder: Path, **_: object) -> Path:
-        path = folder / "model.onnx"
         stored = self.versions[int(number) - 1]
+        path = folder / stored.name
         path.write_bytes(stored.data)
         for place, data in stored.beside.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)

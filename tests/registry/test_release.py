@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gate.errors import DigestMismatch
-from gate.registry.judged import digest_of_model
+from gate.onnxfile.description import digest_of_model
 from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file, onnx_file_with_data
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.errors import ArtifactMissing, DigestMismatch, StorageError
+from gate.onnxfile.release_file import is_release
 from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import is_gone, translated
 from gate.registry.mlflow.listing import check_extent, fetch
 from gate.registry.mlflow.preflight import preflight
 from gate.registry.mlflow.process import lent, quiet_process
-from gate.registry.mlflow.upload import upload
+from gate.registry.mlflow.upload import PARTS_FLAVOR, upload
 from gate.registry.port import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 from gate.storage.foreign import plain_yaml, read_foreign
@@ -219,16 +220,22 @@ def _time(milliseconds: int | None) -> str | None:
 
 
 def _onnx_file(folder: Path) -> Path | None:
-    """The file that MLmodel names, if it is in the folder and what every flavour serves.
+    """The file that MLmodel names, if it is in the folder and what every flavour serves; of a
+    release its own file, and there is no other flavour.
 
     MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
     """
     try:
         data = read_foreign(folder / "MLmodel", limit=_MLMODEL_LIMIT)
         flavors = plain_yaml(data, what="MLmodel")["flavors"]
-        served, loader = flavors["onnx"]["data"], flavors["python_function"]
-        if (loader["data"], loader["loader_module"]) != (served, "mlflow.onnx"):
-            return None
+        if PARTS_FLAVOR in flavors:
+            served = flavors[PARTS_FLAVOR]["data"]
+            if set(flavors) != {PARTS_FLAVOR} or not is_release(Path(str(served))):
+                return None
+        else:
+            served, loader = flavors["onnx"]["data"], flavors["python_function"]
+            if (loader["data"], loader["loader_module"]) != (served, "mlflow.onnx"):
+                return None
         if any(flavor.get("code") for flavor in flavors.values()):
             return None
         path = (folder / str(served)).resolve()

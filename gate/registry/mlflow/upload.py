@@ -20,6 +20,8 @@ _steps = logging.getLogger("gate.steps")
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _PROTO_LIMIT = 2**31
 """Bytes; protobuf can't serialise more."""
+PARTS_FLAVOR = "onnx_parts"
+"""In the MLmodel of a release of several files; MLflow itself loads no such thing."""
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
@@ -28,7 +30,8 @@ def upload(client: MlflowClient, draft: Draft) -> str:
 
     The usual file goes through `mlflow.onnx.log_model`, which serialises the parsed proto again.
     Where that would give other bytes (external data, an unusual serialisation, over 2 GB), the
-    same MLflow model is put together around the file as it is.
+    same MLflow model is put together around the file as it is; around a release of several files,
+    one that holds all of them.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -93,7 +96,8 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
 
 
 def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
-    """What `mlflow.onnx.log_model` makes, around the file as it is, its external data beside it."""
+    """What `mlflow.onnx.log_model` makes, around the file as it is, its external data beside it. Of
+    a release all files, and no flavour that would load one of them as if it were the model."""
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model
@@ -101,10 +105,14 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
     with temporary_folder() as folder:
         model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
         data = draft.path.name
-        pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
-        model.add_flavor(
-            "onnx", onnx_version=onnx.__version__, data=data, providers=list(PROVIDERS)
-        )
+        if draft.subject.parts:
+            parts = {name: part.file for name, part in draft.subject.parts.items()}
+            model.add_flavor(PARTS_FLAVOR, data=data, parts=parts)
+        else:
+            pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
+            model.add_flavor(
+                "onnx", onnx_version=onnx.__version__, data=data, providers=list(PROVIDERS)
+            )
         model.save(str(Path(folder, "MLmodel")))
         Path(folder, "requirements.txt").write_text("\n".join(_requirements()) + "\n")
         client.log_model_artifacts(model_id, str(folder))

@@ -47,11 +47,12 @@ def depth(found: Localisation, *, name: str = "localisation", height: float = 26
 
     sources = [row for row in mapped if row.verdict == "source"]
     named = sources or sorted(mapped, key=_height)[-1:]
+    whole = f"the part {found.part}" if found.part else "the model"
     worst = ", ".join(f"{row.title} {number(row.noise_ratio or 0.0)}" for row in named[:5])
     return chart(
         name,
         paint,
-        title=f"Error along the depth of the model ({found.runtime})",
+        title=f"Error along the depth of {whole} ({found.runtime})",
         alternative=f"{len(mapped)} layers in the order of execution, error in units of PyTorch's "
         f"own rounding. {'Wrong' if sources else 'Largest'}: {worst}",
         height=height,

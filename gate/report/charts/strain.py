@@ -95,7 +95,7 @@ def _mark(axes: Axes, row: int, word: Word, place: float) -> None:
 
 
 def _named(check: CheckResult) -> str:
-    return " / ".join(part for part in (check.runtime, check.name) if part)
+    return " / ".join(part for part in (check.part, check.runtime, check.name) if part)
 
 
 def _numbers(check: CheckResult) -> str:

@@ -27,8 +27,8 @@ from gate.errors import (
     StorageError,
 )
 from gate.ledger.ledger import Ledger
+from gate.onnxfile.description import digest_of_model
 from gate.registry import champion
-from gate.registry.judged import digest_of_model
 from gate.registry.mlflow.process import lent
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import GateError
-from gate.parts.release_file import ReleaseFile, is_release
+from gate.onnxfile.release_file import ReleaseFile, is_release
 
 
 @pytest.fixture

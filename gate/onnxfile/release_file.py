@@ -7,12 +7,15 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from gate.errors import OnnxFileError
-from gate.storage.files import is_inside, wrong_name
+from gate.errors import EvidenceError, OnnxFileError, StorageError
+from gate.storage.files import is_inside, open_plain, wrong_name
+from gate.storage.foreign import plain_yaml
 from gate.storage.record import Record
 from gate.storage.yaml_section import load_section
 
 _SUFFIXES = (".yaml", ".yml")
+_LIMIT = 1 << 16
+"""Bytes of a release file at most: some thousand parts."""
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -36,8 +39,9 @@ class ReleaseFile(Record):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read and check it. Raises PolicyError for a wrong field, OnnxFileError for a part that
-        is not there or lies outside."""
+        """Read and check it. Raises PolicyError for a wrong field, OnnxFileError for what is no
+        plain YAML, and for a part that is not there or lies outside; StorageError."""
+        _check_plain(path)
         release = load_section(cls, path, None)
         for name, part in release.parts.items():
             if wrong_name(part.file) or not is_inside(path.parent, str(Path(part.file).parent)):
@@ -53,6 +57,34 @@ class ReleaseFile(Record):
         return release
 
 
+def _check_plain(path: Path) -> None:
+    """It may be a stranger's: no pipe, nothing huge, nothing that multiplies. Raises OnnxFileError,
+    StorageError."""
+    try:
+        with open_plain(path) as stream:
+            data = stream.read(_LIMIT + 1)
+    except OSError as error:
+        raise StorageError(
+            f"cannot read the release file {path}: {error.strerror or error}. Check the path."
+        ) from error
+    if len(data) > _LIMIT:
+        raise OnnxFileError(
+            f"{path} has more than {_LIMIT} bytes, expected the list of the parts of a release."
+        )
+    try:
+        plain_yaml(data, what=str(path))
+    except EvidenceError as error:
+        raise OnnxFileError(f"no release file: {error}") from error
+
+
 def is_release(path: Path) -> bool:
     """Whether it names parts, and is no ONNX file itself."""
     return path.suffix.lower() in _SUFFIXES
+
+
+def onnx_files(path: Path) -> dict[str, Path]:
+    """The ONNX files of a release by part; of one file that one, by no name. Raises as
+    `ReleaseFile.load`."""
+    if not is_release(path):
+        return {"": path}
+    return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}

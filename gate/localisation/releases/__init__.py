@@ -1,0 +1,1 @@
+"""Looking into a release of several files."""

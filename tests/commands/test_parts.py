@@ -1,0 +1,101 @@
+"""`--part` and `--chain`: a release without a file of its own yet, and `--submodule`: its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gate import cli
+from gate.onnxfile.release_file import ReleaseFile
+from gate.onnxfile.subject import read_subject
+from tests.commands.running import runner
+from tests.parts import tiny
+
+run, as_json = runner("check")
+QUICK = (
+    "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
+    "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
+)
+PARTS = ("--part", "encoder=encoder.onnx", "--part", "head=head.onnx")
+CHAIN = ("--chain", "tests.parts.tiny:run")
+REFERENCE = ("--reference", "tests.parts.tiny:build")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.exported(tmp_path)
+    (tmp_path / "policy.yaml").write_text(QUICK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ASKED = (*REFERENCE, "--inputs", "x.npy", "--policy", "policy.yaml")
+
+
+def test_parts_become_a_release_file_and_are_judged_by_it(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = as_json(capsys, *PARTS, *CHAIN, *ASKED)
+    assert code == 0, told
+    assert set(told["evidence"]["subject"]["parts"]) == {"encoder", "head"}
+    release = ReleaseFile.load(place / "release.yaml")
+    assert release.chain == "tests.parts.tiny:run"
+    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
+    before = (place / "release.yaml").stat().st_mtime_ns, (place / "release.yaml").read_bytes()
+    again, same = as_json(capsys, "release.yaml", *ASKED)
+    assert again == 0
+    assert same["evidence"]["subject"]["sha256"] == told["evidence"]["subject"]["sha256"]
+    assert before[1] == (place / "release.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), "Missing argument 'MODEL'"),
+        (PARTS, "--part and --chain go together"),
+        (CHAIN, "--part and --chain go together"),
+        (("encoder.onnx", *PARTS, *CHAIN), "say either encoder.onnx, or --part"),
+        ((*PARTS, "--part", "head=encoder.onnx", *CHAIN), "a name is there twice"),
+        (("--part", "a b=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
+        (("--part", "../a=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
+        (("--part", "head=none.onnx", *CHAIN), "none.onnx does not exist"),
+        ((*PARTS, "--chain", "no colon"), "chain"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_read(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+) -> None:
+    code, _, error = run(capsys, *arguments, *ASKED)
+    assert code == 2
+    assert wanted in error
+
+
+def test_another_release_file_is_never_overwritten(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "release.yaml").write_text("chain: mine:run\n")
+    code, _, error = run(capsys, *PARTS, *CHAIN, *ASKED)
+    assert code == 2
+    assert "says something else than --part and --chain" in error
+    assert (place / "release.yaml").read_text() == "chain: mine:run\n"
+
+
+def test_a_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("voxels.npy", np.ones((4, 4), np.float32))
+    asked = ["export", "tests.parts.tiny:build", "--example-input", "voxels.npy"]
+    assert cli.main([*asked, "--submodule", "head", "--output", "part.onnx"]) == 0
+    assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
+    weights = tiny.build().get_submodule("head").state_dict()["weight"]
+    assert read_subject(place / "part.onnx").outputs[0].shape[1] == len(torch.as_tensor(weights))
+    assert cli.main([*asked, "--submodule", "neck", "--output", "part.onnx"]) == 2
+    assert "no submodule 'neck'" in capsys.readouterr().err
+
+
+def test_a_release_is_not_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+    code = cli.main(["quantize", str(path), "--calibration", "x.npy", "--output", "twin.onnx"])
+    assert code == 2
+    assert "has no quantized twin yet" in capsys.readouterr().err

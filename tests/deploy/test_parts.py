@@ -1,0 +1,262 @@
+"""A release of several files goes live as one: nobody gets parts of two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gate.deploy.deploy import deploy, rollback
+from gate.deploy.manifest import EXACT, Manifest, Slot
+from gate.deploy.serving import store_app
+from gate.deploy.source import SlotSource
+from gate.deploy.store import Store
+from gate.storage.digest import Digest
+from tests.deploy import models
+from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.deploy.servers import serving
+from tests.registry import parts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "srv")
+
+
+def test_all_parts_are_in_the_manifest(store: Store, tmp_path: Path) -> None:
+    source = models.of_parts(tmp_path, 1)
+    done = deploy(store, NAME, {EXACT: source})
+    assert done.outcome == "deployed", done.reason
+    slot = check_whole(store).slots[EXACT]
+    assert slot.sha256 == source.sha256
+    assert slot.model.name == "release.yaml"
+    assert {name: file.name for name, file in slot.parts.items()} == {
+        "encoder": "encoder.onnx",
+        "head": "head.onnx",
+    }
+    for name, file in slot.parts.items():
+        there = tmp_path / "parts-1" / f"{name}.onnx"
+        assert file.sha256 == Digest.of_file(there)
+        assert file.size_bytes == there.stat().st_size
+        assert file.url == f"sha256/{slot.sha256.hex}/{name}.onnx"
+    assert deploy(store, NAME, {EXACT: source}).outcome == "unchanged"
+    check_tidy(store)
+
+
+def test_a_rollback_brings_all_parts_back(store: Store, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, seed)}).outcome == "deployed"
+    assert rollback(store, NAME).outcome == "rolled_back"
+    slot = check_whole(store).slots[EXACT]
+    assert slot.parts["head"].sha256 == Digest.of_file(tmp_path / "parts-1" / "head.onnx")
+
+
+def test_one_file_and_a_release_follow_each_other(store: Store, tmp_path: Path) -> None:
+    single = models.source(tmp_path, 1)
+    for source in (single, models.of_parts(tmp_path, 1), single):
+        assert deploy(store, NAME, {EXACT: source}).outcome == "deployed"
+        assert check_whole(store).slots[EXACT].sha256 == source.sha256
+    assert not check_whole(store).slots[EXACT].parts
+
+
+def _missing(path: Path) -> None:
+    path.with_name("head.onnx").unlink()
+
+
+def _exchanged(path: Path) -> None:
+    path.with_name("head.onnx").write_bytes(path.with_name("encoder.onnx").read_bytes())
+
+
+def _swapped(path: Path) -> None:
+    text = path.read_text().replace("encoder.onnx", "?").replace("head.onnx", "encoder.onnx")
+    path.write_text(text.replace("?", "head.onnx"))
+
+
+def _linked(path: Path) -> None:
+    head = path.with_name("head.onnx")
+    head.rename(path.parents[1] / "elsewhere.onnx")
+    head.symlink_to(path.parents[1] / "elsewhere.onnx")
+
+
+def _above(path: Path) -> None:
+    path.with_name("head.onnx").rename(path.parents[1] / "head.onnx")
+    path.write_text(path.read_text().replace("head.onnx", "../head.onnx"))
+
+
+def _nested(path: Path) -> None:
+    path.with_name("inner.yaml").write_text(path.read_text())
+    path.write_text(path.read_text().replace("head.onnx", "inner.yaml"))
+
+
+def _no_list(path: Path) -> None:
+    path.write_bytes(b"\x08\x08")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wanted"),
+    [
+        (_missing, "the part head is missing"),
+        (_exchanged, "has digest"),
+        (_swapped, "has digest"),
+        (_linked, "is a link, expected the file of a part"),
+        (_above, "expected one in the folder"),
+        (_nested, "expected an ONNX file"),
+        (_no_list, "release.yaml"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_spoiled_release_never_serves(
+    store: Store, tmp_path: Path, spoil: Callable[[Path], None], wanted: str
+) -> None:
+    assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)}).outcome == "deployed"
+    bad = models.spoiled(models.of_parts(tmp_path, 2), spoil)
+    done = deploy(store, NAME, {EXACT: bad})
+    assert done.outcome == "refused"
+    assert wanted in done.reason
+    assert check_whole(store).release == 1
+
+
+def test_a_part_that_computes_something_else_never_serves(store: Store, tmp_path: Path) -> None:
+    """Whole and of the right digest, but its vectors were of another file."""
+    path = parts.files(tmp_path / "parts")
+    golden = tmp_path / "golden"
+    parts.golden(golden, path)
+    record = golden / "golden.json"
+    outputs = [file for file in golden.iterdir() if "part-1-output" in file.name]
+    data = outputs[0].read_bytes()
+    turned = data[4:] + data[:4]
+    outputs[0].write_bytes(turned)
+    text = record.read_text()
+    record.write_text(text.replace(Digest.of_bytes(data).hex, Digest.of_bytes(turned).hex))
+    done = deploy(store, NAME, {EXACT: SlotSource.local(path, golden=golden)})
+    assert done.outcome == "refused"
+    assert "part head: output 'logits': max_abs_diff" in done.reason
+
+
+def test_without_vectors_each_part_is_loaded(store: Store, tmp_path: Path) -> None:
+    path = parts.files(tmp_path / "parts")
+    assert deploy(store, NAME, {EXACT: SlotSource.local(path)}).outcome == "deployed"
+    other = parts.files(tmp_path / "other", seed=1)
+    model = onnx.load(str(other.with_name("head.onnx")))
+    model.graph.node[0].op_type, model.graph.node[0].domain = "Unheard", "of"
+    model.opset_import.append(helper.make_opsetid("of", 1))
+    other.with_name("head.onnx").write_bytes(model.SerializeToString())
+    done = deploy(store, NAME, {EXACT: SlotSource.local(other)})
+    assert done.outcome == "refused"
+    assert "can't load the part head" in done.reason
+
+
+def test_it_has_no_twin_yet(store: Store, tmp_path: Path) -> None:
+    slots = {EXACT: models.of_parts(tmp_path, 1), "quantized": models.source(tmp_path, 2)}
+    done = deploy(store, NAME, slots)
+    assert done.outcome == "refused"
+    assert "no quantized twin yet" in done.reason
+    assert store.live(NAME) is None
+
+
+def test_parts_are_named_by_digest_only(store: Store, tmp_path: Path) -> None:
+    """By their names, one after the other, a client could get those of two releases."""
+    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    app = Starlette(routes=[Mount("/models", store_app(store))])
+    with serving(app) as address, httpx.Client(base_url=f"{address}/models/") as client:
+        for path in ("model.onnx", "exact/encoder.onnx", "exact/release.yaml"):
+            assert client.get(f"{NAME}/{path}").status_code == 404
+        slot = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots[EXACT]
+        assert slot.golden is not None
+        for entry in (*slot.files, *slot.parts.values(), slot.golden):
+            answer = client.get(f"{NAME}/{entry.url}")
+            assert Digest.of_bytes(answer.content) == entry.sha256
+
+
+def test_a_manifest_names_only_parts_that_it_holds(store: Store, tmp_path: Path) -> None:
+    done = deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    assert done.manifest is not None
+    slot = done.manifest.slots[EXACT]
+    lost = slot.model_copy(update={"external_data": slot.external_data[:1]})
+    with pytest.raises(Exception, match="the part head is none of the files"):
+        Slot.from_json(lost.to_json())
+
+
+class Readers:
+    """Threads that take all parts of what serves, again and again."""
+
+    def __init__(self, *takes: Callable[[], bytes | None]) -> None:
+        self.found: list[bytes] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._read, args=(take,)) for take in takes]
+
+    def __enter__(self) -> Readers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _read(self, take: Callable[[], bytes | None]) -> None:
+        while not self._ended.is_set():
+            data = take()
+            if data is not None:  # else it was swept away meanwhile, and is asked for anew
+                self.found.append(data)
+
+
+@pytest.mark.proof
+def test_no_reader_ever_gets_parts_of_two_releases(tmp_path: Path) -> None:
+    """On the disk and over HTTP, while releases follow each other."""
+    store = Store(tmp_path / "srv", keep=2)
+    sources = [models.of_parts(tmp_path, seed) for seed in (1, 2)]
+    deploy(store, NAME, {EXACT: sources[0]})
+
+    def by_disk() -> bytes | None:
+        folder = store.live_path(NAME).resolve()
+        try:
+            return _all_of(folder)
+        except FileNotFoundError:
+            return None
+
+    def by_http() -> bytes | None:
+        slot = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots[EXACT]
+        answers = [client.get(f"{NAME}/{slot.parts[name].url}") for name in parts.NAMES]
+        if any(answer.status_code == 404 for answer in answers):
+            return None
+        return b"".join(answer.content for answer in answers)
+
+    app = Starlette(routes=[Mount("/models", store_app(store))])
+    with (
+        serving(app) as address,
+        httpx.Client(base_url=f"{address}/models/") as client,
+        Readers(by_disk, by_http) as readers,
+    ):
+        for turn in range(12):
+            done = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
+            assert done.outcome == "deployed", done.reason
+    assert set(readers.found) == {_all_of(tmp_path / f"parts-{seed}") for seed in (1, 2)}
+
+
+def _all_of(folder: Path) -> bytes:
+    return b"".join((folder / f"{name}.onnx").read_bytes() for name in parts.NAMES)
+
+
+def test_a_consumer_computes_with_what_it_resolved(store: Store, tmp_path: Path) -> None:
+    """The folder is resolved once: a release that goes live meanwhile changes nothing in it."""
+    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    folder = store.live_path(NAME).resolve()
+    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 2)})
+    given = np.ones((1, 3), np.float32)
+    for name in parts.NAMES:
+        session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"))
+        first = onnxruntime.InferenceSession(str(tmp_path / "parts-1" / f"{name}.onnx"))
+        assert np.array_equal(
+            session.run(None, {"input": given})[0], first.run(None, {"input": given})[0]
+        )

@@ -1,0 +1,49 @@
+"""What the MLmodel of a release may say: anything else is no whole version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.registry.mlflow.registry import _onnx_file
+from tests.registry import parts
+
+PARTS = {"data": "release.yaml", "parts": {}}
+PYFUNC = {"data": "encoder.onnx", "loader_module": "mlflow.onnx"}
+ONNX = {"data": "encoder.onnx"}
+
+
+def mlmodel(folder: Path, flavors: dict[str, Any]) -> None:
+    (folder / "MLmodel").write_text(json.dumps({"flavors": flavors}))
+
+
+def test_a_release_is_its_release_file(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    mlmodel(tmp_path, {"onnx_parts": PARTS})
+    assert _onnx_file(tmp_path) == path
+
+
+@pytest.mark.parametrize(
+    "flavors",
+    [
+        {"onnx_parts": PARTS, "python_function": PYFUNC},
+        {"onnx_parts": PARTS, "onnx": ONNX, "python_function": PYFUNC},
+        {"onnx_parts": {"data": "encoder.onnx"}},
+        {"onnx_parts": {"data": "../release.yaml"}},
+        {"onnx_parts": {"data": "other.yaml"}},
+        {"onnx_parts": PARTS | {"code": "code"}},
+        {"onnx_parts": {}},
+        {"onnx_parts": None},
+    ],
+)
+def test_what_mlflow_would_serve_besides_is_no_release(
+    tmp_path: Path, flavors: dict[str, Any]
+) -> None:
+    folder = tmp_path / "version"
+    parts.files(folder)
+    parts.files(tmp_path)
+    mlmodel(folder, flavors)
+    assert _onnx_file(folder) is None

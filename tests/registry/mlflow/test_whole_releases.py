@@ -1,0 +1,207 @@
+"""Models of several files as people ship them, on a real MLflow server: exported, judged, promoted,
+deployed and rolled back as one; or refused with the right name."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+
+from gate import cli
+from gate.deploy.manifest import EXACT, Slot
+from gate.deploy.store import Store
+from gate.ledger.ledger import Ledger
+from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.port import CHAMPION
+from gate.storage.digest import Digest
+from tests.parts import tiny, towers
+from tests.parts.exports import export
+from tests.registry.servers import Server
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+COUNT = 12
+QUICK = (
+    "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
+    "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
+)
+"""What the seam does, one runtime shows."""
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, reused_charts: None
+) -> Path:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text(QUICK)
+    return tmp_path
+
+
+def detector(folder: Path, opset: int) -> tuple[str, str, dict[str, str]]:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
+    export(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
+    np.savez(folder / "x.npz", input=_noise(COUNT, 2, 5, 5))
+    return "tiny:run", "tiny:build", {"encoder": "encoder.onnx", "head": "head.onnx"}
+
+
+def clip(folder: Path, opset: int) -> tuple[str, str, dict[str, str]]:
+    model, rng = towers.towers(), np.random.default_rng(0)
+    tokens = np.concatenate([rng.integers(1, 31, (COUNT, 5)), np.full((COUNT, 1), 31)], axis=1)
+    np.savez(folder / "x.npz", pixels=_noise(COUNT, 3, 8, 8), tokens=tokens)
+    export(model.image, folder / "image.onnx", torch.zeros(2, 3, 8, 8), opset=opset)
+    export(model.text, folder / "text.onnx", torch.from_numpy(tokens[:2]), opset=opset)
+    return "towers:match", "towers:towers", {"image": "image.onnx", "text": "text.onnx"}
+
+
+def translator(folder: Path, opset: int) -> tuple[str, str, dict[str, str]]:
+    model = towers.translator()
+    np.savez(folder / "x.npz", source=_noise(COUNT, 5, 8))
+    export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 5, 8), opset=opset)
+    tokens, memory = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 5, 8)
+    export(model.decoder, folder / "decoder.onnx", tokens, memory, grows="in_0", opset=opset)
+    files = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
+    return "towers:translate", "towers:translator", files
+
+
+def _noise(*shape: int) -> Any:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def made(folder: Path, make: Callable[[Path, int], Any], opset: int = 17) -> tuple[Path, str]:
+    """The release file, and what builds its model."""
+    folder.mkdir()
+    chain, factory, files = make(folder, opset)
+    return written(folder, chain, files), f"tests.parts.{factory}"
+
+
+def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
+    path = folder / "release.yaml"
+    lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
+    path.write_text("\n".join([f"chain: tests.parts.{chain}", "parts:", *lines, ""]))
+    return path
+
+
+def judged(release: Path, factory: str) -> int:
+    inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
+    asked = ["--reference", factory, "--inputs", inputs, "--report", report, "--batch-size", "4"]
+    return cli.main(["check", str(release), *asked, "--policy", "policy.yaml"])
+
+
+def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
+    report = str(release.with_name("report"))
+    capsys.readouterr()
+    code = cli.main(["promote", str(release), "--name", name, "--report", report, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def look(name: str) -> Slot:
+    """What the service does after an event; what serves then."""
+    assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
+    live = Store(Path("store")).live(name)
+    assert live is not None
+    return live.slots[EXACT]
+
+
+@pytest.mark.parametrize("make", [detector, clip, translator])
+def test_it_goes_the_whole_way_and_back_as_one(
+    place: Path, server: Server, capsys: Capture, make: Callable[[Path, int], Any]
+) -> None:
+    name, seen = f"parts-{make.__name__}", []
+    for number, opset in enumerate((17, 16), start=1):
+        release, factory = made(place / f"release-{number}", make, opset)
+        assert judged(release, factory) == 0, capsys.readouterr()
+        code, told = promoted(release, name, capsys)
+        assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
+        slot = look(name)
+        assert str(slot.sha256) == told["digest"]
+        assert len(slot.parts) == 2
+        for file in slot.parts.values():
+            assert file.sha256 == Digest.of_file(release.parent / file.name)
+        seen.append(slot)
+        golden = Store(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
+        served = Store(Path("store")).live_path(name).resolve() / "release.yaml"
+        assert cli.main(["verify-release", str(served), "--golden", str(golden)]) == 0
+    lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
+    assert lines.count("promoted") == 2
+    assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
+    assert look(name) == seen[0]
+    registry = MlflowRegistry(server.uri)
+    assert registry.alias(name, CHAMPION) == "1"
+    _not_loaded(f"models:/{name}/1")
+    (place / "back").mkdir()
+    back = registry.download(name, "2", place / "back")
+    assert back.name == "release.yaml"
+    assert (
+        Digest.of_manifest(
+            back.parent, ("release.yaml", *(file.name for file in seen[1].external_data))
+        )
+        == seen[1].sha256
+    )
+
+
+def _not_loaded(uri: str) -> None:
+    """By MLflow itself, which can't run the chain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow, about itself
+        with pytest.raises(MlflowException, match="flavor"):
+            mlflow.pyfunc.load_model(uri)
+
+
+def _yesterday(folder: Path) -> None:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    with torch.no_grad():
+        model.head.weight[0] *= 1.01
+    export(model.head, folder / "head.onnx", torch.zeros(2, 4))
+
+
+def _transposed(folder: Path) -> None:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    export(tiny.Turned(model.encoder), folder / "encoder.onnx", torch.zeros(2, 2, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"), [(_yesterday, "head"), (_transposed, "encoder")], ids=["yesterday", "layout"]
+)
+def test_a_wrong_part_keeps_all_out_and_is_named(
+    place: Path, capsys: Capture, spoil: Callable[[Path], None], part: str
+) -> None:
+    release, factory = made(place / "release", detector)
+    spoil(release.parent)
+    assert judged(release, factory) == 1
+    code, told = promoted(release, f"wrong-{part}", capsys)
+    assert (code, told["outcome"], told["version"]) == (1, "refused", None)
+    assert f"in the part {part}: " in told["reason"]
+
+
+def test_parts_that_were_swapped_are_named(place: Path, capsys: Capture) -> None:
+    release, factory = made(place / "release", detector)
+    assert judged(release, factory) == 0
+    one, two = (release.with_name(f"{name}.onnx") for name in ("encoder", "head"))
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    capsys.readouterr()
+    report = str(release.with_name("report"))
+    assert cli.main(["promote", str(release), "--name", "swapped", "--report", report]) == 2
+    assert "the part encoder (" in capsys.readouterr().err
+    assert judged(release, factory) == 2
+    assert "the part encoder: " in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""Small releases of two files, good unless a test spoils them; nobody runs their chain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gate.golden.record import Golden, GoldenModel
+from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
+from gate.onnxfile.foreign import release_within
+from gate.onnxfile.subject import read_subject
+from gate.records.evidence import Evidence, Subject
+from gate.registry.judged import GoldenFolder
+from gate.registry.release import Release
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry import releases
+
+NAMES = ("encoder", "head")
+
+
+def files(folder: Path, *, seed: int = 0) -> Path:
+    """The release file; other bytes of both parts for another seed."""
+    for place, name in enumerate(NAMES):
+        releases.onnx_file(folder / f"{name}.onnx", seed=1000 * (place + 1) + seed)
+    path = folder / "release.yaml"
+    lines = [f"  {name}: {{file: {name}.onnx}}" for name in NAMES]
+    path.write_text("\n".join(["chain: tests.parts.tiny:run", "parts:", *lines, ""]))
+    return path
+
+
+def subject(path: Path) -> Subject:
+    """As the chain would take and give it."""
+    one = read_subject(path.parent / "encoder.onnx")
+    return release_within(path, None).subject(inputs=one.inputs, outputs=one.outputs)
+
+
+def evidence(path: Path, **overrides: Any) -> Evidence:
+    measured = releases.evidence(path.parent / "encoder.onnx")
+    fields: dict[str, Any] = {
+        "subject": subject(path),
+        "graph": None,
+        "parts": {
+            name: releases.evidence(part.path)
+            for name, part in release_within(path, None).parts.items()
+        },
+    }
+    return builders.with_drawn_probes(measured.model_copy(update=fields | overrides))
+
+
+def golden(folder: Path, path: Path) -> Golden:
+    """Of each part by numpy, and of a chain that gives what the encoder does."""
+    given, whole = vectors.inputs(), subject(path)
+
+    def answers(name: str, model: GoldenModel) -> FileVectors:
+        values = given @ vectors.weights(path.parent / f"{name}.onnx")
+        return FileVectors(
+            model, {"input": given}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
+        )
+
+    model = GoldenModel(sha256=whole.sha256, file=path.name, external_data=whole.external_data)
+    return write_answers(
+        folder,
+        answers("encoder", model),
+        parts={
+            name: answers(name, vectors.golden_model(path.parent / f"{name}.onnx"))
+            for name in NAMES
+        },
+        origin=vectors.origin(),
+    )
+
+
+def release(path: Path, **overrides: Any) -> Release:
+    """A release that passes `builders.policy()`."""
+    return releases.release(path, evidence=evidence(path), **overrides)
+
+
+def with_golden(of: Release) -> Release:
+    folder = of.onnx_path.parent / "vectors"
+    made = golden(folder, of.onnx_path)
+    origin = made.origin.model_copy(update={"policy_sha256": of.decision.policy_sha256})
+    made.model_copy(update={"origin": origin}).save(folder / "golden.json")
+    return replace(of, golden=GoldenFolder.open(folder))

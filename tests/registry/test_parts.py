@@ -1,0 +1,188 @@
+"""A release of several files is one version: proven, served, vouched for and taken back as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gate.decision.checks import Verdict
+from gate.decision.decision import decide
+from gate.errors import DigestMismatch, EvidenceError, GateError
+from gate.golden.folder import GOLDEN_JSON
+from gate.ledger.ledger import Ledger
+from gate.registry.answers import answer_in
+from gate.registry.judged import GoldenFolder
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import Release
+from tests import builders
+from tests.registry import parts, releases
+from tests.registry.simulator import Simulator
+
+POLICY = builders.policy()
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return parts.with_golden(parts.release(parts.files(tmp_path)))
+
+
+def run(of: Release, ledger: Ledger, registry: Simulator | None = None):
+    return promote(registry or Simulator(), of, policy=POLICY, ledger=ledger)
+
+
+def test_all_files_are_one_version(release: Release, ledger: Ledger, tmp_path: Path) -> None:
+    registry = Simulator()
+    done = run(release, ledger, registry)
+    assert (done.outcome, done.version) == ("promoted", "1")
+    (line,) = [entry for entry in ledger.entries() if entry.action == "promoted"]
+    assert line.sha256 == release.evidence.subject.sha256
+    assert line.golden_sha256 == release.golden_sha256
+    (tmp_path / "back").mkdir()
+    path = registry.download(releases.NAME, "1", tmp_path / "back")
+    for name in ("release.yaml", "encoder.onnx", "head.onnx"):
+        assert (path.parent / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert run(release, ledger, registry).outcome == "unchanged"
+    other = parts.release(parts.files(tmp_path / "other", seed=1))
+    assert run(other, ledger, registry).version == "2"
+    done = rollback(registry, releases.NAME, ledger=ledger, reason="worse boxes")
+    assert registry.aliases[CHAMPION] == done.version == "1"
+
+
+def _exchanged(release: Release) -> Release:
+    releases.onnx_file(release.onnx_path.with_name("head.onnx"), seed=9)
+    return release
+
+
+def _swapped(release: Release) -> Release:
+    one, two = (release.onnx_path.with_name(f"{name}.onnx") for name in parts.NAMES)
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    return release
+
+
+def _missing(release: Release) -> Release:
+    release.onnx_path.with_name("head.onnx").unlink()
+    return release
+
+
+def _another(release: Release) -> Release:
+    text = release.onnx_path.read_text()
+    release.onnx_path.write_text(f"{text}  neck: {{file: head.onnx}}\n")
+    return release
+
+
+def _unmeasured(release: Release) -> Release:
+    kept = {name: of for name, of in release.evidence.parts.items() if name != "head"}
+    return _with(release, parts=kept)
+
+
+def _elsewhere(release: Release) -> Release:
+    subject = release.evidence.subject
+    head = subject.parts["head"].model_copy(update={"file": "../head.onnx"})
+    named = subject.parts | {"head": head}
+    return _with(release, subject=subject.model_copy(update={"parts": named}))
+
+
+def _renamed(release: Release) -> Release:
+    subject = release.evidence.subject
+    named = {f"{name}_2": part for name, part in subject.parts.items()}
+    measured = {f"{name}_2": part for name, part in release.evidence.parts.items()}
+    return _with(release, subject=subject.model_copy(update={"parts": named}), parts=measured)
+
+
+def _other_shapes(release: Release) -> Release:
+    head = release.evidence.parts["head"]
+    turned = head.subject.model_copy(update={"inputs": head.subject.outputs})
+    measured = head.model_copy(update={"subject": turned})
+    return _with(release, parts=release.evidence.parts | {"head": measured})
+
+
+def _with(release: Release, **update: object) -> Release:
+    measured = release.evidence.model_copy(update=update)
+    decision = decide(POLICY, measured, decided_at=releases.DECIDED_AT)
+    return dataclasses.replace(release, evidence=measured, decision=decision)
+
+
+def _vectors_of_one(release: Release) -> Release:
+    assert release.golden is not None
+    made = release.golden.golden
+    kept = {name: part for name, part in made.parts.items() if name != "head"}
+    made.model_copy(update={"parts": kept}).save(release.golden.path / GOLDEN_JSON)
+    return dataclasses.replace(release, golden=GoldenFolder.open(release.golden.path))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wanted"),
+    [
+        (_exchanged, r"the part head \(.*head.onnx\) has digest"),
+        (_swapped, r"the part encoder \(.*encoder.onnx\) has digest"),
+        (_missing, "the part head .*is missing"),
+        (_another, "release.yaml has digest"),
+        (_unmeasured, "the evidence says nothing of the part head"),
+        (_elsewhere, "otherwise than it is: parts .*../head.onnx"),
+        (_renamed, "parts .*encoder_2.*, not .*encoder"),
+        (_other_shapes, "describes .*head.onnx otherwise than it is: inputs"),
+        (_vectors_of_one, "are of other parts than the release: head"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_does_not_belong_together_is_no_version(
+    release: Release, ledger: Ledger, spoil: Callable[[Release], Release], wanted: str
+) -> None:
+    registry = Simulator()
+    with pytest.raises((DigestMismatch, EvidenceError), match=wanted):
+        run(spoil(release), ledger, registry)
+    assert registry.versions == []
+    assert [entry.action for entry in ledger.entries()] == ["refused"]
+
+
+def test_one_part_that_fails_keeps_all_out(release: Release, ledger: Ledger) -> None:
+    broken = releases.failing_release(release.onnx_path.with_name("head.onnx")).evidence
+    failing = _with(release, parts=release.evidence.parts | {"head": broken})
+    failing = dataclasses.replace(failing, golden=None)
+    assert failing.decision.verdict is Verdict.FAIL
+    registry = Simulator()
+    done = run(failing, ledger, registry)
+    assert done.outcome == "refused"
+    assert "in the part head: " in done.reason
+    assert registry.versions == []
+
+
+def test_it_has_no_twin_yet(release: Release) -> None:
+    twin = releases.twin_of(release.onnx_path.with_name("head.onnx"), policy=releases.twin_policy())
+    policy = builders.policy(twin=releases.twin_policy())
+    for of, by in ((dataclasses.replace(release, twin=twin), POLICY), (release, policy)):
+        with pytest.raises(GateError, match="a release of several files has no quantized twin yet"):
+            of.verify(by)
+
+
+PAGE = b"<html><body>502 Bad Gateway</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "wanted"),
+    [
+        ("encoder.onnx", PAGE, "encoder.onnx is a page"),
+        ("head.onnx", b"", "head.onnx is empty"),
+        ("release.yaml", PAGE, "release.yaml is a page"),
+        ("release.yaml", b"", "release.yaml is empty"),
+        ("gate/evidence.json", PAGE, "evidence.json is a page"),
+        ("release.yaml", b"{chain: a.b:run}", None),
+        ("encoder.onnx", b"\x08\x08", None),
+    ],
+)
+def test_an_answer_of_a_store_in_trouble_is_no_exchanged_part(
+    release: Release, ledger: Ledger, tmp_path: Path, file: str, data: bytes, wanted: str | None
+) -> None:
+    registry, folder = Simulator(), tmp_path / "back"
+    run(release, ledger, registry)
+    folder.mkdir()
+    registry.download(releases.NAME, "1", folder)
+    assert answer_in(folder, None) is None
+    (folder / file).write_bytes(data)
+    assert answer_in(folder, None) == wanted

@@ -1,0 +1,121 @@
+"""A release of several files in the service: deployed, guarded and taken back as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.registry.port import CHAMPION
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import Release
+from gate.storage.digest import Digest
+from tests.registry import parts
+from tests.registry.releases import NAME
+from tests.registry.signed import Signing
+from tests.service.handing_in import World
+from tests.service.test_reconciler import Service
+
+
+def hand_in(service: Service, seed: int) -> None:
+    path = parts.files(service.place.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_golden(parts.release(path))
+    done = promote(
+        service.place.registry, made, policy=service.place.policy, ledger=service.place.ledger
+    )
+    assert done.outcome == "promoted", done.reason
+
+
+def heads(service: Service, seed: int) -> tuple[Digest, Digest]:
+    """Of the head that serves, and of that of this seed."""
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    there = service.place.folder / f"parts-{seed}" / "head.onnx"
+    return manifest.slots[EXACT].parts["head"].sha256, Digest.of_file(there)
+
+
+def serves(service: Service, seed: int) -> bool:
+    live, wanted = heads(service, seed)
+    return live == wanted
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    made = Service(tmp_path)
+    hand_in(made, 1)
+    assert made.look() == [("deploy", "deployed", "1")]
+    return made
+
+
+def test_all_parts_are_deployed_and_once(service: Service) -> None:
+    assert serves(service, 1)
+    assert service.look() == []
+    hand_in(service, 2)
+    assert service.look() == [("deploy", "deployed", "2")]
+    assert serves(service, 2)
+
+
+def test_a_rollback_brings_all_parts_back(service: Service) -> None:
+    hand_in(service, 2)
+    service.look()
+    rollback(service.place.registry, NAME, ledger=service.place.ledger, reason="worse")
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert serves(service, 1)
+
+
+@pytest.mark.parametrize("file", ["head.onnx", "encoder.onnx"])
+def test_the_guard_takes_the_alias_from_a_release_whose_part_was_exchanged(
+    service: Service, file: str
+) -> None:
+    hand_in(service, 2)
+    service.place.stored("2").beside[file] = b"\x08\x08" * 40
+    service.look()
+    assert service.place.champion == "1"
+    assert serves(service, 1)
+    assert ("violation", "2") in service.place.lines()
+
+
+def test_a_release_with_other_vectors_is_not_deployed(service: Service) -> None:
+    hand_in(service, 2)
+    service.place.stored("2").beside["golden/golden.json"] = b"{}"
+    service.look()
+    assert serves(service, 1)
+
+
+def test_the_guard_takes_the_alias_from_a_release_that_never_passed(service: Service) -> None:
+    path = parts.files(service.place.folder / "parts-3", seed=3)
+    service.place.registry.create_version(NAME, parts.release(path).draft())
+    service.place.point("2")
+    service.look()
+    assert service.place.registry.alias(NAME, CHAMPION) == "1"
+    assert serves(service, 1)
+
+
+def handed_in(world: World, seed: int) -> Release:
+    path = parts.files(world.place.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_golden(parts.release(path))
+    return Signing(world.ci).signed(made, world.policy)
+
+
+def test_what_was_handed_in_is_judged_and_deployed_as_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    number = world.send(handed_in(world, 1))
+    assert world.look() == [("hand_in", "promoted", number), ("deploy", "deployed", number)]
+    manifest = world.store.live(NAME)
+    assert manifest is not None
+    assert set(manifest.slots[EXACT].parts) == set(parts.NAMES)
+
+
+@pytest.mark.parametrize("file", ["head.onnx", "release.yaml"])
+def test_what_was_exchanged_after_it_was_signed_never_serves(tmp_path: Path, file: str) -> None:
+    world = World(tmp_path)
+    number = world.put(handed_in(world, 1))
+    stored = world.place.stored(number)
+    if file == "release.yaml":
+        stored.data = stored.data.replace(b"tiny:run", b"tiny:ran")
+    else:
+        world.spoil(number, file, lambda data: stored.beside["encoder.onnx"])
+    world.look()
+    assert world.about(number) == ["refused"]
+    assert world.store.live(NAME) is None
