@@ -58,6 +58,8 @@ COMMANDS = (
     "webhooks",
     "reconcile",
     "accept-ledger",
+    "init",
+    "policy",
     "runtimes",
     "samples",
     "record",
