@@ -1,4 +1,4 @@
-"""The policy's section on preprocessing: who must make the tensors that the model was trained on."""
+"""The policy's section on preprocessing: who must make the tensors that a model was trained on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sections of the policy: bounds, runtimes, switches, instruments, findings, incumbent.
 
-The text below a field is what `gate policy explain` and the site's policy reference say of it; those
-of bounds are completed by `gate.story.meanings`.
+The text below a field is what `gate policy explain` and the site's policy reference say of it;
+`gate.story.meanings` has the rest about bounds.
 """
 
 from __future__ import annotations
