@@ -48,7 +48,8 @@ def _sections(
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     yield f"```text\n{usage}\n```"
     yield from (_block(paragraph) for paragraph in rest)
-    records = [param.get_help_record(context) for param in command.get_params(context)]
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
+    records = [option.get_help_record(context) for option in options]
     rows = [f"| `{names}` | {_text(text)} |" for names, text in filter(None, records)]
     yield "\n".join(["| option | |", "|---|---|", *(row.replace("\n", " ") for row in rows)])
     for child, inner in subcommands(command).items():

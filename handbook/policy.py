@@ -30,7 +30,9 @@ def policy_page() -> str:
     """Markdown: a table a section, the bounds with their formulas, the built-in policy as a text."""
     fields = policy_fields()
     parts = [_HEAD, "## The policy itself", _table(_of(fields, ""))]
-    sections = [field for field in fields if any(each != field for each in _of(fields, field.place))]
+    sections = [
+        field for field in fields if any(each != field for each in _of(fields, field.place))
+    ]
     for section in sections:
         parts += [f"## `{section.place}`", _escaped(section.sentence)]
         is_bounds = section.place.startswith(_BOUNDS)
@@ -84,7 +86,9 @@ def _bounds(fields: tuple[PolicyField, ...]) -> str:
 
 def _rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = (head, ("---",) * len(head), *rows)
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in lines
+    )
 
 
 def _default(field: PolicyField) -> str:

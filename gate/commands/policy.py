@@ -42,9 +42,6 @@ def command() -> None:
     """
 
 
-command.add_command(explain)
-
-
 @command.command("show", short_help="Every value that is in force, and where it is said.")
 @click.option(
     "--policy", type=POLICY_FILE,
@@ -139,3 +136,6 @@ def _print_demands(plain: dict[str, Any], console: Console) -> None:
     for runtime in plain["runtimes"]:
         names = ", ".join(runtime["bounds"]) or "no bound"
         console.print(f"{runtime['name']} ({runtime['required']}): {names}")
+
+
+command.add_command(explain)

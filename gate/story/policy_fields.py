@@ -111,7 +111,7 @@ def _fields(
             takes=_takes(schema, models),
             default=schema.get("default") if within is None else None,
             required=name in model.get("required", ()),
-            text=" ".join(schema.get("description", "").split()),
+            text=" ".join(schema.get("description", "").split()).replace("None:", "null:"),
             check=_check(place, name),
             built_in=_built_in(place.removeprefix(_BOUNDS)) if place.startswith(_BOUNDS) else {},
         )

@@ -99,7 +99,7 @@ def _bounds(
 def _comment(field: PolicyField, indent: str) -> Iterator[str]:
     formula = field.check.formula if field.check else None
     text = f"{field.sentence} ({formula})" if formula else field.sentence
-    yield from _wrapped(text.replace("None:", "null:"), indent)
+    yield from _wrapped(text, indent)
 
 
 def _wrapped(text: str, indent: str) -> Iterator[str]:
