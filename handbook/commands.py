@@ -25,7 +25,7 @@ def command_pages() -> dict[str, str]:
     pages = {f"{FOLDER}/index.md": whole}
     for name, command in found.items():
         assert command is not None
-        sections = _sections(command, f"gate {name}", context, level=1)
+        sections = _sections(command, f"gate {name}", level=1)
         pages[f"{FOLDER}/{name}.md"] = "\n\n".join(sections) + "\n"
     return pages
 
@@ -38,10 +38,8 @@ def subcommands(command: click.Command) -> dict[str, click.Command]:
     return {name: importlib.import_module(place).command for name, place in modules.items()}
 
 
-def _sections(
-    command: click.Command, name: str, parent: click.Context, *, level: int
-) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=None)
+def _sections(command: click.Command, name: str, *, level: int) -> Iterator[str]:
+    context = click.Context(command, info_name=name)
     yield f"{'#' * level} `{name}`"
     first, *rest = _paragraphs(command)
     yield _text(first)
@@ -53,7 +51,7 @@ def _sections(
     rows = [f"| `{names}` | {_text(text)} |" for names, text in filter(None, records)]
     yield "\n".join(["| option | |", "|---|---|", *(row.replace("\n", " ") for row in rows)])
     for child, inner in subcommands(command).items():
-        yield from _sections(inner, f"{name} {child}", context, level=level + 1)
+        yield from _sections(inner, f"{name} {child}", level=level + 1)
 
 
 def _paragraphs(command: click.Command) -> list[str]:

@@ -1,7 +1,7 @@
 """What mkdocs calls while it builds the site: pages of the code, links between docs/ and the rest.
 
-Pages stay where a reader of the repository finds them; the site shows those of benchmarks/ and of the
-root, too. A link to a file that the site does not have becomes its name.
+Pages stay where a reader of the repository finds them; the site shows those of benchmarks/ and of
+the root, too. A link to a file that the site does not have becomes its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BESIDE = {
 }
 """Pages of the repository outside of docs/, and where the site has them."""
 _LINK = re.compile(
-    r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)"
+    r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]"  # the words, in which there may be brackets
+    r"\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)"
 )
 _ASSETS = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\ssrc=[\"']?(?:https?:)?//[^\"'>\s]+"
@@ -51,7 +52,7 @@ def generated() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """What is made from the code, or is a folder of many pages, gets its place in the navigation."""
+    """What is made from the code, or is a folder of pages, gets its place in the navigation."""
     parts = {
         "Commands": [f"{COMMANDS}/index.md", *_nav_of_commands()],
         "Decisions": _pages_of("adr"),

@@ -10,9 +10,9 @@ PAGE = "reference/library.md"
 _HEAD = """\
 # The library
 
-All that is public; all else is private and may change without notice. Nothing is imported before it is
-used, so `import gate` costs nothing. The way through: `Reference` and `Workload` are what is compared,
-`check` measures, decides and explains, `Verdicted` holds all three.
+All that is public; all else is private and may change without notice. Nothing is imported before it
+is used, so `import gate` costs nothing. The way through: `Reference` and `Workload` are what is
+compared, `check` measures, decides and explains, `Verdicted` holds all three.
 """
 _FIRST = ("check", "Reference", "Workload", "Verdicted", "Policy", "Decision")
 

@@ -15,19 +15,19 @@ _BOUNDS = f"runtimes.{RUNTIME}.bounds"
 _HEAD = f"""\
 # The policy
 
-What must hold before a file is promoted: the section `gate:` of `params.yaml`, of the `gate.yaml` that
-`gate init` writes, or a file of its own. It is read strictly: a field that is not here, a text for a
-number, a bound that is negative or not finite, and a policy that can refuse nothing are all refused with
-their line. `gate policy show` prints what is in force and where it is said, `gate policy explain NAME`
-what stands here.
+What must hold before a file is promoted: the section `gate:` of `params.yaml`, of the `gate.yaml`
+that `gate init` writes, or a file of its own. It is read strictly: a field that is not here, a text
+for a number, a bound that is negative or not finite, and a policy that can refuse nothing are all
+refused with their line. `gate policy show` prints what is in force and where it is said,
+`gate policy explain NAME` what stands here.
 
-`{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is made from the models that read the
-policy.
+`{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is made from the models that read
+the policy.
 """
 
 
 def policy_page() -> str:
-    """Markdown: a table a section, the bounds with their formulas, the built-in policy as a text."""
+    """Markdown: a table a section, bounds with their formulas, the built-in policy as a text."""
     fields = policy_fields()
     parts = [_HEAD, "## The policy itself", _table(_of(fields, ""))]
     sections = [

@@ -91,9 +91,9 @@ def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyFiel
     """Those whose place ends with a name: `noise_ratio`, `bounds.noise_ratio`,
     `runtimes.ort-cpu.bounds.noise_ratio`."""
     place = re.sub(
-        r"^(twin\.)?runtimes\.(.+?)(?=\.(?:bounds|required|kind|options)\b|$)",
+        r"^runtimes\.(.+?)(?=\.(?:bounds|required|kind|options)\b|$)",
         f"runtimes.{RUNTIME}",
-        name.removeprefix("gate."),
+        name.removeprefix("gate.").removeprefix("twin."),
     )
     place = "runtimes" if place == f"runtimes.{RUNTIME}" else place
     exact = tuple(each for each in fields if each.place == place)
