@@ -104,10 +104,8 @@ def _lines(
 
 def _line_of_key(node: Any, key: Any) -> int:
     """Where a key stands; one that was merged in (`<<`) stands where its mapping begins."""
-    try:
-        return int(node.lc.key(key)[0]) + 1
-    except KeyError:
-        return int(node.lc.line) + 1
+    own = node.lc.data or {}  # None: all of it is merged in
+    return int(own[key][0] if key in own else node.lc.line) + 1
 
 
 def _parse(path: Path) -> Any:

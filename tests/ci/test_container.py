@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -233,3 +234,11 @@ def test_passwords_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_the_page_says_that_no_engine_has_built_it() -> None:
     assert "Never built here." in (ROOT / "docs/container.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run(
+        ["hadolint", "Dockerfile"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
