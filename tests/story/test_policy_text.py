@@ -37,4 +37,5 @@ def test_every_field_is_there_with_what_it_means() -> None:
             assert field.name in words, field.place
     assert f"# {next(f for f in policy_fields() if f.place == 'nonfinite').text[:40]}" in text
     assert RUNTIME not in text
+    assert text.count("bounds: &") == 2  # of the CPU, of CUDA: once each
     assert max(len(line) for line in text.splitlines() if "graph_forbid" not in line) <= 100
