@@ -9,34 +9,27 @@ ARG PYTHON=3.11.13-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE constraints.txt ./
 COPY gate ./gate
-COPY pipelines ./pipelines
 RUN python -m venv /opt/gate \
  && /opt/gate/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-# ONNX Runtime for the CPU in the version that constraints.txt has for both: it pins the other package.
-FROM wheel AS runtime
-RUN sed -n 's/^onnxruntime-gpu==/onnxruntime==/p' constraints.txt > /wheels/constraints.txt \
- && grep -q == /wheels/constraints.txt \
- && grep -v '^onnxruntime' constraints.txt >> /wheels/constraints.txt
-
-FROM runtime AS service-packages
-RUN /opt/gate/bin/python -m pip install --no-cache-dir -c /wheels/constraints.txt \
+FROM wheel AS service-packages
+RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     "$(ls /wheels/*.whl)[cpu,service,postgresql]"
 
 # PyTorch for the CPU comes from an index of its own; without it 7 GB of CUDA would come.
-FROM runtime AS judge-packages
+FROM wheel AS judge-packages
 ARG TORCH_INDEX
 RUN test -n "$TORCH_INDEX" \
  || { echo "say --build-arg TORCH_INDEX=: the address of PyTorch's index of CPU builds"; exit 2; }
-RUN /opt/gate/bin/python -m pip install --no-cache-dir -c /wheels/constraints.txt \
+RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     --index-url "$TORCH_INDEX" torch
-RUN /opt/gate/bin/python -m pip install --no-cache-dir -c /wheels/constraints.txt \
+RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     "$(ls /wheels/*.whl)[cpu,charts,data,export]"
 
-FROM runtime AS registry-packages
-RUN /opt/gate/bin/python -m pip install --no-cache-dir -c /wheels/constraints.txt \
+FROM wheel AS registry-packages
+RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     mlflow "psycopg[binary]"
 
 # What all three run on: no compiler, no pip of ours, nobody's home but the volume's.

@@ -128,29 +128,18 @@ def test_what_is_copied_is_there_and_reaches_the_build() -> None:
 def test_packages_are_pinned_and_extras_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = (ROOT / "constraints.txt").read_text()
-    assert "onnxruntime-gpu==" in pins
+    assert "\nonnxruntime==" in pins
     for name in FINAL:
         (packages,) = with_sources(STAGES[name])
         assert installs(packages)
         for line in installs(packages):
-            assert "-c /wheels/constraints.txt" in line
+            assert "-c constraints.txt" in line
             for extras in re.findall(r"whl\)\[([a-z,]+)\]", line):
                 assert set(extras.split(",")) <= set(project["optional-dependencies"])
             for package in named(line):
                 assert f"\n{package}==" in pins
     (packages,) = with_sources(STAGES["service"])
     assert not any("torch" in line for line in installs(packages))
-
-
-def test_the_pins_of_onnx_runtime_are_those_of_the_package_for_the_cpu(tmp_path: Path) -> None:
-    step = next(s.rest for s in STAGES["runtime"].steps if s.word == "RUN")
-    (tmp_path / "constraints.txt").write_text("numpy==2\nonnxruntime-gpu==1.2\nonnx==3\n")
-    script = step.replace("/wheels/", f"{tmp_path}/wheels-")
-    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
-    made = (tmp_path / "wheels-constraints.txt").read_text()
-    assert made == "onnxruntime==1.2\nnumpy==2\nonnx==3\n"
-    (tmp_path / "constraints.txt").write_text("numpy==2\n")
-    assert subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=False).returncode != 0
 
 
 def test_the_judge_is_not_built_without_the_index_of_cpu_builds() -> None:
