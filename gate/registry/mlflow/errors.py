@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gate import extras
 from gate.errors import (
     GateError,
     RegistryDenied,
@@ -55,6 +56,8 @@ def translated(uri: str, doing: str) -> Iterator[None]:
         yield
     except GateError:
         raise
+    except ModuleNotFoundError as error:
+        extras.reraise(error)
     except Exception as error:
         if trouble(error) == "locked":
             raise RegistryUnavailable(
