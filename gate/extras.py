@@ -12,20 +12,23 @@ from typing import NoReturn
 
 from gate.errors import PackageMissing
 
-TORCH, ONNX_RUNTIME = "torch", "onnxruntime"
-"""No extra brings the one, one of two the other."""
+TORCH, ONNX_RUNTIME, WHOLE_MLFLOW = "torch", "onnxruntime", "alembic"
+"""No extra brings the first, one of two the second. The third is the module by which MLflow opens a
+database; mlflow-skinny, its client, is without it."""
 
 EXTRAS = {
     "charts": ("matplotlib",),
-    "data": ("PIL", "fsspec", "pyarrow"),
+    "data": ("PIL",),
     "export": ("onnxscript",),
-    "pipeline": ("dvc", "sklearn", "torchvision"),
-    "preprocess": ("PIL",),
+    "pipeline": ("dvc",),
+    "preprocess": ("PIL", "cv2"),
     "registry": ("mlflow", "sqlalchemy"),
-    "service": ("uvicorn", "starlette", "anyio", "mlflow", "sqlalchemy"),
+    "service": ("uvicorn", "starlette", "mlflow", "sqlalchemy"),
 }
-"""The modules without which nothing of an extra works. Each extra of a single runtime speaks for
-itself (`gate runtimes`)."""
+"""The modules without which a command that needs the extra can do nothing. The extras of a single
+runtime and of a source of samples speak for themselves."""
+_FURTHER = {"pandas": "registry", "anyio": "service", "sklearn": "pipeline"}
+"""Modules that only some of what an extra is for needs."""
 
 COMMANDS = {
     "check": (TORCH, ONNX_RUNTIME),
@@ -34,12 +37,12 @@ COMMANDS = {
     "merge": (TORCH, ONNX_RUNTIME),
     "locate": (TORCH, ONNX_RUNTIME),
     "lint": (TORCH,),
-    "export": (TORCH, ONNX_RUNTIME, "export"),
+    "export": (TORCH, ONNX_RUNTIME),
     "export compare": (TORCH, ONNX_RUNTIME, "export"),
     "preprocess compare": ("preprocess",),
     "quantize": (ONNX_RUNTIME,),
     "samples export": (TORCH,),
-    "promote": ("registry",),
+    "promote": ("registry", "pandas"),  # by which MLflow writes down inputs and outputs
     "approve": ("registry",),
     "reject": ("registry",),
     "rollback": ("registry",),
@@ -63,6 +66,8 @@ _REMEDY = {
     TORCH: "needs PyTorch, in the build that fits your machine: pip install torch",
     ONNX_RUNTIME: "needs ONNX Runtime: pip install 'parity-gate[cpu]', or 'parity-gate[cuda]' "
     "for NVIDIA, never both",
+    WHOLE_MLFLOW: "needs the whole MLflow for a registry that is a database: pip install mlflow; "
+    "for one behind a server (http://…) parity-gate[registry] is enough",
 }
 
 
@@ -70,14 +75,21 @@ def require(command: str) -> None:
     """Raise PackageMissing where `command` ("serve", "history export") can't work here."""
     missing = [name for name in COMMANDS.get(command, ()) if not all(_is_here(name))]
     if missing:
-        raise PackageMissing("; it ".join(map(remedy, missing)))
+        raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, missing))))
+
+
+def require_module(module: str) -> None:
+    """Raise PackageMissing where a module that an extra brings is not here."""
+    if not is_installed(module):
+        raise PackageMissing(remedy(extra_of(ModuleNotFoundError(name=module)) or module))
 
 
 def remedy(name: str) -> str:
-    """What to do without an extra, TORCH or ONNX_RUNTIME: the rest of a sentence about who needs
+    """What to do without an extra, TORCH, ONNX_RUNTIME or WHOLE_MLFLOW: the rest of a sentence about who needs
     it."""
     if name in _REMEDY:
         return _REMEDY[name]
+    name = _FURTHER.get(name, name)
     return f"needs parity-gate[{name}]: pip install 'parity-gate[{name}]'"
 
 
@@ -90,10 +102,12 @@ def reraise(error: ModuleNotFoundError) -> NoReturn:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra (or TORCH, ONNX_RUNTIME) that brings what was not found; None: none of ours."""
+    """The extra (or a name as `remedy` takes it) that brings what was not found; None: none of ours."""
     module = (error.name or "").partition(".")[0]
     if module in _REMEDY:
         return module
+    if module in _FURTHER:
+        return _FURTHER[module]
     return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gate import extras
 from gate.export.axes import axes_text
 from gate.export.custom import Symbolics
 from gate.export.refusals.operators import refused
@@ -26,6 +27,9 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
 
     Raises RungFailed, and OSError where the file can't be written.
     """
+    if not extras.is_installed("onnxscript"):
+        needs, _, install = extras.remedy("export").partition(": ")
+        raise RungFailed.because(f"the strategy dynamo {needs}", f"{install}.")
     plain: ExporterOptions = {
         "dynamo": True,
         "opset_version": symbolics.opset,
