@@ -115,7 +115,9 @@ def is_installed(module: str) -> bool:
     """Whether a module of this name would be found."""
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # the finders of others; a module without a spec is there
+    except ImportError:  # of a finder that keeps others from finding it
+        return False
+    except ValueError:  # it is loaded, and has no spec
         return True
 
 
