@@ -17,7 +17,15 @@ from pathlib import Path
 
 LAST = 15
 """Lines of the log that are shown where the command failed."""
-_SPOKEN = ("Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ", "Creating ", "* ")
+_SPOKEN = (
+    "Collecting ",
+    "Downloading ",
+    "Installing ",
+    "Building ",
+    "Preparing ",
+    "Creating ",
+    "* ",
+)
 """How lines begin that say what is being done."""
 
 

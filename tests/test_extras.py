@@ -10,7 +10,6 @@ import pytest
 
 from gate import cli, extras
 from gate.errors import GateError, PackageMissing
-
 from tests.attestation.released import release
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without
@@ -177,7 +176,9 @@ def test_the_core_brings_nothing_large() -> None:
 
 
 def test_all_brings_every_extra_but_the_choice() -> None:
-    everything = set().union(*map(_names, PROJECT["optional-dependencies"].keys() - {"cpu", "cuda", "dev"}))
+    everything = set().union(
+        *map(_names, PROJECT["optional-dependencies"].keys() - {"cpu", "cuda", "dev"})
+    )
     assert _names("all") == everything
 
 

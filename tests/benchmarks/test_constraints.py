@@ -14,7 +14,9 @@ from packaging.utils import canonicalize_name
 
 from benchmarks import constraints
 
-PROJECT = tomllib.loads((constraints.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((constraints.ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 REMEDY = "make constraints"
 
 
@@ -85,9 +87,7 @@ REPORT = {
 }  # fmt: skip
 
 
-def test_the_file_is_made_from_pips_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_made_from_pips_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraints, "FILE", tmp_path / "constraints.txt")
     monkeypatch.setattr("sys.argv", ["constraints"])
     calls = _pip(monkeypatch, 0, REPORT)

@@ -10,7 +10,7 @@ import pytest
 
 from gate.model import loaded
 
-SOURCE = '''
+SOURCE = """
 class MakesUp:
     def __getattr__(self, name):
         raise RuntimeError(f"asked for {name}")
@@ -31,7 +31,7 @@ class Net:
     @property
     def size(self):
         return 1
-'''
+"""
 
 
 @pytest.fixture
@@ -47,6 +47,8 @@ def test_an_object_that_makes_up_its_attributes_is_not_asked(source: str) -> Non
     assert not loaded.differs("made_up", source.encode())
 
 
-@pytest.mark.parametrize(("old", "new"), [("x * 2", "x * 3"), ("cls()", "None"), ("return 1", "return 2")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("x * 2", "x * 3"), ("cls()", "None"), ("return 1", "return 2")]
+)
 def test_each_kind_of_method_is_compared(source: str, old: str, new: str) -> None:
     assert loaded.differs("made_up", source.replace(old, new).encode())
