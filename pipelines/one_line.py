@@ -48,10 +48,12 @@ def run(command: Sequence[str], log: Path) -> int:
     """Run it with all output in `log`; the line goes to stderr."""
     started = time.monotonic()
     shown = sys.stderr.isatty()
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             file.write(line)
