@@ -27,6 +27,7 @@ OPTIONS = {
 """Inputs that are options of `gate check`, where they are not empty."""
 INSTALLED = "installed"
 """As the input `version`: the environment has the gate already."""
+_EXTRAS = "cpu,charts"
 NOT_JUDGED = 2
 _MOST_ANNOTATIONS = 10
 """GitHub shows so many of one step."""
@@ -62,8 +63,8 @@ def install_command(environment: Mapping[str, str]) -> list[str] | None:
     version = _input(environment, "version")
     if version == INSTALLED:
         return None
-    own = f"{environment['GITHUB_ACTION_PATH']}[cpu]"
-    wanted = f"parity-gate[cpu]=={version}" if version else own
+    own = f"{environment['GITHUB_ACTION_PATH']}[{_EXTRAS}]"
+    wanted = f"parity-gate[{_EXTRAS}]=={version}" if version else own
     return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q", wanted]
 
 

@@ -60,7 +60,7 @@ def test_the_options_are_those_of_gate_check() -> None:
 
 @pytest.mark.parametrize(
     ("version", "wanted"),
-    [("", f"{ROOT}[cpu]"), ("1.2.3", "parity-gate[cpu]==1.2.3"), ("installed", None)],
+    [("", f"{ROOT}[cpu,charts]"), ("1.2.3", "parity-gate[cpu,charts]==1.2.3"), ("installed", None)],
 )
 def test_what_is_installed(version: str, wanted: str | None) -> None:
     command = github_action.install_command({**GITHUB, "GATE_ACTION_VERSION": version})
