@@ -58,7 +58,7 @@ def _table(fields: tuple[PolicyField, ...]) -> str:
     return _rows(
         ("field", "takes", "default", "what it means"),
         (
-            (_code(field.place), field.takes, _default(field), _escaped(field.sentence))
+            (_code(field.name), field.takes, _default(field), _escaped(field.sentence))
             for field in fields
         ),
     )
@@ -67,14 +67,12 @@ def _table(fields: tuple[PolicyField, ...]) -> str:
 def _bounds(fields: tuple[PolicyField, ...]) -> str:
     """By their names: their places are long. [The metrics](../metrics.md) say more."""
     rows = _rows(
-        ("bound", "takes", "formula", "unit", "built in", "what it asks"),
+        ("bound", "takes", "formula", "what it asks"),
         (
             (
                 _code(field.name),
-                field.takes.removesuffix(" or null"),
-                _code(field.check.formula) if field.check and field.check.formula else "",
-                (field.check.unit or "") if field.check else "",
-                ", ".join(f"{value:g} ({where})" for where, value in field.built_in.items()),
+                "; ".join([field.takes.removesuffix(" or null"), *_built_in(field)]),
+                _formula(field),
                 _escaped(field.sentence + (f" {field.check.why}" if field.check else "")),
             )
             for field in fields
@@ -82,6 +80,17 @@ def _bounds(fields: tuple[PolicyField, ...]) -> str:
     )
     said = "`null`, the default: not asked for. `c` is an output of the file, `r` the model's in "
     return f"{said}float32, `r64` in float64; in full: [the metrics](../metrics.md).\n\n{rows}"
+
+
+def _built_in(field: PolicyField) -> list[str]:
+    values = ", ".join(f"{value:g} ({where})" for where, value in field.built_in.items())
+    return [f"built in {values}"] if values else []
+
+
+def _formula(field: PolicyField) -> str:
+    if field.check is None or field.check.formula is None:
+        return ""
+    return ", ".join(filter(None, [_code(field.check.formula), field.check.unit]))
 
 
 def _rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
