@@ -84,6 +84,8 @@ def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
     rows = [row for row in below.splitlines() if row.startswith(f"| <code>{field.name}</code> |")]
     assert len(rows) == 1
     assert len(rows[0].split(" | ")) == 4
+    for where, value in field.built_in.items():
+        assert f"{value:g} ({where})" in rows[0]
     if field.check is not None and field.check.formula and ".bounds." in field.place:
         assert field.check.formula.replace("|", "&#124;").replace("<", "&lt;") in rows[0]
 
