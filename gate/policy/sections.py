@@ -33,7 +33,7 @@ _COSTS = ("latency_ratio", "memory_mb")
 class PolicyRecord(Record):
     """A part of the policy."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class ConfidenceBands(PolicyRecord):

@@ -7,6 +7,9 @@ and what the site's reference lists is this, and nothing else.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +18,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from gate.policy.policy import Policy
+from gate.policy.sections import PolicyRecord
 from gate.story.meanings import Meaning, row_of
 
 RUNTIME = "<runtime>"
@@ -84,6 +88,9 @@ def policy_fields() -> tuple[PolicyField, ...]:
     """All of them, in the order of the models; those of the twin's policy are the same, and not
     repeated."""
     models = Policy.model_json_schema()["$defs"]
+    for part in PolicyRecord.__subclasses__():
+        for name, text in _texts(part).items() if part.__name__ in models else ():
+            models[part.__name__]["properties"][name]["description"] = text
     return tuple(_fields(models["Policy"], models, ""))
 
 
@@ -98,6 +105,19 @@ def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyFiel
     place = "runtimes" if place == f"runtimes.{RUNTIME}" else place
     exact = tuple(each for each in fields if each.place == place)
     return exact or tuple(each for each in fields if f".{each.place}".endswith(f".{place}"))
+
+
+def _texts(part: type[PolicyRecord]) -> dict[str, str]:
+    """What stands below the fields of a model, by their names. Read here and not by pydantic, which
+    would read every model's source wherever a policy is imported."""
+    (model,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(model, ast.ClassDef)
+    found = {}
+    for line, below in itertools.pairwise(model.body):
+        match line, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _fields(
