@@ -27,6 +27,7 @@ class BuildPy(build_py):
     """An editable install reads the checkout itself."""
 
     def run(self) -> None:
+        """Build, then write the commit."""
         super().run()
         if not self.editable_mode:
             write_commit(Path(self.build_lib))
@@ -36,6 +37,7 @@ class Sdist(sdist):
     """With the commit, for wheels that are made from it."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Copy the files, then write the commit."""
         super().make_release_tree(base_dir, files)
         write_commit(Path(base_dir))
 

@@ -85,8 +85,8 @@ def require_module(module: str) -> None:
 
 
 def remedy(name: str) -> str:
-    """What to do without an extra, TORCH, ONNX_RUNTIME or WHOLE_MLFLOW: the rest of a sentence about who needs
-    it."""
+    """What to do without an extra, TORCH, ONNX_RUNTIME or WHOLE_MLFLOW: the rest of a sentence
+    about who needs it."""
     if name in _REMEDY:
         return _REMEDY[name]
     name = _FURTHER.get(name, name)
@@ -102,7 +102,8 @@ def reraise(error: ModuleNotFoundError) -> NoReturn:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra (or a name as `remedy` takes it) that brings what was not found; None: none of ours."""
+    """The extra that brings what was not found, or another name that `remedy` takes; None: it is
+    none of ours."""
     module = (error.name or "").partition(".")[0]
     if module in _REMEDY:
         return module

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def _disagreements(project: dict, text: str) -> list[str]:
         if line and not line.startswith("#")
     )
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    lines = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    lines = chain(project["dependencies"], *project["optional-dependencies"].values())
     found = []
     for wanted in map(Requirement, lines):
         name = canonicalize_name(wanted.name)
