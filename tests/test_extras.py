@@ -10,7 +10,6 @@ import pytest
 
 from gate import cli, extras
 from gate.errors import GateError, PackageMissing
-
 from tests.attestation.released import release
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without
