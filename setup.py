@@ -11,16 +11,17 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
+PACKAGE = Path("gate", "package")
 
 
 def write_commit(folder: Path) -> None:
-    """Write the commit of this checkout into `folder/gate`; an sdist's own is there already."""
-    spec = importlib.util.spec_from_file_location("version", ROOT / "gate" / "version.py")
+    """Write the commit of this checkout into `folder`; an sdist's own is there already."""
+    spec = importlib.util.spec_from_file_location("version", ROOT / PACKAGE / "version.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     commit = module.commit_of(ROOT)
     if commit is not None:
-        (folder / "gate" / module.COMMIT_FILE).write_text(f"{commit}\n", encoding="utf-8")
+        (folder / PACKAGE / module.COMMIT_FILE).write_text(f"{commit}\n", encoding="utf-8")
 
 
 class BuildPy(build_py):

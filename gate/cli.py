@@ -96,7 +96,7 @@ def _module(command: str) -> str:
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from gate.version import version_text
+        from gate.package.version import version_text
 
         click.echo(f"gate {version_text()}")
         ctx.exit(0)

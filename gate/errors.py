@@ -64,7 +64,7 @@ def by_name(name: str) -> type[GateError] | None:
 
 class PackageMissing(GateError):
     """A package is not installed that a command needs. The message is the rest of a sentence about
-    what needs it (`gate.extras`)."""
+    what needs it (`gate.package.extras`)."""
 
 
 class PolicyError(GateError):

@@ -1,6 +1,6 @@
 """Real installations in empty environments, by `make exhaustive`: each takes a minute, and downloads.
 
-tests/test_extras.py proves the same with packages hidden, in seconds.
+tests/package/test_extras.py proves the same with packages hidden, in seconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pytest
 
 from benchmarks import install_size
 from benchmarks.install_size import Installation
-from gate import extras
-from gate.version import COMMIT_FILE
+from gate.package import extras
+from gate.package.version import COMMIT_FILE
 from tests.attestation.released import release
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
-from tests.test_extras import LINES
+from tests.package.test_extras import LINES
 from tests.test_readme import README, _blocks, _lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
@@ -60,7 +60,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         "gate/report/templates/page.html",
         "gate/runtimes/browser/page.mjs",
     } <= set(names)
-    assert (f"gate/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()
+    assert (f"gate/package/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gate").rglob("*.py")}
     assert modules <= set(names)
 
@@ -73,7 +73,7 @@ def test_an_sdist_holds_what_a_wheel_is_made_of(tmp_path: Path) -> None:
         parts = {name.split("/")[1] for name in opened.getnames() if "/" in name}
     assert not [part for part in parts if part.startswith(NOT_SHIPPED)]
     (wheel,) = tmp_path.glob("*.whl")  # which build makes from the sdist
-    assert f"gate/{COMMIT_FILE}" in zipfile.ZipFile(wheel).namelist()
+    assert f"gate/package/{COMMIT_FILE}" in zipfile.ZipFile(wheel).namelist()
 
 
 @exhaustive

@@ -13,8 +13,8 @@ import signal
 import sys
 from typing import Any
 
-from gate import extras
 from gate.errors import PackageMissing
+from gate.package import extras
 
 _DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""

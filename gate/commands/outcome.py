@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from gate import extras
 from gate.commands.status import Status
 from gate.errors import PackageMissing
+from gate.package import extras
 
 if TYPE_CHECKING:
     from rich.console import Console

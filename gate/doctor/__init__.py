@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from gate import extras
 from gate.doctor.session import active_provider
 from gate.doctor.symptom import Diagnosis, State, Symptom
 from gate.errors import GateError, PackageMissing
+from gate.package import extras
 from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES
 
 __all__ = ["Diagnosis", "Symptom", "examine"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from gate import extras
 from gate.export.axes import axes_text
 from gate.export.custom import Symbolics
 from gate.export.refusals.operators import refused
@@ -20,6 +19,7 @@ from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
 from gate.export.strategies.naming import name_axes
+from gate.package import extras
 
 
 def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gate import extras
 from gate.errors import (
     GateError,
     RegistryDenied,
@@ -16,6 +15,7 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
+from gate.package import extras
 from gate.storage.redaction import redacted, without_passwords
 from gate.storage.sqlite_errors import WAIT, trouble
 

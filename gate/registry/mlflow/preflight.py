@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from gate import extras
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
+from gate.package import extras
 from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import START, denied, translated
 from gate.registry.mlflow.process import lent, quiet_process

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from gate import extras
+from gate.package import extras
 from gate.story.wording import printable
 
 if TYPE_CHECKING:

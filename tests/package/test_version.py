@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gate
-from gate import version
+from gate.package import version
 from tests.hidden import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -61,10 +61,11 @@ def test_git_says_the_same_of_this_checkout() -> None:
 def test_a_wheel_says_what_it_was_made_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version, "_HERE", tmp_path / "gate")
+    here = tmp_path / "gate" / "package"
+    monkeypatch.setattr(version, "_HERE", here)
     assert re.fullmatch(r"\d+\.\d+\.\d+", version.version_text())
-    (tmp_path / "gate").mkdir()
-    (tmp_path / "gate" / version.COMMIT_FILE).write_text(f"{COMMIT}\n")
+    here.mkdir(parents=True)
+    (here / version.COMMIT_FILE).write_text(f"{COMMIT}\n")
     assert version.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
 
 

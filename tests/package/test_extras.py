@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli, extras
+from gate import cli
 from gate.errors import GateError, PackageMissing
+from gate.package import extras
 from tests.attestation.released import release
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without

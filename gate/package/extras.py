@@ -1,5 +1,5 @@
 """Which package comes with which extra, which command needs which, and what is said where one is
-missing. The one place; pyproject.toml says what an extra installs (tests/test_extras.py).
+missing. The one place; pyproject.toml says what an extra installs (tests/package/test_extras.py).
 
 Importing this module loads nothing: packages are looked for, not imported.
 """
