@@ -11,18 +11,26 @@ PORT ?= 5000
 SERVICE_PORT ?= 8400
 WORKERS ?= 4
 
-.PHONY: help install packages browser repro ui stack screens lint fix test check exhaustive
+.PHONY: help install constraints dist packages browser repro ui stack screens docs lint fix test check exhaustive
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## Create .venv and install the project with its pinned dependencies
 
 $(READY): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "parity-gate needs Python 3.11: install it, or set PYTHON=/path/to/python3.11"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@echo 'Installing torch, CUDA libraries and the rest into .venv: about 7 GB, a few minutes'
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python pipelines/one_line.py $(VENV)/install.log \
+		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
+
+constraints: $(READY)  ## Pin the whole dependency tree again (UPGRADE=1: the newest of everything)
+	@$(BIN)/python -m benchmarks.constraints $(if $(UPGRADE),--upgrade)
+
+dist: $(READY)  ## sdist and wheel, into dist
+	@$(BIN)/python pipelines/one_line.py $(VENV)/dist.log $(BIN)/python -m build
+	@ls -1 dist
 
 browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, where npm can bring it
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "No Chromium here: the runtime browser-wasm is absent"; exit 0; }; \
@@ -39,6 +47,10 @@ stack: $(READY)  ## MLflow, its webhook and the service on 127.0.0.1, until Ctrl
 
 screens: $(READY) packages  ## Pictures of reports and of MLflow's pages, into build/screens
 	@$(BIN)/python -m benchmarks.screens
+
+docs: $(READY)  ## The documentation site from docs/ and the code, strictly, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "What happened: the site was built, without a warning, and loads nothing from elsewhere. Where to look: build/site/index.html."
 
 lint: $(READY)  ## Format check, lint, types, import walls
 	$(BIN)/ruff format --check .

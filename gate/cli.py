@@ -12,7 +12,6 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import click
@@ -58,6 +57,8 @@ COMMANDS = (
     "webhooks",
     "reconcile",
     "accept-ledger",
+    "init",
+    "policy",
     "runtimes",
     "samples",
     "record",
@@ -95,7 +96,9 @@ def _module(command: str) -> str:
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"gate {metadata.version('parity-gate')}")
+        from gate.package.version import version_text
+
+        click.echo(f"gate {version_text()}")
         ctx.exit(0)
 
 
@@ -106,7 +109,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
-    help="Print the version.",
+    help="Print the version, and its commit if known.",
 )  # fmt: skip
 def gate() -> None:
     """Let an ONNX file pass only if it computes what its PyTorch model computes.

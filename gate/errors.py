@@ -5,6 +5,7 @@ Each message says what was seen, what was expected, and the way out. All of them
 `ExportRefused`, of which there is no evidence to decide on.
 
     GateError
+    ├── PackageMissing         a package is not installed that this needs
     ├── PolicyError            the policy (or params.yaml) can't be used
     ├── DataError              inputs, labels or images can't be used
     ├── ModelError             the PyTorch model can't be built or loaded
@@ -59,6 +60,11 @@ def by_name(name: str) -> type[GateError] | None:
     """The error of this name, as another process gives it; None: there is none."""
     kind = globals().get(name)
     return kind if isinstance(kind, type) and issubclass(kind, GateError) else None
+
+
+class PackageMissing(GateError):
+    """A package is not installed that a command needs. The message is the rest of a sentence about
+    what needs it (`gate.package.extras`)."""
 
 
 class PolicyError(GateError):

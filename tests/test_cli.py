@@ -83,7 +83,9 @@ class TestHelp:
 
     def test_version(self, capsys) -> None:
         assert cli.main(["--version"]) == 0
-        assert re.fullmatch(r"gate \d+\.\d+\.\d+\n", capsys.readouterr().out)
+        assert re.fullmatch(
+            r"gate \d+\.\d+\.\d+(, commit [0-9a-f]{12})?\n", capsys.readouterr().out
+        )
 
     def test_help_loads_nothing_heavy(self) -> None:
         code = (

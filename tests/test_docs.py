@@ -110,7 +110,7 @@ def test_every_series_has_its_row_and_every_row_its_series() -> None:
 
 def test_what_ci_md_asks_of_a_ci_can_be_read() -> None:
     page = (DOCS / "ci.md").read_text()
-    github, gitlab, alerts = (
+    github, _action, _hook, gitlab, alerts = (
         YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     )
     steps = [step.get("run", "") for step in github["jobs"]["parity"]["steps"]]

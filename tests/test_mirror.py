@@ -14,7 +14,6 @@ ALIKE = "all implementations of one port pass the same tests"
 ELSEWHERE = {
     "commands/absolve": ("registry/test_absolution.py", AS_CALLED),
     "commands/approve": ("registry/test_signed_review.py", AS_CALLED),
-    "commands/check": ("test_cli.py", AS_CALLED),
     "commands/deployed": ("commands/test_deploy.py", AS_CALLED),
     "commands/doctor": ("doctor/test_doctor.py", AS_CALLED),
     "commands/export_compare": ("commands/test_export.py", AS_CALLED),

@@ -75,6 +75,8 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
         "verify-release",
         "history",
         "history",
+        "init",
+        "policy",
         "doctor",
         "runtimes",
         "locate",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from gate.commands.status import Status
+from gate.errors import PackageMissing
+from gate.package import extras
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +56,7 @@ def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     Only an outcome ends the command well: click would take its own `Exit`, raised by foreign
     code, for the exit code of a command that is done.
     """
-    command = _without_exit(command)
+    command = _with_packages(_without_exit(command))
     for name, help_text in (
         ("--debug", "Show the traceback of an unexpected error."),
         ("--json", "Print one JSON text on stdout, nothing else."),
@@ -72,6 +74,27 @@ def _without_exit(command: Callable[..., _Result]) -> Callable[..., _Result]:
             raise SystemExit(error.exit_code) from error
 
     return guarded
+
+
+def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Say in one line which extra is missing: before anything is done where the command can't do
+    without it, else when it turns out."""
+
+    @functools.wraps(command)
+    def complete(*arguments: Any, **options: Any) -> _Result:
+        path = click.get_current_context().command_path
+        try:
+            extras.require(path.partition(" ")[2])
+            return command(*arguments, **options)
+        except PackageMissing as error:
+            raise PackageMissing(f"{path} {error}") from error
+        except ModuleNotFoundError as error:
+            name = extras.extra_of(error)
+            if name is None:
+                raise
+            raise PackageMissing(f"{path} {extras.remedy(name)}") from error
+
+    return complete
 
 
 def console(stream: TextIO) -> Console:

@@ -14,13 +14,22 @@ from pathlib import Path
 
 from gate.doctor.session import active_provider
 from gate.doctor.symptom import Diagnosis, State, Symptom
-from gate.errors import GateError
+from gate.errors import GateError, PackageMissing
+from gate.package import extras
 from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES
 
 __all__ = ["Diagnosis", "Symptom", "examine"]
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
 _OTHER_MODULES = ("torchvision", "matplotlib", "rich")
+_NEEDED_FOR = {
+    "torch": f"gate check {extras.remedy(extras.TORCH)}",
+    "onnxruntime": f"gate check {extras.remedy(extras.ONNX_RUNTIME)}",
+    "torchvision": "gate preprocess compare --implementations torchvision needs it, and the "
+    "pipeline: pip install torchvision, as it goes with your torch",
+    "matplotlib": f"a report with charts {extras.remedy('charts')}",
+}
+"""What is not there, though nothing is broken."""
 _ONNXRUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
 _FREE_BYTES = 2 * 1024**3
 """A resnet's checkpoint, export, registry copy and reports, several times over."""
@@ -51,8 +60,12 @@ def _modules() -> Iterator[Symptom]:
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
-            remedy = "Install it again: pip install --force-reinstall parity-gate"
-            yield Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
+            if extras.is_installed(name):
+                remedy = "Install it again: pip install --force-reinstall parity-gate"
+                yield Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
+                continue
+            state: State = "missing" if needed else "absent"
+            yield Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
 
 
 def _one_onnxruntime() -> Symptom:
@@ -77,8 +90,11 @@ def _one_onnxruntime() -> Symptom:
 def _cpu_session() -> Symptom:
     try:
         active, _ = active_provider(CPU_PROVIDER)
+    except ModuleNotFoundError:
+        remedy = "Install ONNX Runtime: see onnxruntime."
+        return Symptom("ort-cpu", "missing", "ONNX Runtime is not installed", remedy, needed=True)
     except Exception as error:
-        remedy = "Install ONNX Runtime again: pip install --force-reinstall onnxruntime-gpu"
+        remedy = "Install ONNX Runtime again: pip install --force-reinstall, and its package."
         return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
         )
@@ -121,6 +137,8 @@ def _runtimes() -> Iterator[Symptom]:
 def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:
     try:
         preflight()
+    except PackageMissing as error:
+        return Symptom("MLflow", "absent", f"gate promote {error}", "gate check needs no registry.")
     except GateError as error:
         remedy = "Mend that, or set MLFLOW_TRACKING_URI. gate check needs no registry."
         return Symptom("MLflow", "missing", str(error), remedy)
@@ -131,8 +149,8 @@ def _dvc() -> Symptom:
     try:
         return Symptom("DVC", "ok", metadata.version("dvc"))
     except metadata.PackageNotFoundError:
-        remedy = "pip install dvc, for the pipeline. gate check needs no DVC."
-        return Symptom("DVC", "missing", "not installed", remedy)
+        remedy = f"make repro {extras.remedy('pipeline')}. gate check needs no DVC."
+        return Symptom("DVC", "absent", "not installed", remedy)
 
 
 def _disk(folder: Path) -> Symptom:

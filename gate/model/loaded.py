@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 
 def differs(name: str, source: bytes) -> bool:
@@ -44,6 +44,9 @@ def _running(module: ModuleType, file: str) -> Iterator[CodeType]:
         for member in members:
             if isinstance(member, property):
                 member = member.fget  # noqa: PLW2901
-            function = getattr(member, "__func__", member)
+            # No getattr: an object that makes up its attributes would do so, as those of
+            # torch.backends.cuda, which start CUDA.
+            bound = isinstance(member, classmethod | staticmethod | MethodType)
+            function = member.__func__ if bound else member
             if isinstance(function, FunctionType) and function.__code__.co_filename == file:
                 yield function.__code__

@@ -21,6 +21,7 @@ from gate.policy.built_in import (
     runtimes_to_add,
 )
 from gate.policy.operating_points import OperatingPoint, OperatingPoints, points_of
+from gate.policy.preprocessing import PreprocessingPolicy
 from gate.policy.review_tag import ReviewTag
 from gate.policy.runtimes import check_runtime
 from gate.policy.scope import CROSSINGS, Precision, Scope, Task
@@ -34,7 +35,6 @@ from gate.policy.sections import (
     Instruments,
     NonFinite,
     PolicyRecord,
-    PreprocessingPolicy,
     Role,
     RuntimePolicy,
 )
@@ -63,15 +63,19 @@ class Policy(PolicyRecord):
     """All that the gate demands."""
 
     schema_version: Literal[1] = 1
+    """Of the form of the policy's text."""
     task: Task = "classification"
     """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
     exist. `tensors`: any outputs, only numeric bounds. `auto`: agreement is claimed of such an
     output where the samples can prove it, and nowhere demanded."""
     precision: Precision = "exact"
+    """`exact`: float32 on both sides, so that numbers are bounded. `reduced`: the file computes in
+    less. `quantized`: in 8 bits, and it is judged by its answers."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of `top1_lower_bound` and `threshold_crossing_bound` (one-sided
     Clopper-Pearson)."""
     min_samples: Annotated[int, Field(ge=2)] = 2
+    """Fewer samples are an ERROR: they prove too little."""
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     outputs: dict[str, Role] = later({})
@@ -79,13 +83,19 @@ class Policy(PolicyRecord):
     operating_points: OperatingPoints = later(())
     """Confidences from which on somebody acts on an answer: for all classes, or by class index."""
     nonfinite: NonFinite = later("refuse")
+    """NaN and infinity that both sides give in the same places: refused, or equal
+    (`same_places`). On one side alone they are a fault."""
     determinism: DeterminismPolicy = DeterminismPolicy()
+    """Switches that are in force while measuring, and recorded."""
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+    """Options of ONNX Runtime's CUDA provider."""
     instruments: Instruments = later(Instruments())
+    """What is measured beside the samples."""
     waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
     export_findings: ExportFindings = later(ExportFindings())
+    """What the export told, and what of it refuses the file."""
     preprocessing: PreprocessingPolicy | None = later(None)
     """Parity of preprocessing between the training side and named consumers; None: not asked."""
     incumbent: IncumbentPolicy | None = later(None)
@@ -111,6 +121,7 @@ class Policy(PolicyRecord):
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
+    """Which runtimes are measured, and within which bounds, by name."""
 
     @model_validator(mode="after")
     def _has_a_fitting_twin(self) -> Self:

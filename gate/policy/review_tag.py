@@ -38,7 +38,9 @@ class ReviewTag(PolicyRecord):
     name: Annotated[str, Field(pattern=r"^ *[\w.\-:/][\w.\-:/ ]*$", max_length=250)] = REVIEW_TAG
     """MLflow takes letters, digits and `_ - . : /` and spaces."""
     approved: Word = APPROVED
+    """The value that lets a version pass."""
     rejected: Word = REJECTED
+    """The value that refuses it."""
 
     @model_validator(mode="after")
     def _is_unmistakable(self) -> Self:

@@ -1,5 +1,8 @@
-"""The sections of the policy: bounds, runtimes, switches, instruments, findings, preprocessing,
-incumbent."""
+"""The sections of the policy: bounds, runtimes, switches, instruments, findings, incumbent.
+
+The text below a field is what `gate policy explain` and the site's policy reference say of it;
+`gate.story.meanings` has the rest about bounds.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from gate.records.instruments import GraphCode
-from gate.records.preprocessing import ConsumerName, ImplementationName
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Record, later
 
@@ -53,6 +55,7 @@ class Bounds(PolicyRecord):
     l2_probabilities: Bound | None = None
     confidence_diff: Bound | None = None
     confidence_bands: ConfidenceBands | None = None
+    """Shares of samples whose confidence moved by more than 1, 5 and 10 points."""
     top1_agreement: Share | None = None
     top1_lower_bound: Share | None = None
     top5_agreement: Share | None = None
@@ -100,7 +103,10 @@ class RuntimePolicy(PolicyRecord):
     """Whether a runtime must be measured, and within which bounds."""
 
     required: Required
+    """`always`: a machine without it can't judge. `when_present`: WAIVED, and shown, where the
+    machine lacks it. `never`: not measured."""
     bounds: Bounds = Bounds()
+    """What its numbers must hold; at least one on outputs, unless it is `never`."""
     kind: RuntimeName | None = later(None)
     """Which runtime of the registry measures under this name; None: the one of this name."""
     options: dict[str, JsonValue] = later({})
@@ -119,9 +125,13 @@ class DeterminismPolicy(PolicyRecord):
     """Switches that are in force while measuring, on the PyTorch and the ONNX Runtime side."""
 
     tf32: bool = False
+    """TF32 keeps 10 bits of the mantissa, in PyTorch and in ONNX Runtime on CUDA."""
     cudnn_deterministic: bool = True
+    """cuDNN takes only algorithms that give the same answer twice."""
     cudnn_benchmark: bool = False
+    """cuDNN picks algorithms by timing: other ones, and so another rounding, in each run."""
     seed: int = 0
+    """Of PyTorch's random numbers, and of the inputs that the gate makes."""
     threads: Annotated[int, Field(ge=1)] | None = later(None)
     """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""
     algorithms: bool = later(False)
@@ -181,8 +191,11 @@ class CudaProviderPolicy(PolicyRecord):
     """Options of ONNX Runtime's CUDA provider (`use_tf32` follows `determinism.tf32`)."""
 
     cudnn_conv_algo_search: Literal["DEFAULT", "HEURISTIC", "EXHAUSTIVE"] = "HEURISTIC"
+    """How convolutions choose their algorithm; `EXHAUSTIVE` picks by timing."""
     arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kNextPowerOfTwo"
+    """How the memory of the device grows."""
     do_copy_in_default_stream: bool = True
+    """Copies wait for the kernels before them."""
 
     def provider_options(self, *, tf32: bool) -> dict[str, str]:
         """The options as ONNX Runtime takes and reports them: text."""
@@ -233,30 +246,3 @@ class IncumbentPolicy(PolicyRecord):
     def asks_for_answers(self) -> bool:
         """Whether it bounds answers of classes."""
         return self.max_accuracy_drop is not None or self.min_agreement is not None
-
-
-class PreprocessingPolicy(PolicyRecord):
-    """How near those who feed the model must come to the preprocessing that it was trained with."""
-
-    consumers: Annotated[tuple[ConsumerName, ...], Field(min_length=1)]
-    """Implementations of the gate (docs/preprocessing.md), or consumers whose tensors are given."""
-    training_side: ImplementationName = "pillow"
-    """Whom they are compared with."""
-    required: Literal["always", "when_present"] = "always"
-    """`when_present`: an implementation that is not installed on the measuring machine is waived;
-    one that can't do the spec anywhere is not."""
-    max_diff: Bound = 1.0
-    """Of any value, in 1/255 of the value range before normalisation."""
-    max_flips: Share | None = None
-    """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
-    min_images: Annotated[int, Field(ge=1)] = 50
-    """Copies of a picture, pixel by pixel, count once."""
-
-    @model_validator(mode="after")
-    def _comparable(self) -> Self:
-        if len(set(self.consumers)) < len(self.consumers) or self.training_side in self.consumers:
-            raise ValueError(
-                f"consumers {list(self.consumers)}: name each once, and not the training side "
-                f"'{self.training_side}', which is always the same as itself"
-            )
-        return self

@@ -82,6 +82,32 @@ def has_section(path: Path, section: str) -> bool:
     return section in _parse(path)
 
 
+def lines_of(path: Path, section: str | None) -> dict[tuple[str, ...], int]:
+    """The line (1-based) of every key of `section` (None: the whole file), by its place; of what an
+    alias repeats that of the anchor's. Raises PolicyError if it is no such file."""
+    document = _parse(path)
+    part = document if section is None else _section(document, path, section)
+    return dict(_lines(part, (), iter(range(ITEM_LIMIT))))
+
+
+def _lines(
+    node: Any, place: tuple[str, ...], room: Iterator[int]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if next(room, None) is None:
+            return
+        yield (*place, str(key)), _line_of_key(node, key)
+        yield from _lines(value, (*place, str(key)), room)
+
+
+def _line_of_key(node: Any, key: Any) -> int:
+    """Where a key stands; one that was merged in (`<<`) stands where its mapping begins."""
+    own = node.lc.data or {}  # None: all of it is merged in
+    return int(own[key][0] if key in own else node.lc.line) + 1
+
+
 def _parse(path: Path) -> Any:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -178,7 +204,7 @@ def _line_of(document: Any, place: tuple[Any, ...]) -> int:
     line, node = 1, document
     for part in place:
         if isinstance(node, CommentedMap) and part in node:
-            line = node.lc.key(part)[0] + 1
+            line = _line_of_key(node, part)
         elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
             line = node.lc.item(part)[0] + 1
         else:

@@ -258,7 +258,12 @@ _ROWS: dict[str, Meaning] = {
 
 def meaning_of(name: str) -> Meaning:
     """The row of a check, or of the longest beginning of its name that has one."""
-    return by_beginning(_ROWS, name) or Meaning(f"The check {name}.")
+    return row_of(name) or Meaning(f"The check {name}.")
+
+
+def row_of(name: str) -> Meaning | None:
+    """The same; None where the table has no such check."""
+    return by_beginning(_ROWS, name)
 
 
 def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:

@@ -185,7 +185,9 @@ def test_a_full_disk_and_no_dvc_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(metadata, "version", version)
     found = _examine(tmp_path)
-    assert found["disk"].state == found["DVC"].state == "missing"
+    assert found["disk"].state == "missing"
+    assert found["DVC"].state == "absent"
+    assert "parity-gate[pipeline]" in str(found["DVC"].remedy)
 
 
 class TestCommand:

@@ -108,3 +108,12 @@ def test_an_empty_or_broken_policy_is_refused(tmp_path, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PolicyError, match=r"cannot read .*nothing\.yaml"):
         Policy.load(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize("beside", ["", "      required: always\n"])
+def test_a_wrong_field_that_was_merged_in_is_refused_with_a_line(tmp_path, beside):
+    file = tmp_path / "gate.yaml"
+    wrong = "    a: &a\n      bounds: {noise_rati: 1}\n    ort-cpu:\n      <<: *a\n"
+    file.write_text(f"gate:\n  runtimes:\n{wrong}{beside}")
+    with pytest.raises(PolicyError, match=r"gate\.yaml:\d+: gate\.runtimes\.ort-cpu"):
+        Policy.of_file(file)

@@ -19,6 +19,7 @@ from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
 from gate.export.strategies.naming import name_axes
+from gate.package import extras
 
 
 def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
@@ -26,6 +27,9 @@ def write_dynamo(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
 
     Raises RungFailed, and OSError where the file can't be written.
     """
+    if not extras.is_installed("onnxscript"):
+        needs, _, install = extras.remedy("export").partition(": ")
+        raise RungFailed.because(f"the strategy dynamo {needs}", f"{install}.")
     plain: ExporterOptions = {
         "dynamo": True,
         "opset_version": symbolics.opset,

@@ -15,6 +15,7 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
+from gate.package import extras
 from gate.storage.redaction import redacted, without_passwords
 from gate.storage.sqlite_errors import WAIT, trouble
 
@@ -55,6 +56,8 @@ def translated(uri: str, doing: str) -> Iterator[None]:
         yield
     except GateError:
         raise
+    except ModuleNotFoundError as error:
+        extras.reraise(error)
     except Exception as error:
         if trouble(error) == "locked":
             raise RegistryUnavailable(

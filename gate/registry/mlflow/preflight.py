@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
+from gate.package import extras
 from gate.registry.mlflow.database import usable
 from gate.registry.mlflow.errors import START, denied, translated
 from gate.registry.mlflow.process import lent, quiet_process
@@ -18,9 +19,10 @@ def preflight(tracking_uri: str) -> None:
 
     Of a server: GET /health, then one read as this user. Of a database server: a connection. Of a
     database file: it is one, nobody keeps it locked, and its folder can be written. Raises
-    RegistryUnavailable, RegistryDenied, StorageError, or RegistryError for a URI that can't hold a
-    registry.
+    RegistryUnavailable, RegistryDenied, StorageError, RegistryError for a URI that can't hold a
+    registry, or PackageMissing.
     """
+    extras.require_module("mlflow")
     quiet_process()
     scheme = urlsplit(tracking_uri).scheme
     if scheme in ("http", "https"):
@@ -31,6 +33,7 @@ def preflight(tracking_uri: str) -> None:
             "server. Set MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
         )
     else:
+        extras.require_module(extras.WHOLE_MLFLOW)
         usable(tracking_uri)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from gate.package import extras
 from gate.story.wording import printable
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _FONT = "system-ui, 'DejaVu Sans', sans-serif"
 _PIXELS_PER_INCH = 72.0
+_LETTERS, _LINE, _MOST_LINES = 68, 14, 12
+"""Of a chart in words: what fits side by side, pixels from line to line, and how many there are."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -84,9 +88,24 @@ class Chart:
 def chart(
     name: str, paint: Callable[[Figure], None], *, title: str, alternative: str, height: float
 ) -> Chart:
-    """The chart that `paint` draws on an empty figure of this height in pixels."""
+    """The chart that `paint` draws on an empty figure of this height in pixels; where matplotlib is
+    missing, its words."""
     words = printable(title), printable(alternative)
-    return Chart(name, *words, _inlined(_painted(name, paint, height=height), name, words))
+    here = extras.is_installed("matplotlib")
+    document = _painted(name, paint, height=height) if here else _written(words[1])
+    return Chart(name, *words, _inlined(document, name, words))
+
+
+def _written(alternative: str) -> str:
+    """A document with the words instead of the drawing, and what would draw it."""
+    lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")
+    lines.append(f"Drawn with matplotlib: {extras.remedy('charts').partition(': ')[2]}")
+    root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
+    style = f"font: {SMALL}px {_FONT}; fill: currentColor"
+    for place, line in enumerate(lines, start=1):
+        where = {"x": "0", "y": str(_LINE * place), "style": style}
+        ElementTree.SubElement(root, f"{{{_SVG}}}text", where).text = line
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> str:

@@ -8,12 +8,13 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
+from gate.package import extras
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
 from gate.records.output_parity import Confidence, ConfidenceOfClass
 from gate.records.samples import Histogram
 from gate.records.trend import TrendRow
-from gate.report.charts import gallery
+from gate.report.charts import drawing, gallery
 from gate.report.charts.depth import _clear, depth
 from gate.report.charts.drawing import BLUE, RED, Chart, decimal
 from gate.report.charts.memory import memory
@@ -244,3 +245,20 @@ def test_a_trend_is_drawn_of_what_two_releases_have() -> None:
     assert [chart.name for chart in charts] == ["trend-noise_ratio", "trend-agreement"]
     assert f"{digest('b').hex[:6]}: 1.1" in charts[0].alternative
     assert trend_charts([release("a", 1.2)]) == ()
+
+
+def test_without_matplotlib_a_chart_has_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "matplotlib")
+    made = drawing.chart(
+        "latency",
+        lambda _figure: pytest.fail("drawn"),
+        title="Latency",
+        alternative="ort-cpu: <b>1 ms</b>; " * 20,
+        height=90,
+    )
+    root = ElementTree.fromstring(made.svg)
+    lines = [element.text for element in root.iter() if element.tag.endswith("}text")]
+    assert lines[0].startswith("ort-cpu: <b>1 ms</b>;")
+    assert lines[-1] == "Drawn with matplotlib: pip install 'parity-gate[charts]'"
+    assert all(len(line) <= 68 for line in lines)
+    assert float(root.attrib["height"]) >= 14 * len(lines)

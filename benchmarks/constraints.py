@@ -1,0 +1,63 @@
+"""Make constraints.txt again: every package that any extra brings, pinned.
+
+    make constraints              # what is pinned stays where pyproject.toml still allows it
+    make constraints UPGRADE=1    # the newest of everything
+
+pip resolves all extras at once and installs nothing, so that both packages of ONNX Runtime are
+pinned though they never go together. Only names and versions are written: where they come from
+(indexes, links, hosts) is each machine's own business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "constraints.txt"
+EVERYTHING = ".[dev,cpu]"
+_HEAD = "# The whole dependency tree, pinned. Made by: make constraints\n"
+
+
+def main() -> int:
+    """Write the file; 0 done, 2 where pip finds no set of packages."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--upgrade", action="store_true", help="keep no pin")
+    kept = [] if parser.parse_args().upgrade else ["-c", str(FILE)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [
+            sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet",
+            "--dry-run", "--ignore-installed", "--report", str(report), *kept, EVERYTHING,
+        ]  # fmt: skip
+        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+            print(
+                "constraints.txt is as it was: pip finds no set of packages, see above. If a pin "
+                "stands against pyproject.toml: make constraints UPGRADE=1.",
+                file=sys.stderr,
+            )
+            return 2
+        found = json.loads(report.read_text(encoding="utf-8"))
+    FILE.write_text(_HEAD + "".join(f"{line}\n" for line in pins(found)), encoding="utf-8")
+    print(f"What happened: {FILE.name} pins {len(pins(found))} packages. Next: make install.")
+    return 0
+
+
+def pins(report: dict[str, list[dict[str, dict[str, str]]]]) -> list[str]:
+    """`name==version` of each package of pip's report, in order of their names."""
+    found = {one["metadata"]["name"]: one["metadata"]["version"] for one in report["install"]}
+    found.pop("parity-gate", None)
+    return sorted((f"{name}=={version}" for name, version in found.items()), key=_normal)
+
+
+def _normal(line: str) -> str:
+    return re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Size and time of each installation, in an empty environment, from the wheel.
+
+    python -m benchmarks.install_size              # the rows of docs/install.md
+    python -m benchmarks.install_size cpu,service  # one installation
+
+MB are millions of bytes of files, with what Python compiles of them, without pip and setuptools.
+Seconds are those of `pip install` without its cache of wheels: downloading is among them, so they
+say as much about the way to the index as about the packages. The CPU build of torch has an index
+of its own, which is not asked here: the row with torch is what PyPI has, with CUDA's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+INSTALLATIONS = (
+    "", "cpu", "cpu,charts", "cpu,export", "cpu,data", "cpu,preprocess", "cpu,registry",
+    "cpu,service",
+)  # fmt: skip
+"""Extras that go together; cuda and pipeline bring gigabytes, and are asked for by name."""
+_NOT_OURS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An environment with the gate in it."""
+
+    folder: Path
+    seconds: float
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def gate(self) -> Path:
+        """The command."""
+        return self.folder / "bin" / "gate"
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """Versions by name, as pip lists them, but for pip's own."""
+        command = [self.python, "-m", "pip", "list", "--format", "freeze"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = (line.partition("==") for line in done.stdout.splitlines())
+        return {n.lower(): v for n, _, v in lines if v and n not in ("pip", "setuptools")}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files but pip's own."""
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        return sum(
+            path.stat().st_size
+            for path in site.rglob("*")
+            if path.is_file() and not path.relative_to(site).parts[0].startswith(_NOT_OURS)
+        )
+
+
+def wheel(folder: Path) -> Path:
+    """The wheel of this checkout, built into `folder`."""
+    command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(folder), "."]
+    subprocess.run(command, cwd=ROOT, check=True)
+    (built,) = folder.glob("parity_gate-*.whl")
+    return built
+
+
+def install(folder: Path, built: Path, extras: str, *others: str) -> Installation:
+    """Make an environment in `folder`, and install the wheel with its extras and `others` there,
+    in one command, by the pins of constraints.txt. Raises CalledProcessError."""
+    venv.create(folder, with_pip=True)
+    wanted = f"{built}[{extras}]" if extras else str(built)
+    start = time.perf_counter()
+    subprocess.run(
+        [folder / "bin" / "python", "-m", "pip", "install", "-qq", "--no-cache-dir",
+         "--disable-pip-version-check", "-c", ROOT / "constraints.txt", wanted, *others],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return Installation(folder, time.perf_counter() - start)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("extras", nargs="*", default=INSTALLATIONS, help="such as cpu,service")
+    parser.add_argument("--torch", action="store_true", help="and cpu with PyPI's torch")
+    asked = parser.parse_args(arguments)
+    print("| pip install | MB | packages | seconds |\n|---|---:|---:|---:|", flush=True)
+    rows = [(extras, ()) for extras in asked.extras] + [("cpu", ("torch",))] * asked.torch
+    for extras, others in rows:
+        with tempfile.TemporaryDirectory() as folder:
+            made = install(Path(folder, "env"), wheel(Path(folder)), extras, *others)
+            name = f"parity-gate[{extras}]" if extras else "parity-gate"
+            cells = (
+                f"`{' '.join((name, *others))}`",
+                f"{made.size_bytes / 1e6:.0f}",
+                f"{len(made.packages)}",
+                f"{made.seconds:.0f}",
+            )
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What a CI runs around `gate check`."""

@@ -1,0 +1,138 @@
+"""The script of action.yml: install the gate, judge, and say it where GitHub shows it.
+
+Needs Python's own library only. Inputs come as variables of the environment (`GATE_ACTION_…`),
+never as text within a script, so that no name of a file is a command. The exit code is that of
+`gate check`; outputs and annotations are written whatever it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+OPTIONS = {
+    "reference": "--reference",
+    "checkpoint": "--checkpoint",
+    "inputs": "--inputs",
+    "labels": "--labels",
+    "policy": "--policy",
+    "report": "--report",
+}
+"""Inputs that are options of `gate check`, where they are not empty."""
+INSTALLED = "installed"
+"""As the input `version`: the environment has the gate already."""
+_EXTRAS = "cpu,charts"
+NOT_JUDGED = 2
+_MOST_ANNOTATIONS = 10
+"""GitHub shows so many of one step."""
+_VERDICTS = {0: "PASS", 1: "FAIL"}
+
+
+def main(environment: Mapping[str, str]) -> int:
+    """Install, check, tell GitHub; the exit code of `gate check`."""
+    command = install_command(environment)
+    if command is not None:
+        installed = subprocess.run(command, check=False)
+        if installed.returncode != 0:
+            result = _error(f"the gate could not be installed: {' '.join(command)}")
+            tell(environment, result, NOT_JUDGED)
+            return NOT_JUDGED
+    done = subprocess.run(
+        check_command(environment), check=False, stdout=subprocess.PIPE, text=True
+    )
+    code = done.returncode
+    try:
+        result = json.loads(done.stdout)
+        if result.get("exit_code", NOT_JUDGED) != code:
+            code = NOT_JUDGED
+    except ValueError:
+        result = _error("gate check ended without a result: see the log of this step.")
+        code = NOT_JUDGED
+    tell(environment, result, code)
+    return code
+
+
+def install_command(environment: Mapping[str, str]) -> list[str] | None:
+    """What installs the gate; None: it is there. Without a version it is the action's own."""
+    version = _input(environment, "version")
+    if version == INSTALLED:
+        return None
+    own = f"{environment['GITHUB_ACTION_PATH']}[{_EXTRAS}]"
+    wanted = f"parity-gate[{_EXTRAS}]=={version}" if version else own
+    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q", wanted]
+
+
+def check_command(environment: Mapping[str, str]) -> list[str]:
+    """The command line of `gate check`."""
+    words = [sys.executable, "-m", "gate", "check", _input(environment, "model")]
+    for name, option in OPTIONS.items():
+        if value := _input(environment, name):
+            words += [option, value]
+    if summary := environment.get("GITHUB_STEP_SUMMARY"):
+        words += ["--summary", summary]
+    return [*words, "--json"]
+
+
+def tell(environment: Mapping[str, str], result: Mapping[str, Any], code: int) -> None:
+    """Print annotations, and write the outputs `verdict`, `digest` and `report`."""
+    for line in annotations(result, code):
+        print(line, flush=True)
+    report = _input(environment, "report")
+    outputs = {
+        "verdict": _VERDICTS.get(code, "ERROR"),
+        "digest": str(_story(result).get("subject", {}).get("sha256") or ""),
+        "report": report if report and Path(report).is_dir() else "",
+    }
+    if file := environment.get("GITHUB_OUTPUT"):
+        with Path(file).open("a", encoding="utf-8") as stream:
+            for name, value in outputs.items():
+                end = uuid.uuid4().hex  # a value may hold any line, but not this one
+                stream.write(f"{name}<<{end}\n{value}\n{end}\n")
+
+
+def annotations(result: Mapping[str, Any], code: int) -> Iterator[str]:
+    """Commands of a workflow: the cause first, then the other findings."""
+    story = _story(result)
+    sentence = story.get("headline", {}).get("sentence")
+    if sentence is None:
+        sentence = result.get("error", {}).get("message", "could not judge")
+    if code == 0:
+        yield _annotation("notice", "parity-gate", sentence)
+        return
+    yield _annotation("error", "parity-gate", sentence)
+    others = [each for each in story.get("findings", ()) if each["sentence"] != sentence]
+    for finding in others[: _MOST_ANNOTATIONS - 1]:
+        level = "notice" if finding["verdict"] == "WAIVED" else "warning"
+        yield _annotation(level, finding["title"], finding["sentence"])
+
+
+def _annotation(level: str, title: str, message: str) -> str:
+    return f"::{level} title={_escaped(title, ':,')}::{_escaped(message)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Without what would end the command, or begin another one."""
+    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)
+
+
+def _story(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    story: Mapping[str, Any] = result.get("story") or {}
+    return story
+
+
+def _input(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(f"GATE_ACTION_{name.upper()}", "").strip()
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"type": "Action", "message": message}}
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

@@ -1,0 +1,190 @@
+"""`gate init`: what a project begins with."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from gate.commands.outcome import Outcome, machine_options
+from gate.commands.status import Status
+from gate.errors import PolicyError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_POLICY = Path("gate.yaml")
+_STAGE = "gate"
+
+
+class _Begun(TypedDict):
+    """The options, as parsed."""
+
+    pipeline: bool
+    shows: bool
+    model: str
+    reference: str
+    checkpoint: str | None
+    inputs: str
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file that a project gets, or has already."""
+
+    path: Path
+    before: str | None
+    """None: it is not there."""
+    after: str | None
+    """None: it stays as it is."""
+    note: str
+
+    @property
+    def diff(self) -> str:
+        """What is written, as a unified diff; empty: nothing."""
+        if self.after is None:
+            return ""
+        old = "/dev/null" if self.before is None else str(self.path)
+        before = (self.before or "").splitlines(keepends=True)
+        after = self.after.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(before, after, old, str(self.path)))
+
+
+@click.command("init", short_help="Write a commented policy, and a stage of a pipeline.")
+@click.option(
+    "--pipeline", is_flag=True,
+    help="Also a stage in dvc.yaml and an entry point in MLproject, beside those that are there.",
+)  # fmt: skip
+@click.option(
+    "--diff", "shows", is_flag=True, help="Print what would be written, and write nothing."
+)
+@click.option(
+    "--model", default="model.onnx", show_default=True, metavar="FILE", help="Of the stage."
+)
+@click.option(
+    "--reference", default="mymodel:build", show_default=True, metavar="PKG.MODULE:FACTORY",
+    help="Of the stage.",
+)  # fmt: skip
+@click.option("--checkpoint", metavar="FILE", help="Of the stage. Default: the model has weights.")
+@click.option(
+    "--inputs", default="samples.npy", show_default=True, metavar="SOURCE", help="Of the stage."
+)
+@machine_options
+def command(**begun: Unpack[_Begun]) -> Outcome:
+    """Write gate.yaml here: the policy that applies without one, each line with what it means.
+
+    Nothing is asked, and nothing that is there is changed but for lines that are added: a
+    gate.yaml, a stage gate and an entry point gate that are there stay as they are.
+
+    \b
+    Examples:
+      gate init
+      gate init --pipeline --reference mypackage.models:build --checkpoint weights.safetensors
+      gate init --pipeline --diff
+    """
+    files = tuple(_files(begun))
+    if not begun["shows"]:
+        _write(files)
+    plain = {
+        "files": [
+            {
+                "path": str(file.path),
+                "written": file.after is not None and not begun["shows"],
+                "note": file.note,
+                "diff": file.diff,
+            }
+            for file in files
+        ]
+    }
+    return Outcome(Status.DONE, plain, lambda console: _print(files, console, shows=begun["shows"]))
+
+
+def _files(begun: _Begun) -> Iterator[_File]:
+    """All of them are made before one is written."""
+    from gate.policy.policy import Policy
+    from gate.story.policy_text import policy_text
+
+    before = _text(_POLICY)
+    after = policy_text(Policy.default(), name=str(_POLICY)) if before is None else None
+    yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
+    if begun["pipeline"]:
+        note = "the stage gate: dvc repro gate"
+        yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
+        note = "the entry point gate: mlflow run . -e gate"
+        yield _entry(Path("MLproject"), "entry_points", _entry_point(begun), note)
+
+
+def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
+    from gate.storage.yaml_entry import with_entry
+
+    before = _text(path)
+    text = before
+    if text is None:
+        text = f"name: {json.dumps(Path.cwd().name)}\n" if path.name == "MLproject" else ""
+    return _File(path, before, with_entry(text, (section, _STAGE), lines, path=path), note)
+
+
+def _stage(begun: _Begun) -> list[str]:
+    """A stage of DVC: what it reads, so that an edited file is judged anew."""
+    read = [begun["model"], begun["checkpoint"], begun["inputs"]]
+    deps = [f"    - {json.dumps(file)}" for file in read if file and ":" not in file]
+    return [
+        f"{_STAGE}:  # ends with 1 where the file is rejected: what depends on it is not run",
+        f"  cmd: {json.dumps(shlex.join(_words(begun)).replace('${', chr(92) + '${'))}",
+        *(["  deps:", *deps] if deps else []),
+        "  params:",
+        f"    - {_POLICY}: [gate]",
+        "  outs:",
+        "    - report: {cache: false}",
+    ]
+
+
+def _entry_point(begun: _Begun) -> list[str]:
+    command = shlex.join(_words({**begun, "model": "\0"})).replace("{", "{{").replace("}", "}}")
+    return [
+        f"{_STAGE}:",
+        "  parameters:",
+        f"    model: {{type: string, default: {json.dumps(begun['model'])}}}",
+        f"  command: {json.dumps(command.replace(shlex.quote(chr(0)), '{model}'))}",
+    ]
+
+
+def _words(begun: _Begun) -> list[str]:
+    """The command line, which both run."""
+    words = ["gate", "check", begun["model"], "--reference", begun["reference"]]
+    if begun["checkpoint"]:
+        words += ["--checkpoint", begun["checkpoint"]]
+    return [*words, "--inputs", begun["inputs"], "--policy", str(_POLICY), "--report", "report"]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"cannot read {path}: {error}. Expected UTF-8 text.") from error
+
+
+def _write(files: tuple[_File, ...]) -> None:
+    from gate.storage import atomic
+
+    for file in files:
+        if file.after is not None:
+            atomic.write_bytes(file.path, file.after.encode())
+
+
+def _print(files: tuple[_File, ...], console: Console, *, shows: bool) -> None:
+    for file in files:
+        if shows and file.after is not None:
+            console.file.write(file.diff)
+        elif file.after is None:
+            console.print(f"left as it is   {file.path}, which has it: {file.note}")
+        else:
+            console.print(f"written         {file.path}: {file.note}")

@@ -1,0 +1,205 @@
+"""Every field of the policy in words: what it takes, its default, what it means, by which formula.
+
+Taken from the pydantic models that read the policy (types, defaults, the text below each field) and
+from the table of the checks: what `gate policy explain` prints, what `gate init` writes as comments
+and what the site's reference lists is this, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from gate.policy.policy import Policy
+from gate.policy.sections import PolicyRecord
+from gate.story.meanings import Meaning, row_of
+
+RUNTIME = "<runtime>"
+"""Stands in places for the name of a runtime."""
+_BOUNDS = f"runtimes.{RUNTIME}.bounds."
+_CHECKS = {
+    "incumbent.max_accuracy_drop": "incumbent_accuracy_drop",
+    "incumbent.min_agreement": "incumbent_agreement",
+    "incumbent.max_latency_ratio": "incumbent_latency_ratio",
+    "instruments.probe_noise_ratio": "probe_",
+    "min_samples": "samples",
+    "preprocessing.max_diff": "preprocessing_",
+    "preprocessing.max_flips": "preprocessing_flips_",
+    f"{_BOUNDS}confidence_bands.over_1_percent": "confidence_over_",
+    f"{_BOUNDS}confidence_bands.over_5_percent": "confidence_over_",
+    f"{_BOUNDS}confidence_bands.over_10_percent": "confidence_over_",
+}
+"""Fields whose check has another name. A bound's check has its own."""
+_WORDS = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text"}
+_AT_LEAST = {"minimum": "at least", "exclusiveMinimum": "above"}
+_AT_MOST = {"maximum": "at most", "exclusiveMaximum": "below"}
+
+
+@dataclass(frozen=True)
+class PolicyField:
+    """One field."""
+
+    place: str
+    """Dotted, as `--set` takes it; `<runtime>` and `<name>` stand for names of the user's."""
+    takes: str
+    """Which values, in words."""
+    default: JsonValue
+    """None also of a section, and where somebody has to say it (`required`)."""
+    required: bool
+    text: str
+    """What the model says of it; empty for bounds whose check says all."""
+    check: Meaning | None
+    """What it is the bound of."""
+    built_in: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Of a bound: what the built-in policies allow, by where."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its place."""
+        return self.place.rpartition(".")[2]
+
+    @property
+    def sentence(self) -> str:
+        """What it means, in one paragraph."""
+        return " ".join(part for part in (self.check and self.check.meaning, self.text) if part)
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-compatible dict."""
+        check = self.check._asdict() if self.check else {}
+        return {
+            "place": self.place,
+            "takes": self.takes,
+            "default": self.default,
+            "required": self.required,
+            "text": self.text,
+            **{name: check.get(name) for name in ("meaning", "formula", "unit", "why")},
+            "built_in": dict(self.built_in),
+        }
+
+
+def policy_fields() -> tuple[PolicyField, ...]:
+    """All of them, in the order of the models; those of the twin's policy are the same, and not
+    repeated."""
+    models = Policy.model_json_schema()["$defs"]
+    for part in PolicyRecord.__subclasses__():
+        for name, text in _texts(part).items() if part.__name__ in models else ():
+            models[part.__name__]["properties"][name]["description"] = text
+    return tuple(_fields(models["Policy"], models, ""))
+
+
+def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyField, ...]:
+    """Those whose place ends with a name: `noise_ratio`, `bounds.noise_ratio`,
+    `runtimes.ort-cpu.bounds.noise_ratio`."""
+    place = re.sub(
+        r"^runtimes\.(.+?)(?=\.(?:bounds|required|kind|options)\b|$)",
+        f"runtimes.{RUNTIME}",
+        name.removeprefix("gate.").removeprefix("twin."),
+    )
+    place = "runtimes" if place == f"runtimes.{RUNTIME}" else place
+    exact = tuple(each for each in fields if each.place == place)
+    return exact or tuple(each for each in fields if f".{each.place}".endswith(f".{place}"))
+
+
+def _texts(part: type[PolicyRecord]) -> dict[str, str]:
+    """What stands below the fields of a model, by their names. Read here and not by pydantic, which
+    would read every model's source wherever a policy is imported."""
+    (model,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(model, ast.ClassDef)
+    found = {}
+    for line, below in itertools.pairwise(model.body):
+        match line, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+def _fields(
+    model: Mapping[str, Any], models: Mapping[str, Any], above: str
+) -> Iterator[PolicyField]:
+    for name, schema in model["properties"].items():
+        place = above + name
+        within, inner = _within(schema, models)
+        yield PolicyField(
+            place,
+            takes=_takes(schema, models),
+            default=schema.get("default") if within is None else None,
+            required=name in model.get("required", ()),
+            text=" ".join(schema.get("description", "").split()).replace("None:", "null:"),
+            check=_check(place, name),
+            built_in=_built_in(place.removeprefix(_BOUNDS)) if place.startswith(_BOUNDS) else {},
+        )
+        if within is not None and name != "twin":
+            yield from _fields(within, models, f"{place}.{inner}")
+
+
+def _check(place: str, name: str) -> Meaning | None:
+    if place in _CHECKS:
+        return row_of(_CHECKS[place])
+    return row_of(name) if place.startswith(_BOUNDS) else None
+
+
+def _within(
+    schema: Mapping[str, Any], models: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, str]:
+    """The model that a field holds, and what stands between their names: `<runtime>.` where it
+    holds several by name."""
+    for option in (schema, *schema.get("anyOf", ())):
+        model = models[option["$ref"].rpartition("/")[2]] if "$ref" in option else {}
+        if "properties" in model:
+            return model, ""
+        for values in _values(option):
+            if "$ref" in values:
+                return _within(values, models)[0], f"{RUNTIME}."
+    return None, ""
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    """Schemas of the values of an object whose names are the user's."""
+    by_pattern = list(schema.get("patternProperties", {}).values())
+    more = schema.get("additionalProperties")
+    return by_pattern + ([more] if isinstance(more, dict) else [])
+
+
+def _takes(schema: Mapping[str, Any], models: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        schema = models[schema["$ref"].rpartition("/")[2]]
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(_takes(option, models) for option in options))
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return " | ".join(schema["enum"])
+    kind = schema.get("type", "any value")
+    if kind == "array":
+        return f"list of {_takes(schema.get('items', {}), models)}"
+    if kind == "object":
+        values = _values(schema)
+        return f"{_takes(values[0], models)}, by name" if values else "section"
+    limits = [
+        f"{word} {schema[key]:g}" for key, word in (_AT_LEAST | _AT_MOST).items() if key in schema
+    ]
+    return " ".join([_WORDS.get(kind, kind), " and ".join(limits)]).strip()
+
+
+def _built_in(name: str) -> dict[str, JsonValue]:
+    exact, twin = Policy.default(task="classification"), Policy.quantized()
+    where = {
+        "CPU": exact.runtimes["ort-cpu"],
+        "CUDA": exact.runtimes["ort-cuda"],
+        "quantized twin": twin.runtimes["ort-cpu-optimized"],
+    }
+    found: dict[str, JsonValue] = {}
+    for what, runtime in where.items():
+        value: Any = runtime.bounds.to_plain()
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            found[what] = value
+    return found

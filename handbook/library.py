@@ -1,0 +1,27 @@
+"""The reference of the library: what `import gate` gives, by mkdocstrings."""
+
+from __future__ import annotations
+
+import importlib
+
+import gate
+
+PAGE = "reference/library.md"
+_HEAD = """\
+# The library
+
+All that is public; all else is private and may change without notice. Nothing is imported before it
+is used, so `import gate` costs nothing. The way through: `Reference` and `Workload` are what is
+compared, `check` measures, decides and explains, `Verdicted` holds all three.
+"""
+_FIRST = ("check", "Reference", "Workload", "Verdicted", "Policy", "Decision")
+
+
+def library_page() -> str:
+    """Markdown that mkdocstrings fills: the way through first, then by the alphabet."""
+    names = [*_FIRST, *(name for name in gate.__all__ if name not in _FIRST)]
+    parts = []
+    for name in names:
+        module = importlib.import_module(getattr(gate, name).__module__)
+        parts.append(f"::: {module.__name__}.{name}")
+    return "\n\n".join([_HEAD, *parts]) + "\n"

@@ -1,0 +1,118 @@
+"""The reference of the policy, from the pydantic models that read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from gate.policy.policy import Policy
+from gate.story.policy_fields import RUNTIME, PolicyField, policy_fields
+from gate.story.policy_text import policy_text
+
+PAGE = "reference/policy.md"
+_BOUNDS = f"runtimes.{RUNTIME}.bounds"
+_HEAD = f"""\
+# The policy
+
+What must hold before a file is promoted: the section `gate:` of `params.yaml`, of the `gate.yaml`
+that `gate init` writes, or a file of its own. It is read strictly: a field that is not here, a text
+for a number, a bound that is negative or not finite, and a policy that can refuse nothing are all
+refused with their line. `gate policy show` prints what is in force and where it is said,
+`gate policy explain NAME` what stands here.
+
+`{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is made from the models that read
+the policy.
+"""
+
+
+def policy_page() -> str:
+    """Markdown: a table a section, bounds with their formulas, the built-in policy as a text."""
+    fields = policy_fields()
+    parts = [_HEAD, "## The policy itself", _table(_of(fields, ""))]
+    sections = [
+        field for field in fields if any(each != field for each in _of(fields, field.place))
+    ]
+    for section in sections:
+        parts += [f"## `{section.place}`", _escaped(section.sentence)]
+        is_bounds = section.place.startswith(_BOUNDS)
+        table = _bounds if is_bounds else _table
+        parts.append(table(_of(fields, section.place)))
+    text = policy_text(Policy.default(), name="gate.yaml")
+    parts += ["## The built-in one", "As `gate init` writes it.", f"```yaml\n{text}```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...]:
+    """The fields of a section, without those of sections in it."""
+    above = f"{section}." if section else ""
+    above = f"runtimes.{RUNTIME}." if section == "runtimes" else above
+    return tuple(
+        each
+        for each in fields
+        if each.place == f"{above}{each.name}" and each.place.startswith(above)
+    )
+
+
+def _table(fields: tuple[PolicyField, ...]) -> str:
+    return _rows(
+        ("field", "takes", "default", "what it means"),
+        (
+            (_code(field.name), field.takes, _default(field), _escaped(field.sentence))
+            for field in fields
+        ),
+    )
+
+
+def _bounds(fields: tuple[PolicyField, ...]) -> str:
+    """By their names: their places are long. [The metrics](../metrics.md) say more."""
+    rows = _rows(
+        ("bound", "takes", "formula", "what it asks"),
+        (
+            (
+                _code(field.name),
+                "; ".join([field.takes.removesuffix(" or null"), *_built_in(field)]),
+                _formula(field),
+                _escaped(field.sentence + (f" {field.check.why}" if field.check else "")),
+            )
+            for field in fields
+        ),
+    )
+    said = "`null`, the default: not asked for. `c` is an output of the file, `r` the model's in "
+    return f"{said}float32, `r64` in float64; in full: [the metrics](../metrics.md).\n\n{rows}"
+
+
+def _built_in(field: PolicyField) -> list[str]:
+    values = ", ".join(f"{value:g} ({where})" for where, value in field.built_in.items())
+    return [f"built in {values}"] if values else []
+
+
+def _formula(field: PolicyField) -> str:
+    if field.check is None or field.check.formula is None:
+        return ""
+    return ", ".join(filter(None, [_code(field.check.formula), field.check.unit]))
+
+
+def _rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = (head, ("---",) * len(head), *rows)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in lines
+    )
+
+
+def _default(field: PolicyField) -> str:
+    if field.required:
+        return "has to be said"
+    return "" if field.takes.startswith("section") else _code(json.dumps(field.default))
+
+
+def _code(text: str) -> str:
+    """As code that may hold a bar, which a table would take for its own."""
+    shown = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+    return f"<code>{shown}</code>"
+
+
+def _escaped(text: str) -> str:
+    """Text of the code, in which backticks mean code and nothing else means anything."""
+    linked = re.sub(r"\bdocs/([a-z-]+)\.md\b", r"[\1](../\1.md)", text)
+    return linked.replace("<", "&lt;") if "`" not in linked else linked

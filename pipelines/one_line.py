@@ -1,0 +1,78 @@
+"""Run a command that prints much: one line says what it is doing, a log has the rest.
+
+    python pipelines/one_line.py LOG COMMAND …
+
+Runs before anything is installed, so it needs nothing but Python. On a terminal the line changes
+in place; elsewhere nothing is printed while it goes well.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+LAST = 15
+"""Lines of the log that are shown where the command failed."""
+_SPOKEN = (
+    "Collecting ",
+    "Downloading ",
+    "Installing ",
+    "Building ",
+    "Preparing ",
+    "Creating ",
+    "* ",
+)
+"""How lines begin that say what is being done."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command's exit code; 0 done. The log's end and its name are printed where it failed."""
+    if len(arguments) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    log, command = Path(arguments[0]), arguments[1:]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    code = run(command, log)
+    if code != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        print("\n".join(lines[-LAST:]), file=sys.stderr)
+        print(f"Failed with exit code {code}. All that it printed: {log}", file=sys.stderr)
+    return code
+
+
+def run(command: Sequence[str], log: Path) -> int:
+    """Run it with all output in `log`; the line goes to stderr."""
+    started = time.monotonic()
+    shown = sys.stderr.isatty()
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+            if shown and line.lstrip().startswith(_SPOKEN):
+                _show(f"{time.monotonic() - started:4.0f} s  {line.strip()}")
+        code = process.wait()
+    if shown:
+        _show("")
+    return code
+
+
+def _show(text: str) -> None:
+    """In place of the line before; in ASCII, and not wider than the terminal."""
+    width = shutil.get_terminal_size().columns - 1
+    plain = "".join(char if " " <= char <= "~" else "?" for char in text)
+    sys.stderr.write(f"\r{plain[:width].ljust(width)}\r{plain[:width]}")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

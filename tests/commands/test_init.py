@@ -1,0 +1,96 @@
+"""`gate init`, in folders that have something already."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from gate.policy.policy import Policy
+from tests.commands.running import Capture, runner
+
+run, as_json = runner("init")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path().iterdir()}
+
+
+def test_the_policy_is_what_applies_without_one(capsys: Capture) -> None:
+    assert run(capsys)[0] == 0
+    assert list(contents()) == ["gate.yaml"]
+    assert Policy.of_file(Path("gate.yaml")) == Policy.default()
+
+
+def test_nothing_is_overwritten_and_a_second_time_changes_nothing(capsys: Capture) -> None:
+    Path("gate.yaml").write_text("mine: 1\n")
+    Path("dvc.yaml").write_text("stages:\n  gate: {cmd: mine}\n")
+    Path("MLproject").write_text("name: mine\nentry_points:\n  main: {command: run}\n")
+    before = contents()
+    code, told = as_json(capsys, "--pipeline")
+    assert code == 0
+    assert {file["path"]: file["written"] for file in told["files"]} == {
+        "gate.yaml": False, "dvc.yaml": False, "MLproject": True,
+    }  # fmt: skip
+    after = contents()
+    assert {name for name in after if after[name] != before.get(name)} == {"MLproject"}
+    assert "left as it is   gate.yaml" in run(capsys, "--pipeline")[1]
+    assert contents() == after
+
+
+def test_diff_shows_what_would_be_written_and_writes_nothing(capsys: Capture) -> None:
+    Path("dvc.yaml").write_text("stages:\n  train:\n    cmd: python train.py\n")
+    before = contents()
+    code, out, _ = run(capsys, "--pipeline", "--diff")
+    assert (code, contents()) == (0, before)
+    assert "+++ dvc.yaml" in out
+    assert "+  gate:  #" in out
+    patched = subprocess.run(
+        ["patch", "-p0", "--dry-run"], input=out, text=True, check=False, capture_output=True
+    )
+    assert patched.returncode == 0, patched.stdout + patched.stderr
+
+
+def test_both_run_the_same_command_of_gate(capsys: Capture) -> None:
+    odd = ["--model", "a b.onnx", "--reference", "m:build", "--checkpoint", "{w}.pt"]
+    assert run(capsys, "--pipeline", *odd, "--inputs", "m.data:eval_set")[0] == 0
+    stage = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]["gate"]
+    assert stage["deps"] == ["a b.onnx", "{w}.pt"]
+    assert stage["params"] == [{"gate.yaml": ["gate"]}]
+    words = ["gate", "check", "a b.onnx", "--reference", "m:build", "--checkpoint", "{w}.pt",
+             "--inputs", "m.data:eval_set", "--policy", "gate.yaml", "--report", "report"]  # fmt: skip
+    assert shlex.split(stage["cmd"]) == words
+    entry = YAML(typ="safe").load(Path("MLproject"))["entry_points"]["gate"]
+    model = entry["parameters"]["model"]["default"]
+    assert shlex.split(entry["command"].format(model=shlex.quote(model))) == words
+
+
+def test_nothing_is_written_where_one_file_has_no_room(capsys: Capture) -> None:
+    Path("MLproject").write_text("entry_points: {main: {command: run}}\n")
+    before = contents()
+    code, _, err = run(capsys, "--pipeline")
+    assert (code, contents()) == (2, before)
+    assert "Add this by hand" in err
+
+
+@pytest.mark.proof
+def test_dvc_and_mlflow_read_what_was_written(capsys: Capture) -> None:
+    from mlflow.projects._project_spec import load_project
+
+    assert run(capsys, "--pipeline")[0] == 0
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "-q", "--no-scm"], check=True)
+    listed = subprocess.run([*dvc, "stage", "list"], check=True, capture_output=True, text=True)
+    assert listed.stdout.split()[0] == "gate"
+    command = load_project(".").get_entry_point("gate").compute_command({}, ".")
+    assert command.startswith("gate check model.onnx --reference mymodel:build")

@@ -1,0 +1,103 @@
+"""`gate policy show | check | explain`, as their user calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.policy.policy import Policy
+from tests.commands.running import Capture, runner
+
+PARAMS = str(Path(__file__).parents[2] / "params.yaml")
+run, as_json = runner("policy")
+
+
+def test_show_says_where_each_value_comes_from(capsys: Capture) -> None:
+    ratio = "runtimes.ort-cpu.bounds.noise_ratio"
+    code, shown = as_json(
+        capsys, "show", "--policy", PARAMS, "--set", f"{ratio}=2", "--task", "classification",
+        "--runtime", "openvino",
+    )  # fmt: skip
+    values = {each["place"]: each for each in shown["values"]}
+    assert code == 0
+    assert (values[ratio]["value"], values[ratio]["origin"]) == (2.0, "--set")
+    assert values["task"]["origin"] == "--task"
+    assert values["runtimes.openvino.required"]["origin"] == "--runtime"
+    assert values["min_samples"]["origin"].startswith(f"{PARAMS}:")
+    line = int(values["min_samples"]["origin"].rpartition(":")[2])
+    assert Path(PARAMS).read_text().splitlines()[line - 1].strip().startswith("min_samples:")
+    assert values["environments"]["origin"] == "default"
+
+
+def test_show_prints_what_is_asked_and_the_digest(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "show")
+    assert code == 0
+    assert "runtimes.ort-cpu.bounds.noise_ratio" in out
+    assert "max_abs_diff" not in out
+    assert str(Policy.default().digest()) in out
+
+
+def test_check_says_what_is_demanded(capsys: Capture) -> None:
+    code, checked = as_json(capsys, "check", PARAMS)
+    assert code == 0
+    assert checked["digest"] == str(Policy.of_file(Path(PARAMS)).digest())
+    by_name = {each["name"]: each for each in checked["runtimes"]}
+    assert "noise_ratio" in by_name["ort-cpu"]["bounds"]
+    assert "ort-cpu (always): max_abs_diff" in run(capsys, "check", PARAMS)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gate:\n  tsk: tensors\n", "gate.yaml:2: gate.tsk"),
+        ("gate:\n  runtimes:\n    ort-cpu: {required: always}\n", "everything would pass"),
+        ("- 1\n", "expected a mapping"),
+    ],
+)
+def test_check_refuses_what_is_no_policy(
+    capsys: Capture, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "gate.yaml").write_text(text)
+    code, _, err = run(capsys, "check", str(tmp_path / "gate.yaml"))
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("noise_ratio", ["rms(c - r64) / floor", "1.5 on CPU, 32 on CUDA", "ort-cpu.bounds.noise_ratio = 1.5"]),
+        ("review", ["automatic | required | signed", 'default   "automatic"']),
+        ("required", ["preprocessing.required", "none: it has to be said"]),
+        ("confidence_over_5_percent", ["share of |max softmax(c)"]),
+        ("probe_zero", ["max|c - r| / max|r|"]),
+    ],
+)  # fmt: skip
+def test_explain_says_what_a_name_means(capsys: Capture, name: str, says: list[str]) -> None:
+    code, out, _ = run(capsys, "explain", name)
+    assert code == 0
+    for part in says:
+        assert part in out
+    code, explained = as_json(capsys, "explain", name)
+    assert code == 0
+    assert bool(explained["fields"]) != (explained["check"] is not None)
+
+
+def test_explain_names_the_line_of_a_file(capsys: Capture) -> None:
+    _, explained = as_json(capsys, "explain", "min_samples", "--policy", PARAMS)
+    (value,) = explained["values"]
+    assert (value["value"], value["origin"].partition(":")[0]) == (400, PARAMS)
+
+
+def test_explain_of_no_name_is_refused_with_the_nearest(capsys: Capture) -> None:
+    code, _, err = run(capsys, "explain", "noise_rato")
+    assert code == 2
+    assert "Did you mean noise_ratio?" in err
+
+
+def test_each_of_them_has_examples_that_are_parsed(capsys: Capture) -> None:
+    for name in ("show", "check", "explain"):
+        assert cli.main(["policy", name, "--help"]) == 0
+        assert f"gate policy {name}" in capsys.readouterr().out.split("Examples:")[1]

@@ -1,0 +1,69 @@
+"""Command lines in a Python that lacks some packages, as if they had never been installed.
+
+Nothing is installed for it: a finder says that they are not there, in that process and in its
+children. Real environments are made by tests/test_install.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+HIDER = """
+import os
+import sys
+
+HIDDEN = set(os.environ["PYTHON_HIDDEN"].split())
+
+
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Hider())
+"""
+CALLS = """
+import contextlib, io, json, sys
+from gate import cli
+
+answers = []
+for line in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(line)
+    answers.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps([answers, sorted(name for name in sys.modules if "." not in name)]))
+"""
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run_without(
+    modules: Iterable[str], lines: Sequence[Sequence[str]], *, folder: Path
+) -> list[Answer]:
+    """What each of the command lines answers in `folder`, one after another in one process."""
+    hider = folder / "hider"
+    hider.mkdir(exist_ok=True)
+    (hider / "sitecustomize.py").write_text(HIDER)
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
+    own |= {"PYTHON_HIDDEN": " ".join(modules), "PYTHONPATH": f"{hider}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, json.dumps([list(line) for line in lines])],
+        cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert not set(modules) & set(loaded)
+    return [Answer(*answer) for answer in answers]

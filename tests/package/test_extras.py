@@ -1,0 +1,201 @@
+"""Who lacks an extra reads in one line which; who has it needs no other."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.errors import GateError, PackageMissing
+from gate.package import extras
+from tests.attestation.released import release
+from tests.golden_vectors import vectors
+from tests.hidden import ROOT, run_without
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OPTIONAL = {
+    module for modules in extras.EXTRAS.values() for module in modules
+} | {"torch", "torchvision", "onnxruntime", "pandas", "alembic", "sklearn", "flask"}  # fmt: skip
+"""All that the core does without."""
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
+            "mlflow": "mlflow-skinny", "anyio": "starlette"}  # fmt: skip
+"""Where a package has another name than its module, or comes with one of another name."""
+CHECK = ("model.onnx", "--reference", "mine:build", "--inputs", "samples.npy")
+LINES = {
+    "check": CHECK,
+    "plan": (*CHECK, "--output", "plan.json", "--units", "2"),
+    "measure": ("plan.json", "--unit", "0", "-o", "part.json"),
+    "merge": ("plan.json", "part.json"),
+    "locate": CHECK,
+    "lint": ("mine:build",),
+    "export": ("mine:build", "--example-input", "samples.npy", "--output", "new.onnx"),
+    "export compare": ("mine:build", "--example-input", "samples.npy"),
+    "preprocess compare": ("photos",),
+    "quantize": ("model.onnx", "--calibration", "samples.npy", "--output", "twin.onnx"),
+    "samples export": ("model.onnx", "--inputs", "samples.npy", "-o", "there"),
+    "promote": ("model.onnx", "--name", "mine", "--report", "folder"),
+    "approve": ("mine", "1", "--key", "ci.pem"),
+    "reject": ("mine", "1", "--key", "ci.pem"),
+    "rollback": ("mine", "--yes"),
+    "absolve": ("mine", "1", "--reason", "a bad disk"),
+    "history": (),
+    "history export": (),
+    "history import": ("plan.json",),
+    "history checkpoint": (),
+    "accept-ledger": ("--reason", "meant"),
+    "verify-release": ("model.onnx", "--golden", "golden"),
+    "deploy": ("mine", "--store", "store", "--file", "model.onnx"),
+    "serve": ("--model", "mine"),
+    "reconcile": ("mine",),
+    "webhooks list": (),
+    "webhooks register": ("--url", "http://127.0.0.1:1/webhooks/mlflow", "--secret-file", "s"),
+    "webhooks test": (),
+}
+
+
+def test_every_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
+    for name in ("model.onnx", "samples.npy", "plan.json", "part.json", "ci.pem"):
+        (tmp_path / name).write_bytes(b"{}")
+    for name in ("folder", "golden", "photos"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine.py").write_text("def build(): ...\n")
+    assert LINES.keys() == extras.COMMANDS.keys()
+    lines = [[*command.split(), *rest] for command, rest in LINES.items()]
+    answers = run_without(OPTIONAL, lines, folder=tmp_path)
+    for command, answer in zip(LINES, answers, strict=True):
+        needs = dict.fromkeys(extras.remedy(name) for name in extras.COMMANDS[command])
+        assert answer == (2, "", f"error: gate {command} {'; it '.join(needs)}\n")
+
+
+def test_commands_that_need_nothing_are_those_of_the_core() -> None:
+    first = {command.split()[0] for command in extras.COMMANDS}
+    assert set(cli.COMMANDS) - first == {
+        "report", "verify-verdict", "keys", "attest", "deployed", "runtimes", "record", "doctor",
+        "completion", "init", "policy",
+    }  # fmt: skip
+
+
+@pytest.mark.proof
+def test_the_core_verifies_and_reports(tmp_path: Path) -> None:
+    made = release(tmp_path / "released")
+    page = tmp_path / "page.html"
+    help_, verdict, again, report, deployed, runtimes = run_without(
+        OPTIONAL,
+        [
+            ["--help"],
+            ["verify-verdict", str(made.statement), "--model", str(made.model), "--trust", str(made.trust)],
+            ["verify-verdict", str(made.statement), "--model", str(made.model), "--trust", str(made.trust),
+             "--evidence", str(made.folder / "evidence.json"), "--policy", str(made.folder / "policy.json")],
+            ["report", str(made.folder), "--policy", str(made.folder / "policy.json"), "--output", str(page)],
+            ["deployed", "--store", str(tmp_path / "store")],
+            ["runtimes"],
+        ],
+        folder=tmp_path,
+    )  # fmt: skip
+    assert help_.code == verdict.code == again.code == report.code == deployed.code == 0, report.err
+    assert "TRUSTED PASSED" in verdict.out
+    assert "Traceback" not in runtimes.err
+    assert "Drawn with matplotlib: pip install 'parity-gate[charts]'" in page.read_text()
+
+
+@pytest.mark.proof
+def test_with_onnx_runtime_a_release_is_computed_again(tmp_path: Path) -> None:
+    vectors.made(tmp_path)
+    verified, deployed = run_without(
+        OPTIONAL - {"onnxruntime"},
+        [
+            ["verify-release", "model.onnx", "--golden", "golden"],
+            ["deploy", "mine", "--store", "store", "--file", "model.onnx", "--golden", "golden"],
+        ],
+        folder=tmp_path,
+    )
+    assert (verified.code, verified.out.splitlines()[0]) == (0, "PASS"), verified.err
+    assert deployed.code == 0, deployed.err
+
+
+@pytest.mark.proof
+def test_the_service_begins_without_what_only_others_need(tmp_path: Path) -> None:
+    """It asks for a registry that is not there; that is as far as a test without a server goes."""
+    mine = {"onnxruntime", *extras.EXTRAS["service"]}
+    (tmp_path / "secrets").write_text(f"{'a' * 64}\n")
+    (tmp_path / "secrets").chmod(0o600)
+    serve, history, database = run_without(
+        OPTIONAL - mine,
+        [
+            ["serve", "--model", "m", "--secret-file", "secrets", "--tracking-uri", "http://127.0.0.1:1"],
+            ["history"],
+            ["serve", "--model", "m", "--secret-file", "secrets", "--tracking-uri", "sqlite:///m.db"],
+        ],
+        folder=tmp_path,
+    )  # fmt: skip
+    assert "no answer from http://127.0.0.1:1" in serve.err
+    assert "there is no ledger" in history.err
+    assert "gate serve needs the whole MLflow" in database.err
+
+
+def test_a_module_of_somebody_else_is_not_ours_to_name() -> None:
+    error = ModuleNotFoundError("No module named 'mypackage'", name="mypackage.models")
+    assert extras.extra_of(error) is None
+    with pytest.raises(ModuleNotFoundError, match="mypackage"):
+        extras.reraise(error)
+    with pytest.raises(PackageMissing, match=re.escape("needs parity-gate[registry]: pip")):
+        extras.reraise(ModuleNotFoundError(name="sqlalchemy.orm"))
+
+
+def test_what_is_missing_could_not_be_judged() -> None:
+    assert issubclass(PackageMissing, GateError)
+
+
+def test_extras_install_what_is_said_to_come_with_them() -> None:
+    for extra, modules in extras.EXTRAS.items():
+        for module in modules:
+            assert PACKAGES.get(module, module) in _names(extra), (extra, module)
+    for module, extra in extras._FURTHER.items():
+        assert PACKAGES.get(module, module) in _names(extra), (extra, module)
+
+
+def test_only_two_extras_bring_an_onnx_runtime_and_none_both() -> None:
+    """The packages overwrite each other's files (docs/adr/0027-packages.md)."""
+    runtimes = re.compile(r"onnxruntime(-[a-z]+)?$")
+    assert not [name for name in _names_of(PROJECT["dependencies"]) if runtimes.match(name)]
+    brings = {
+        extra: {name for name in _names(extra, linux=True) if runtimes.match(name)}
+        for extra in PROJECT["optional-dependencies"]
+    }
+    assert {extra for extra, found in brings.items() if found} == {"cpu", "cuda", "dev"}
+    assert brings["cpu"] == {"onnxruntime"}
+    assert brings["cuda"] == brings["dev"] == {"onnxruntime-gpu"}
+
+
+def test_the_core_brings_nothing_large() -> None:
+    core = _names_of(PROJECT["dependencies"])
+    assert not core & {"torch", "torchvision", "mlflow", "mlflow-skinny", "dvc", "scikit-learn",
+                       "matplotlib", "pandas", "sqlalchemy"}  # fmt: skip
+
+
+def test_all_brings_every_extra_but_the_choice() -> None:
+    everything = set().union(
+        *map(_names, PROJECT["optional-dependencies"].keys() - {"cpu", "cuda", "dev", "docs"})
+    )
+    assert _names("all") == everything
+
+
+def _names(extra: str, *, linux: bool = False) -> set[str]:
+    """Packages that an extra brings, those of extras that it names among them."""
+    found: set[str] = set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        if linux and "sys_platform == 'darwin'" in line:
+            continue
+        inner = re.match(r"parity-gate\[([a-z,]+)\]", line)
+        if inner is None:
+            found |= _names_of([line])
+        else:
+            found = found.union(*(_names(name, linux=linux) for name in inner[1].split(",")))
+    return found
+
+
+def _names_of(lines: list[str]) -> set[str]:
+    return {re.match(r"[A-Za-z0-9._-]+", line)[0].lower() for line in lines}

@@ -1,0 +1,75 @@
+"""The commit is read from git's files, and nobody is told one that is not there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gate
+from gate.package import version
+from tests.hidden import ROOT
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def _checkout(folder: Path, head: str, **files: str) -> Path:
+    git = folder / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text(f"{head}\n")
+    for name, text in files.items():
+        path = git / name.replace("__", "/").replace("_refs", "-refs")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("head", "files", "commit"),
+    [
+        (COMMIT, {}, COMMIT),
+        ("ref: refs/heads/main", {"refs__heads__main": f"{COMMIT}\n"}, COMMIT),
+        ("ref: refs/heads/main", {"packed_refs": f"# pack-refs\n{COMMIT} refs/heads/main\n"}, COMMIT),
+        ("ref: refs/heads/main", {"packed_refs": f"{COMMIT} refs/heads/other\n"}, None),
+        ("ref: refs/heads/main", {}, None),
+        ("ref: refs/heads/main", {"refs__heads__main": "<script>"}, None),
+        ("", {}, None),
+    ],
+)  # fmt: skip
+def test_what_is_checked_out(
+    tmp_path: Path, head: str, files: dict[str, str], commit: str | None
+) -> None:
+    assert version.commit_of(_checkout(tmp_path, head, **files)) == commit
+
+
+def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path: Path) -> None:
+    assert version.commit_of(tmp_path) is None
+
+
+def test_git_says_the_same_of_this_checkout() -> None:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("no checkout")
+    assert version.commit_of(ROOT) == done.stdout.strip()
+
+
+def test_a_wheel_says_what_it_was_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "gate" / "package"
+    monkeypatch.setattr(version, "_HERE", here)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version.version_text())
+    here.mkdir(parents=True)
+    (here / version.COMMIT_FILE).write_text(f"{COMMIT}\n")
+    assert version.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
+
+
+def test_the_version_has_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "gate.__version__"}

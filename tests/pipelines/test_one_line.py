@@ -1,0 +1,53 @@
+"""What prints much goes into a log, which is named where it failed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import one_line
+
+MUCH = "print('Collecting x\\n' * 400); print('the end'); raise SystemExit({code})"
+
+
+def _call(log: Path, code: int) -> int:
+    return one_line.main([str(log), sys.executable, "-c", MUCH.format(code=code)])
+
+
+def test_nothing_is_printed_while_it_goes_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "logs" / "install.log"
+    assert _call(log, 0) == 0
+    assert capfd.readouterr() == ("", "")
+    assert log.read_text().count("Collecting x\n") == 400
+
+
+def test_a_failure_shows_the_end_and_names_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "install.log"
+    assert _call(log, 3) == 3
+    printed = capfd.readouterr().err
+    assert "the end\n" in printed
+    assert printed.endswith(f"Failed with exit code 3. All that it printed: {log}\n")
+    assert len(printed.splitlines()) == one_line.LAST + 1
+
+
+def test_a_terminal_shows_one_line_in_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert _call(tmp_path / "install.log", 0) == 0
+    printed = capsys.readouterr().err
+    assert "Collecting x" in printed
+    assert "\n" not in printed
+    assert all(len(part) <= 39 for part in printed.split("\r"))
+
+
+def test_without_a_command_it_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert one_line.main(["log"]) == 2
+    assert "LOG COMMAND" in capsys.readouterr().err

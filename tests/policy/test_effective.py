@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.policy.effective import EffectiveValue, effective_values
+from gate.policy.policy import Policy
+from gate.policy.tried import with_tried
+
+TEXT = """\
+other: 1
+gate:
+  task: tensors
+  instruments:
+    probes: false
+  runtimes:
+    ort.v2:
+      kind: ort
+      required: always
+      options: {providers: [CPUExecutionProvider]}
+      bounds: &cpu
+        noise_ratio: 1.5
+    ort-cpu:
+      required: always
+      bounds:
+        <<: *cpu
+        noise_peak: 6.0
+"""
+
+
+def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, EffectiveValue]:
+    file = tmp_path / "gate.yaml"
+    file.write_text(text)
+    policy = with_tried(
+        Policy.of_file(file), {k.replace("__", "."): v for k, v in settings.items()}
+    )
+    found = effective_values(policy, file=file, options={})
+    return {each.dotted: each for each in found}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "origin"),
+    [
+        ("task", "tensors", "gate.yaml:3"),
+        ("precision", "exact", "default"),
+        ("instruments.probes", False, "gate.yaml:5"),
+        ("instruments.graph", True, "default"),
+        ("runtimes.ort.v2.bounds.noise_ratio", 1.5, "gate.yaml:12"),
+        ("runtimes.ort.v2.options", {"providers": ["CPUExecutionProvider"]}, "gate.yaml:10"),
+        ("runtimes.ort-cpu.bounds.noise_peak", 6.0, "gate.yaml:17"),
+        ("runtimes.ort-cpu.bounds.max_abs_diff", None, "default"),
+    ],
+)
+def test_a_value_names_the_line_that_says_it(
+    tmp_path: Path, place: str, value: object, origin: str
+) -> None:
+    found = values_of(tmp_path)[place]
+    assert (found.value, found.origin.removeprefix(f"{tmp_path}/")) == (value, origin)
+
+
+def test_a_merged_bound_is_in_the_file_too(tmp_path: Path) -> None:
+    found = values_of(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
+    assert found.value == 1.5
+    assert found.origin.startswith(f"{tmp_path}/gate.yaml:")
+
+
+def test_what_was_tried_is_no_line_of_the_file(tmp_path: Path) -> None:
+    found = values_of(tmp_path, task="auto", instruments__noise_samples="7")
+    tried = [place for place, each in found.items() if each.origin == "--set"]
+    assert tried == ["task", "instruments.noise_samples"]
+    assert found["task"].value == "auto"
+    assert found["instruments.probes"].origin.endswith(":5")
+
+
+def test_a_file_without_a_section_is_the_policy_itself(tmp_path: Path) -> None:
+    text = "\n".join(line[2:] for line in TEXT.splitlines()[2:])
+    assert values_of(tmp_path, text)["task"].origin.endswith("gate.yaml:1")
+
+
+def test_every_value_of_the_built_in_policy_is_a_default() -> None:
+    found = effective_values(Policy.default(), file=None, options={"task": "--task"})
+    assert {each.origin for each in found} == {"default", "--task"}
+    assert [each.dotted for each in found if each.origin == "--task"] == ["task"]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from gate.errors import PolicyError
+from gate.storage.yaml_entry import with_entry
+
+LINES = ["gate:", "  cmd: run"]
+FILE = Path("dvc.yaml")
+
+
+def added(text: str) -> str | None:
+    return with_entry(text, ("stages", "gate"), LINES, path=FILE)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "stages:\n  gate:\n    cmd: run\n"),
+        ("a: 1", "a: 1\n\nstages:\n  gate:\n    cmd: run\n"),
+        (
+            "stages:  # all\n  # the first\n  one: {cmd: a}   # kept\n",
+            "stages:  # all\n  gate:\n    cmd: run\n  # the first\n  one: {cmd: a}   # kept\n",
+        ),
+        (
+            "stages:\n    one:\n        cmd: a\nplots: []\n",
+            "stages:\n    gate:\n      cmd: run\n    one:\n        cmd: a\nplots: []\n",
+        ),
+        ("stages:\r\n  one: {}\r\n", "stages:\r\n  gate:\r\n    cmd: run\r\n  one: {}\r\n"),
+    ],
+)
+def test_an_entry_is_added_and_all_else_stays(text: str, expected: str) -> None:
+    found = added(text)
+    assert found == expected
+    assert YAML(typ="safe").load(found)["stages"]["gate"] == {"cmd": "run"}
+    assert added(expected) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stages: {one: {}}\n", "Add this by hand:\nstages:\n  gate:"),
+        ("stages:\n", "Add this by hand"),
+        ("stages: []\n", "Add this by hand"),
+        ("- a\n", "expected a mapping"),
+        ("a: [\n", "not valid YAML"),
+    ],
+)
+def test_where_there_is_no_room_the_lines_are_shown(text: str, says: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        added(text)
+    assert says in str(error.value)
+    assert "dvc.yaml" in str(error.value)
+
+
+def test_an_entry_that_is_there_stays() -> None:
+    assert added("stages:\n  gate: {cmd: mine}\n") is None

@@ -1,0 +1,94 @@
+"""What is said of the policy is said of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+from gate.policy.policy import Bounds, Policy
+from gate.story.meanings import row_of
+from gate.story.policy_fields import RUNTIME, fields_named, policy_fields
+from tests.test_docs import DOCS
+
+FIELDS = policy_fields()
+BOUNDS = f"runtimes.{RUNTIME}.bounds."
+
+
+def models(model: type[BaseModel] = Policy) -> Iterator[type[BaseModel]]:
+    """The models of a policy, found without what is tested here."""
+    yield model
+    for field in model.model_fields.values():
+        for part in _parts(field.annotation):
+            if part is not Policy:
+                yield from models(part)
+
+
+def _parts(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _parts(part)
+
+
+def test_every_field_of_every_model_is_there_once() -> None:
+    expected = [name for model in models() for name in model.model_fields]
+    assert sorted(each.name for each in FIELDS) == sorted(expected)
+    assert len({each.place for each in FIELDS}) == len(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.place)
+def test_every_field_says_what_it_is_and_what_it_takes(field) -> None:
+    assert field.sentence.endswith((".", "?"))
+    assert field.takes
+    assert "'" not in field.takes
+    if field.check is not None:
+        assert field.check.formula
+
+
+@pytest.mark.parametrize("name", Bounds.model_fields)
+def test_a_bound_has_its_check_and_the_metrics_have_its_formula(name: str) -> None:
+    (field,) = fields_named(f"{BOUNDS}{name}", FIELDS)
+    rows = [row for row in (DOCS / "metrics.md").read_text().splitlines() if f"| `{name}` |" in row]
+    assert len(rows) == 1
+    if name != "confidence_bands":  # a section: its shares have one
+        assert field.check is not None
+        assert field.check is row_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("noise_ratio", [f"{BOUNDS}noise_ratio"]),
+        ("bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+        ("gate.runtimes.ort-cpu.bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+        ("runtimes.ort.v2.bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+        ("twin.runtimes.ort-cpu.required", [f"runtimes.{RUNTIME}.required"]),
+        ("required", ["preprocessing.required", f"runtimes.{RUNTIME}.required"]),
+        ("runtimes.ort-cpu", ["runtimes"]),
+        ("task", ["task"]),
+        ("ratio", []),
+        ("", []),
+    ],
+)
+def test_a_field_is_found_by_the_end_of_its_place(name: str, places: list[str]) -> None:
+    assert [each.place for each in fields_named(name, FIELDS)] == places
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "default", "built_in"),
+    [
+        ("noise_ratio", "number at least 0 or null", None, {"CPU": 1.5, "CUDA": 32.0}),
+        ("over_5_percent", "number at least 0 and at most 1", None, {"quantized twin": 0.05}),
+        ("min_samples", "integer at least 2", 2, {}),
+        ("review", "automatic | required | signed", "automatic", {}),
+        ("runtimes.ort-cpu.kind", "text or null", None, {}),
+        ("determinism", "section", None, {}),
+    ],
+)
+def test_values_are_those_of_the_model(
+    name: str, takes: str, default: object, built_in: dict[str, float]
+) -> None:
+    (field,) = fields_named(name, FIELDS)
+    assert (field.takes, field.default, field.built_in) == (takes, default, built_in)
