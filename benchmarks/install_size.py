@@ -12,6 +12,7 @@ of its own, which is not asked here: the row with torch is what PyPI has, with C
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,9 +52,9 @@ class Installation:
     def packages(self) -> dict[str, str]:
         """Versions by name, as pip lists them, but for pip's own."""
         command = [self.python, "-m", "pip", "list", "--format", "freeze"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        lines = (line.partition("==") for line in done.stdout.splitlines())
-        return {n.lower(): v for n, _, v in lines if v and n not in ("pip", "setuptools")}
+        done = subprocess.run(command, env=_clean(), capture_output=True, text=True, check=True)
+        lines = (line.replace(" @ ", "==").partition("==") for line in done.stdout.splitlines())
+        return {n.lower(): v for n, _, v in lines if n not in ("pip", "setuptools")}
 
     @property
     def size_bytes(self) -> int:
@@ -83,9 +84,14 @@ def install(folder: Path, built: Path, extras: str, *others: str) -> Installatio
     subprocess.run(
         [folder / "bin" / "python", "-m", "pip", "install", "-qq", "--no-cache-dir",
          "--disable-pip-version-check", "-c", ROOT / "constraints.txt", wanted, *others],
-        check=True, stderr=subprocess.DEVNULL,
+        check=True, env=_clean(), stderr=subprocess.DEVNULL,
     )  # fmt: skip
     return Installation(folder, time.perf_counter() - start)
+
+
+def _clean() -> dict[str, str]:
+    """This environment without what would show pip the packages of another Python."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def main(arguments: Sequence[str]) -> int:

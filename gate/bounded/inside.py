@@ -13,7 +13,6 @@ import signal
 import sys
 from typing import Any
 
-from gate.errors import PackageMissing
 from gate.package import extras
 
 _DEATH_OF_PARENT = 1
@@ -34,21 +33,12 @@ def answer(request: dict[str, Any], descriptor: int) -> None:
         done = {"value": _function(request["function"])(**request["arguments"])}
     except MemoryError:
         done = {"error": [OUT_OF_MEMORY, ""]}
-    except ModuleNotFoundError as error:
-        done = {"error": _not_found(error)}
     except Exception as error:
+        error = extras.missing(error) or error  # what foreign code lacks stays what it is
         done = {"error": [type(error).__name__, str(error)]}
     with os.fdopen(descriptor, "w") as stream:
         json.dump(done, stream)
     atexit.register(_leave)
-
-
-def _not_found(error: ModuleNotFoundError) -> list[str]:
-    """As PackageMissing where an extra brings it; what the foreign code lacks is its own fault."""
-    name = extras.extra_of(error)
-    if name is None:
-        return [type(error).__name__, str(error)]
-    return [PackageMissing.__name__, extras.remedy(name)]
 
 
 def _leave() -> None:

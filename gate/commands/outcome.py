@@ -89,10 +89,10 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
         except PackageMissing as error:
             raise PackageMissing(f"{path} {error}") from error
         except ModuleNotFoundError as error:
-            name = extras.extra_of(error)
-            if name is None:
+            missing = extras.missing(error)
+            if missing is None:
                 raise
-            raise PackageMissing(f"{path} {extras.remedy(name)}") from error
+            raise PackageMissing(f"{path} {missing}") from error
 
     return complete
 

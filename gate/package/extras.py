@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import NoReturn
 
 from gate.errors import PackageMissing
 
@@ -73,9 +72,9 @@ _REMEDY = {
 
 def require(command: str) -> None:
     """Raise PackageMissing where `command` ("serve", "history export") can't work here."""
-    missing = [name for name in COMMANDS.get(command, ()) if not all(_is_here(name))]
-    if missing:
-        raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, missing))))
+    lacks = [name for name in COMMANDS.get(command, ()) if not all(_is_here(name))]
+    if lacks:
+        raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, lacks))))
 
 
 def require_module(module: str) -> None:
@@ -93,12 +92,10 @@ def remedy(name: str) -> str:
     return f"needs parity-gate[{name}]: pip install 'parity-gate[{name}]'"
 
 
-def reraise(error: ModuleNotFoundError) -> NoReturn:
-    """Raise PackageMissing in its place where an extra brings the module, else the error again."""
-    name = extra_of(error)
-    if name is None:
-        raise error
-    raise PackageMissing(remedy(name)) from error
+def missing(error: Exception) -> PackageMissing | None:
+    """What to raise in its place where an extra brings the module that Python did not find."""
+    name = extra_of(error) if isinstance(error, ModuleNotFoundError) else None
+    return None if name is None else PackageMissing(remedy(name))
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:

@@ -15,10 +15,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 def version_text() -> str:
     """`0.1.0`, or `0.1.0, commit 1a2b3c4d5e6f`."""
-    from gate import __version__  # not above: setup.py reads this module where there is no gate
-
+    version = metadata.version("parity-gate")
     commit = _stated(_HERE / COMMIT_FILE) or commit_of(_HERE.parents[1]) or _installed_from()
-    return __version__ if commit is None else f"{__version__}, commit {commit[:12]}"
+    return version if commit is None else f"{version}, commit {commit[:12]}"
 
 
 def commit_of(folder: Path) -> str | None:

@@ -56,9 +56,10 @@ def translated(uri: str, doing: str) -> Iterator[None]:
         yield
     except GateError:
         raise
-    except ModuleNotFoundError as error:
-        extras.reraise(error)
     except Exception as error:
+        missing = extras.missing(error)
+        if missing is not None:
+            raise missing from error
         if trouble(error) == "locked":
             raise RegistryUnavailable(
                 f"cannot {doing} at {redacted(uri)}: the database is locked. {WAIT}"
