@@ -58,6 +58,10 @@ def main(environment: Mapping[str, str]) -> int:
     return code
 
 
+_PYTHON = (sys.executable, "-P", "-m")
+"""-P: else a gate.py in the workspace would be run in the place of the gate."""
+
+
 def install_command(environment: Mapping[str, str]) -> list[str] | None:
     """What installs the gate; None: it is there. Without a version it is the action's own."""
     version = _input(environment, "version")
@@ -65,12 +69,12 @@ def install_command(environment: Mapping[str, str]) -> list[str] | None:
         return None
     own = f"{environment['GITHUB_ACTION_PATH']}[{_EXTRAS}]"
     wanted = f"parity-gate[{_EXTRAS}]=={version}" if version else own
-    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q", wanted]
+    return [*_PYTHON, "pip", "install", "--disable-pip-version-check", "-q", wanted]
 
 
 def check_command(environment: Mapping[str, str]) -> list[str]:
     """The command line of `gate check`."""
-    words = [sys.executable, "-m", "gate", "check", _input(environment, "model")]
+    words = [*_PYTHON, "gate", "check", _input(environment, "model")]
     for name, option in OPTIONS.items():
         if value := _input(environment, name):
             words += [option, value]

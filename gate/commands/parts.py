@@ -30,10 +30,12 @@ def release_file(
     named = dict(parts)
     if len(named) < len(parts):
         raise click.BadParameter("--part: a name is there twice. Give each part its own.")
-    folder = Path(os.path.commonpath([file.absolute().parent for file in named.values()]))
+    # `resolve` would follow links, and a cache of a hub is full of them.
+    whole = {name: Path(os.path.abspath(file)) for name, file in named.items()}  # noqa: PTH100
+    folder = Path(os.path.commonpath([file.parent for file in whole.values()]))
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    files = {name: file.absolute().relative_to(folder.absolute()) for name, file in named.items()}
+    files = {name: file.relative_to(folder.absolute()) for name, file in whole.items()}
     return _written(folder / NAME, files, chain)
 
 

@@ -118,6 +118,8 @@ def compute(store: Store, slot: Slot, limits: ChildLimits | None = None) -> str 
 
 
 def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
+    """Of a release the list of its parts is read before any digest is compared: at most 64 KiB of
+    plain YAML, for the links among them."""
     if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
         raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
     linked = [part for part in onnx_files(path).values() if part.is_symlink()]

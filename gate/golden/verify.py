@@ -216,7 +216,7 @@ def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
     if like.external_data:
         for name in like.external_data:
             _refuse_outside(path.parent, name)
-        files = {like.file: Digest.of_file(path).hex}
+        files = {path.name: Digest.of_file(path).hex}
         files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
         return Digest.of_json(files), path
     try:

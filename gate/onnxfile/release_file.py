@@ -44,7 +44,7 @@ class ReleaseFile(Record):
         _check_plain(path)
         release = load_section(cls, path, None)
         for name, part in release.parts.items():
-            if wrong_name(part.file) or not is_inside(path.parent, str(Path(part.file).parent)):
+            if wrong_name(part.file) or not _is_inside(path.parent, Path(part.file).parent):
                 raise OnnxFileError(
                     f"{path}: the part {name} is the file {part.file!r}, expected one in the "
                     "folder of this file, so that both travel together."
@@ -55,6 +55,13 @@ class ReleaseFile(Record):
                     "exist. Export it, or mend the name."
                 )
         return release
+
+
+def _is_inside(folder: Path, below: Path) -> bool:
+    try:
+        return is_inside(folder, str(below))
+    except (OSError, RuntimeError):  # links that lead to one another
+        return False
 
 
 def _check_plain(path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gate.errors import InputMismatch, OutputMismatch
 from gate.model.call import leaves
 from gate.parts.chain import ChainFunction
+from gate.parts.form import reformed
 from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.runtime import Batch, Proof, Session
 
@@ -40,24 +41,7 @@ class OpenPart:
             for spec, array in zip(wanted, inputs, strict=True)
         }
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
-        return self._formed(outputs)
-
-    def _formed(self, outputs: list[torch.Tensor]) -> Any:
-        """The outputs as the module returns them, so that the chain can take them alike."""
-        if isinstance(self.form, torch.Tensor) and len(outputs) == 1:
-            return outputs[0]
-        if isinstance(self.form, Mapping):
-            keys = [key for key, value in self.form.items() if value is not None]
-            if len(keys) != len(outputs):
-                raise OutputMismatch(
-                    f"the file of the part {self.name} gives {len(outputs)} outputs, the module "
-                    f"{len(keys)}: {', '.join(map(str, keys))}. Export all of them."
-                )
-            named = dict(zip(keys, outputs, strict=True))
-            return named if type(self.form) is dict else type(self.form)(**named)
-        if hasattr(self.form, "_fields"):
-            return type(self.form)(*outputs)
-        return tuple(outputs)
+        return reformed(self.form, outputs, part=self.name)
 
 
 def check_seam(wanted: Sequence[TensorSpec], given: Sequence[Array], *, part: str) -> None:

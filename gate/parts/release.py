@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +70,19 @@ class OpenRelease:
         """
         files = release_within(path, None)
         copied = private_copy(model, device="cpu")
-        modules = {
-            name: module_of(copied, entry.reference or name, part=name)
-            for name, entry in files.file.parts.items()
-        }
+        modules = _apart(
+            {
+                name: module_of(copied, entry.reference or name, part=name)
+                for name, entry in files.file.parts.items()
+            }
+        )
         chain = ChainedModel(chain_function(files.file.chain), modules, samples.names).eval()
         calls, outputs = Calls(), None
         for batch in samples.batches(batch_size):
             found = calls.record(chain, batch)
             outputs = outputs or _specs(found)
+        for name in files.parts:
+            calls.of(name)  # which says so where the chain never calls it
         parts = tuple(
             Part(
                 name,
@@ -125,6 +129,16 @@ class OpenRelease:
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.form))
             ended: Callable[[], None] = held.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
+
+
+def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Two parts may be one module (two files of other sizes): a copy each, so that what the chain
+    gives to one is not taken for the other's."""
+    own: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        again = any(module is other for other in own.values())
+        own[name] = private_copy(module, device="cpu") if again else module
+    return own
 
 
 def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str) -> Samples:

@@ -55,7 +55,7 @@ def test_the_options_are_those_of_gate_check() -> None:
     assert set(github_action.OPTIONS.values()) | {"--summary", "--json"} <= options
     every = {f"GATE_ACTION_{name.upper()}": "x" for name in ACTION["inputs"]}
     words = github_action.check_command({**every, "GITHUB_STEP_SUMMARY": "s.md"})
-    parse_gate(words[3:])
+    parse_gate(words[words.index("gate") + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,11 @@ def test_the_hook_calls_gate_lint_with_the_users_factory() -> None:
     parse_gate([*shlex.split(hook["entry"])[1:], "mymodel:build"])
     page = (ROOT / "docs/ci.md").read_text()
     assert f"id: {hook['id']}" in page
+
+
+def test_a_gate_of_the_workspace_judges_nothing(tmp_path: Path) -> None:
+    (tmp_path / "gate.py").write_text("print('mine')")
+    words = github_action.check_command(GITHUB)
+    asked = [*words[: words.index("gate") + 1], "--version"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gate ")

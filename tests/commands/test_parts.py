@@ -99,3 +99,17 @@ def test_a_release_is_not_quantized(place: Path, capsys: pytest.CaptureFixture[s
     code = cli.main(["quantize", str(path), "--calibration", "x.npy", "--output", "twin.onnx"])
     assert code == 2
     assert "has no quantized twin yet" in capsys.readouterr().err
+
+
+def test_parts_are_found_from_wherever_they_are_named(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither steps up nor absolute names move the release file out of their folder."""
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    parts = ("--part", "encoder=../encoder.onnx", "--part", f"head={place / 'head.onnx'}")
+    own = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
+    code, told = as_json(capsys, *parts, *CHAIN, *REFERENCE, *own)
+    assert code == 0, told
+    release = ReleaseFile.load(place / "release.yaml")
+    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import GateError
+from gate.errors import GateError, OnnxFileError
 from gate.onnxfile.release_file import ReleaseFile, is_release
 
 
@@ -51,3 +51,9 @@ def test_parts_are_read_in_their_order(folder: Path) -> None:
 def test_what_is_none_is_refused(folder: Path, text: str, wanted: str) -> None:
     with pytest.raises(GateError, match=wanted):
         ReleaseFile.load(written(folder, text))
+
+
+def test_links_that_lead_to_one_another_lead_nowhere(folder: Path) -> None:
+    (folder / "loop").symlink_to(folder / "loop")
+    with pytest.raises(OnnxFileError, match="expected one in the folder"):
+        ReleaseFile.load(written(folder, "chain: a.b:run\nparts: {a: {file: loop/a.onnx}}\n"))

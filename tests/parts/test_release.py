@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from gate.decision.checks import Verdict
@@ -210,3 +213,57 @@ def test_golden_vectors_are_of_each_part_and_of_the_chain(
         golden=GoldenFolder.open(tmp_path),
     )
     judged_with.verify(good.policy)
+
+
+def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "release"
+    (place / "sub").mkdir(parents=True)
+    for name in ("encoder.onnx", "x.npy"):
+        shutil.copy(folder / name, place)
+    onnx.save(
+        onnx.load(folder / "head.onnx"), place / "sub/head.onnx", save_as_external_data=True,
+        location="head.data", size_threshold=0,
+    )  # fmt: skip
+    found = judged(place, encoder="encoder.onnx", head="sub/head.onnx")
+    assert found.evidence.parts["head"].subject.external_data == ("head.data",)
+    write_golden_of(tmp_path / "golden", found.case, evidence=found.evidence)
+    proven = verify_golden(found.case.candidate.path, tmp_path / "golden")
+    assert proven.passed, proven.problems
+
+
+def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path: Path) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    shutil.copy(folder / "head.onnx", tmp_path / "again.onnx")
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.parts.tiny:runs_head_twice\nparts: {encoder: {file: encoder.onnx}, "
+        "head: {file: head.onnx}, again: {file: again.onnx, reference: head}}\n"
+    )
+    found = check(
+        tmp_path / "release.yaml",
+        reference=Reference.load("tests.parts.tiny:build"),
+        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+    )
+    assert found.decision.passed, found.decision.problems
+    samples = found.evidence.dataset.samples
+    assert {part.dataset.samples for part in found.evidence.parts.values()} == {samples}
+
+
+def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    np.save(tmp_path / "own.npy", np.zeros((8, 4), np.float32))
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.parts.tiny:never_calls_head\nparts: {encoder: {file: encoder.onnx}, "
+        f"head: {{file: head.onnx, inputs: {tmp_path / 'own.npy'}}}}}\n"
+    )
+    with pytest.raises(ModelError, match="never calls the part head"):
+        check(
+            tmp_path / "release.yaml",
+            reference=Reference.load("tests.parts.tiny:build"),
+            workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        )

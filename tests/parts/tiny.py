@@ -36,6 +36,11 @@ def run(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tenso
     return {"boxes": parts["head"](voxels.mean(dim=(2, 3))), "peak": voxels.amax(dim=(1, 2, 3))}
 
 
+def runs_head_twice(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+    return parts["head"](voxels), parts["again"](voxels * 100)
+
+
 class Scaled(nn.Module):
     """Takes any dtype, as its file does not; and has an attribute, as a file has not."""
 

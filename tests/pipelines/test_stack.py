@@ -81,8 +81,9 @@ def test_with_a_server_of_one_s_own_it_says_so(
 
 
 def test_a_child_that_ends_is_told(project: Path) -> None:
+    here = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # make runs in it
     with (
-        started("brief", [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ)) as it,
+        started("brief", [sys.executable, "-c", "raise SystemExit(3)"], here) as it,
         pytest.raises(RegistryUnavailable, match="brief .* ended with 3"),
     ):
         stack.wait_for("http://127.0.0.1:1", it)

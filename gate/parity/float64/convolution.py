@@ -51,6 +51,8 @@ class Convolution:
         wide = x.dtype == weight.dtype == torch.float64
         if transposed or groups != 1 or not wide or x.dim() != 4 or len(x) < 2:
             return None
+        if not (_is_plain(x) and _is_plain(weight)):
+            return None
         found = cls(x, weight, bias, *map(_pair, steps))
         return found if 0 < found.sizes[0] * found.sizes[1] <= _MOST_PLACES else None
 
@@ -94,6 +96,12 @@ class Convolution:
         )  # fmt: skip
         shape = (*self.weight.shape[1:], len(x), *self.sizes)
         return x.as_strided(shape, strides, x.storage_offset())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Stored row by row: of others (channels_last) PyTorch returns others, and views tell them
+    apart. `is_contiguous` takes a lone channel for either."""
+    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 def _pair(value: int | Sequence[int]) -> Pair:

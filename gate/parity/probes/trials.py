@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gate.errors import EvidenceError
+from gate.errors import GateError
 from gate.parity.probes.traced import Traced, disagree
 from gate.parity.probes.watch import Watch
 from gate.parity.stand import Stand
@@ -122,7 +122,7 @@ class InputTrials:
         roundings."""
         try:
             eager = self._stand.answers.reference(batch)
-        except EvidenceError:
+        except GateError:
             return False
         try:
             return disagree(eager, self._traced.run(batch))

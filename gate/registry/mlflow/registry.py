@@ -230,7 +230,7 @@ def _onnx_file(folder: Path) -> Path | None:
         flavors = plain_yaml(data, what="MLmodel")["flavors"]
         if PARTS_FLAVOR in flavors:
             served = flavors[PARTS_FLAVOR]["data"]
-            if set(flavors) != {PARTS_FLAVOR} or not is_release(Path(str(served))):
+            if flavors != {PARTS_FLAVOR: {"data": served}} or not is_release(Path(str(served))):
                 return None
         else:
             served, loader = flavors["onnx"]["data"], flavors["python_function"]

@@ -106,8 +106,7 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
         model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
         data = draft.path.name
         if draft.subject.parts:
-            parts = {name: part.file for name, part in draft.subject.parts.items()}
-            model.add_flavor(PARTS_FLAVOR, data=data, parts=parts)
+            model.add_flavor(PARTS_FLAVOR, data=data)  # the release file says which files
         else:
             pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
             model.add_flavor(

@@ -29,13 +29,11 @@ def drawn(*shape: int) -> torch.Tensor:
     kernel=PAIRS,
     steps=st.tuples(PAIRS, st.tuples(st.integers(0, 2), st.integers(0, 2)), PAIRS),
     biased=st.booleans(),
-    strided=st.booleans(),
 )
 def test_it_is_the_convolution_of_pytorch(
-    *, samples, channels, sizes, kernel, steps, biased, strided
+    *, samples, channels, sizes, kernel, steps, biased
 ) -> None:
-    x = drawn(samples, channels[0], *(2 * s for s in sizes))[..., ::2, ::2]
-    x = x if strided else x.contiguous()
+    x = drawn(samples, channels[0], *sizes)
     weight = drawn(channels[1], channels[0], *kernel)
     bias = drawn(channels[1]) if biased else None
     stride, padding, dilation = map(list, steps)
@@ -63,6 +61,8 @@ def test_some_samples_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 X, W = drawn(2, 4, 8, 8), drawn(4, 4, 3, 3)
+LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
+"""`is_contiguous`, and yet what PyTorch takes for channels_last."""
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,10 @@ X, W = drawn(2, 4, 8, 8), drawn(4, 4, 3, 3)
         (aten.convolution.default, (X[..., 0], W[..., 0], None, [1], [0], [1], False, [0], 1)),
         (aten.conv_transpose2d.input, (X, W)),
         (aten.relu.default, (X,)),
+        (aten.conv2d.default, (X.to(memory_format=torch.channels_last), W)),
+        (aten.conv2d.default, (X, W.to(memory_format=torch.channels_last))),
+        (aten.conv2d.default, (X[:, :, ::2], W)),
+        (aten.conv2d.default, (LONE, W[:, :1])),
     ],
     ids=[
         "groups",
@@ -91,6 +95,10 @@ X, W = drawn(2, 4, 8, 8), drawn(4, 4, 3, 3)
         "1d",
         "other",
         "relu",
+        "channels last",
+        "weights channels last",
+        "strided",
+        "a lone channel",
     ],
 )
 def test_all_else_is_left_to_pytorch(func, args) -> None:

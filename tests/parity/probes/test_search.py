@@ -315,3 +315,16 @@ def test_code_that_reads_nothing_is_watched_once_a_shape(model, often, monkeypat
     assert found.tried >= 6
     assert (len(shapes) > len(set(shapes))) is often
     assert often or len(shapes) < found.tried
+
+
+class Refusing(nn.Module):
+    """Of some values no output that anybody takes; the watch sees no read."""
+
+    def forward(self, x):
+        return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
+
+
+def test_what_the_model_refuses_without_a_read_breaks_nothing() -> None:
+    found, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
+    assert found.tried >= 6
+    assert probes == []

@@ -62,7 +62,8 @@ def test_of_tars(tmp_path, monkeypatch):
 
     few, many = shards(4), shards(20)
     peak(few)  # imports take memory, too
-    assert peak(many) < peak(few) + 16 * 40 * ROW.nbytes / 2
+    # where each row lies takes a hundred bytes, too
+    assert peak(many) < peak(few) + 16 * 40 * ROW.nbytes * 0.75
 
 
 @pytest.mark.parametrize("write", [written.parquet, written.arrow])

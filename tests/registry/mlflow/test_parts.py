@@ -11,7 +11,7 @@ import pytest
 from gate.registry.mlflow.registry import _onnx_file
 from tests.registry import parts
 
-PARTS = {"data": "release.yaml", "parts": {}}
+PARTS = {"data": "release.yaml"}
 PYFUNC = {"data": "encoder.onnx", "loader_module": "mlflow.onnx"}
 ONNX = {"data": "encoder.onnx"}
 
@@ -35,6 +35,7 @@ def test_a_release_is_its_release_file(tmp_path: Path) -> None:
         {"onnx_parts": {"data": "../release.yaml"}},
         {"onnx_parts": {"data": "other.yaml"}},
         {"onnx_parts": PARTS | {"code": "code"}},
+        {"onnx_parts": PARTS | {"parts": {"encoder": "head.onnx", "head": "encoder.onnx"}}},
         {"onnx_parts": {}},
         {"onnx_parts": None},
     ],
