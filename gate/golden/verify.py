@@ -216,7 +216,8 @@ def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
     if like.external_data:
         for name in like.external_data:
             _refuse_outside(path.parent, name)
-        files = {path.name: Digest.of_file(path).hex}
+        own = PurePosixPath(like.file).name  # a part's manifest is of its own folder
+        files = {own: Digest.of_file(path).hex}
         files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
         return Digest.of_json(files), path
     try:
