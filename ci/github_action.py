@@ -28,6 +28,8 @@ OPTIONS = {
 INSTALLED = "installed"
 """As the input `version`: the environment has the gate already."""
 _EXTRAS = "cpu,charts"
+_PYTHON = (sys.executable, "-P", "-m")
+"""-P: else a gate.py in the workspace would be run in the place of the gate."""
 NOT_JUDGED = 2
 _MOST_ANNOTATIONS = 10
 """GitHub shows so many of one step."""
@@ -56,10 +58,6 @@ def main(environment: Mapping[str, str]) -> int:
         code = NOT_JUDGED
     tell(environment, result, code)
     return code
-
-
-_PYTHON = (sys.executable, "-P", "-m")
-"""-P: else a gate.py in the workspace would be run in the place of the gate."""
 
 
 def install_command(environment: Mapping[str, str]) -> list[str] | None:

@@ -10,7 +10,7 @@ import difflib
 import os
 import stat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -183,51 +183,49 @@ class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-class NamedRecording(click.ParamType):  # type: ignore[type-arg]
-    """`NAME=FOLDER` of what was computed elsewhere; or a zip of it."""
+class _NamedPlace(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=PLACE`."""
+
+    _PLACE: ClassVar[Given]
+    _EXPECTED: ClassVar[str]
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """The two. Raises what the place's kind raises, fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        name, _, place = str(value).partition("=")
+        if not self._is_name(name) or not place:
+            self.fail(f"{value!r}: expected {self._EXPECTED}.", param, ctx)
+        return name, self._PLACE.convert(place, param, ctx)
+
+    def _is_name(self, name: str) -> bool:
+        raise NotImplementedError
+
+
+class NamedRecording(_NamedPlace):
+    """`NAME=FOLDER` of what was computed elsewhere; or a zip of it. Raises EvidenceError."""
 
     name = "recording"
     _PLACE = Given(EvidenceError, "what gate record pack wrote", kind="either")
+    _EXPECTED = "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """The two. Raises EvidenceError, fails with a usage error."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
-            return value
+    def _is_name(self, name: str) -> bool:
         from gate.records.runtime import is_runtime_name
 
-        name, _, place = str(value).partition("=")
-        if not is_runtime_name(name) or not place:
-            self.fail(
-                f"{value!r}: expected NAME=FOLDER, the name of lower-case letters, digits, dashes "
-                "and dots.",
-                param,
-                ctx,
-            )
-        return name, self._PLACE.convert(place, param, ctx)
+        return is_runtime_name(name)
 
 
-class NamedPart(click.ParamType):  # type: ignore[type-arg]
-    """`NAME=FILE.onnx` of a part of a release."""
+class NamedPart(_NamedPlace):
+    """`NAME=FILE.onnx` of a part of a release. Raises OnnxFileError."""
 
     name = "part"
-    _FILE = Given(OnnxFileError, "the ONNX file of a part")
+    _PLACE = Given(OnnxFileError, "the ONNX file of a part")
+    _EXPECTED = "NAME=FILE.onnx, the name of letters, digits and _"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """The two. Raises OnnxFileError, fails with a usage error."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
-            return value
-        name, _, file = str(value).partition("=")
-        if not name.isidentifier() or not name.isascii() or not file:
-            self.fail(
-                f"{value!r}: expected NAME=FILE.onnx, the name of letters, digits and _.",
-                param,
-                ctx,
-            )
-        return name, self._FILE.convert(file, param, ctx)
+    def _is_name(self, name: str) -> bool:
+        return name.isidentifier() and name.isascii()
 
 
 class NamedRole(click.ParamType):  # type: ignore[type-arg]
