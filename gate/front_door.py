@@ -20,7 +20,7 @@ from torch import nn
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision, decide
-from gate.errors import DataError, GateError
+from gate.errors import DataError, GateError, PolicyError
 from gate.model.code import code_of
 from gate.model.loading import build_model, load_checkpoint
 from gate.model.modules import verify_unchanged
@@ -38,6 +38,7 @@ from gate.policy.policy import Policy, PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.localisation import Explanation
+from gate.records.model_code import ModelCode
 from gate.records.preprocessing import PreprocessingParity
 from gate.runtimes.recorded import with_recordings
 from gate.story.change import change_of, unasked
@@ -56,6 +57,8 @@ class Reference:
     source: Source
     export: ExportRecord | None = None
     """How the file was asked for, where that is known."""
+    exports: Mapping[str, ExportRecord] = field(default_factory=dict)
+    """The same of each part of a release."""
     spec: PreprocessSpec | None = None
     """How the samples were made of pictures, where that is known."""
     note: ExportNote | None = None
@@ -144,13 +147,13 @@ def check(
         evidence,
         decision,
         case,
-        _explained(case, evidence, decision),
+        explained(case, evidence, decision),
         samples,
         change_of(decision, evidence, champion),
     )
 
 
-def _explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
+def explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
     """Why it was refused; an empty explanation of a file that passes, which imports nothing."""
     if decision.passed:
         return Explanation()
@@ -207,7 +210,7 @@ def evidence_on(
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
     spec = _spec(reference, workload)
-    code = reference.source.code or code_of(reference.model)
+    code = _code(case, reference)
     measurement = measure(case, progress=progress, crew=workload.crew)
     verify_unchanged(code)
     source = reference.source.model_copy(
@@ -223,6 +226,14 @@ def evidence_on(
     return evidence, case, measurement.samples
 
 
+def _code(case: Case, reference: Reference) -> ModelCode:
+    """Of the model; of a release with that of its chain."""
+    release, source = case.chained, reference.source
+    if isinstance(release, OpenRelease):
+        return code_of(reference.model, factory=source.factory, chain=release.chain_name)
+    return source.code or code_of(reference.model)
+
+
 def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
     """What is measured of each part of a release; nothing of one file."""
     release = case.chained
@@ -234,7 +245,9 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
         try:
             found[part.name], _, _ = evidence_on(
                 part.candidate.path,
-                reference=Reference(part.module, reference.source),
+                reference=Reference(
+                    part.module, reference.source, reference.exports.get(part.name)
+                ),
                 workload=Workload(part.samples, batch_size=case.batch_size),
                 policy=part.policy(case.policy),
             )
@@ -314,6 +327,11 @@ def parity_of_preprocessing(
     from gate.preprocess.pictures import pictures_in
 
     answers = policy.max_flips is not None
+    if answers and is_release(onnx):
+        raise PolicyError(
+            f"preprocessing.max_flips counts the answers of one file, and {onnx} is a release. "
+            "Set it to null: the tensors are compared all the same."
+        )
     model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None
     return measure_preprocessing(
         spec, pictures_in(pictures), policy=policy, model=model, dumped=dumped

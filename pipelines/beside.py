@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from gate.decision.champion import Champion
 from gate.decision.decision import Decision
@@ -10,8 +11,11 @@ from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import ComparedWith
 from gate.ledger.history import History
 from gate.onnxfile.candidate import Candidate
+from gate.onnxfile.release_file import is_release
 from gate.parity.arrays.samples import Samples, open_labels
+from gate.parity.case import Chained
 from gate.parity.incumbent import Compared, measure_incumbent
+from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
@@ -19,11 +23,11 @@ from gate.registry.comparison.incumbent import champion_of
 from gate.registry.registered_model import RegisteredModel
 from gate.storage.temporary import temporary_folder
 from pipelines import paths, signing
-from pipelines.params import ParityParams
+from pipelines.params import ModelParams, ParityParams, ReleaseParams
 
 
 def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) -> Champion:
-    """The champion, with what came of running it beside models/model.onnx.
+    """The champion, with what came of running it beside the exported file.
 
     Where the policy does not ask for it, it is only shown: whatever goes wrong then is said in the
     change, and stops nothing. Else raises GateError.
@@ -46,14 +50,22 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbe
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
-    beside = Compared(
-        Candidate(paths.ONNX, evidence.subject),
-        samples,
-        labels,
-        ParityParams.load().batch_size,
-        policy,
-    )
+    onnx, size = ReleaseParams.load().path, ParityParams.load().batch_size
+    chained = _chained(onnx, Workload(samples, batch_size=size), policy, evidence)
+    beside = Compared(Candidate(onnx, evidence.subject), samples, labels, size, policy, chained)
     return measure_incumbent(champion, beside=beside, evidence=evidence)
+
+
+def _chained(onnx: Path, workload: Workload, policy: Policy, evidence: Evidence) -> Chained | None:
+    """What runs the files of a release, which the model's own calls tell; None of one file."""
+    if not is_release(onnx):
+        return None
+    from gate.front_door import Reference, case_of
+    from pipelines.model import trained
+
+    model, _ = trained(ModelParams.load())
+    reference = Reference(model, evidence.source)
+    return case_of(onnx, reference=reference, workload=workload, policy=policy).chained
 
 
 def _measured_before(champion: Champion, evidence: Evidence, history: History) -> Incumbent | None:

@@ -17,7 +17,7 @@ from gate.commands.status import Status
 from gate.errors import EvidenceError, StorageError
 from gate.records.model_code import ModelCode
 from pipelines import paths, stage
-from pipelines.params import ModelParams
+from pipelines.params import ModelParams, ReleaseParams
 
 RECORD = "code.json"
 
@@ -30,7 +30,7 @@ def main() -> int:
     params = ModelParams.load()
     # Other weights are no other code, and those by name would have to be fetched.
     model = build(params.model_copy(update={"weights": None}))
-    modules = modules_of(model, factory=params.name)
+    modules = modules_of(model, factory=params.name, chain=ReleaseParams.load().chain or "")
     code = modules.code()
     try:
         _lay_out(paths.CODE, modules.paths)

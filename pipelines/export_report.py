@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from pydantic import Field
+
+from gate.export.export import Exported
 from gate.records.evidence import ExportRecord, Source, Subject
 from gate.storage.record import Measured, Record
+
+
+class PartReport(Record):
+    """One file of a release."""
+
+    subject: Subject
+    record: ExportRecord
+    self_check: dict[str, Measured]
+    """`max_abs_diff_export_batch` and, for a dynamic batch, `max_abs_diff_other_batch`."""
+
+    @classmethod
+    def of(cls, exported: Exported, checked: dict[str, float]) -> PartReport:
+        """`checked`: as `self_check` gave it."""
+        return cls(subject=exported.subject, record=exported.record, self_check=checked)
 
 
 class ExportReport(Record):
@@ -13,13 +30,42 @@ class ExportReport(Record):
 
     schema_version: Literal[1] = 1
     subject: Subject
-    record: ExportRecord
+    record: ExportRecord | None
+    """None of a release of several files, where each part has its own."""
     source: Source
     self_check: dict[str, Measured]
-    """`max_abs_diff_export_batch` and, for a dynamic batch, `max_abs_diff_other_batch`."""
+    """As of a part; of a release those of all parts, `encoder/max_abs_diff_export_batch`."""
+    parts: dict[str, PartReport] = Field(default={})
     train_run: str | None
     """Id of the MLflow run that trained the checkpoint."""
+
+    @property
+    def records(self) -> dict[str, ExportRecord]:
+        """How each part of a release was asked for."""
+        return {name: part.record for name, part in self.parts.items()}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the exporters warned of, by part."""
+        named = {"": self.record, **self.records}
+        return tuple(
+            f"{name}: {line}" if name else line
+            for name, record in named.items()
+            if record is not None
+            for line in (*record.tracer_warnings, *record.hazards, *record.notices)
+        )
+
+    def unexported(self) -> ExportReport:
+        """Of a file that came from elsewhere: nothing is known of its export."""
+        return self.model_copy(update={"record": None, "parts": {}})
 
     def self_check_numbers(self) -> dict[str, float]:
         """The self-check as metrics."""
         return {f"self_check/{name}": value for name, value in self.self_check.items()}
+
+
+class WrittenExport(NamedTuple):
+    """What was exported, and what the exporters printed."""
+
+    report: ExportReport
+    log: str

@@ -21,6 +21,9 @@ def write_export(page: RunPage, report: ExportReport) -> None:
     """Every export setting, the file's SHA-256 and size, the self-check, where it comes from."""
     subject = report.subject
     record.write_export(page, subject, source=report.source, export=report.record)
+    for name, part in report.parts.items():
+        settings = {f"export.{name}.{key}": value for key, value in part.record.settings.items()}
+        page.params({f"export.{name}.strategy": part.record.strategy, **settings})
     page.tags({"gate.verdict": "not judged yet", "gate.train_run": report.train_run or "unknown"})
     page.metrics({"export/size_bytes": float(subject.size_bytes), **report.self_check_numbers()})
     page.file(paths.EXPORT_REPORT)

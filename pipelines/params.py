@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from gate.errors import PolicyError
 from gate.export.quantize_settings import QuantizeSettings
+from gate.onnxfile.release_file import PartName
 from gate.policy.policy import Policy
 from gate.preprocess.by.pillow import lacking
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.strategy import ExportSettings
+from gate.records.strategy import ExportSettings, Labels, Names, TensorName
 from gate.storage.record import Record
-from gate.storage.yaml_section import load_section
+from gate.storage.yaml_section import first_problem, load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]
@@ -109,6 +110,58 @@ class ParityParams(_Section):
     """Processes, or actors of Ray; None: as many as pay, or as the cluster has room for."""
 
 
+class PartParams(Record):
+    """One module of the model as a file of its own."""
+
+    reference: str | None = None
+    """Its path in the model; None: the part's name."""
+    input_names: Names | None = None
+    """None: as the chain calls it."""
+    output_names: Names | None = None
+    dynamic_axes: dict[TensorName, Labels] = Field(default={})
+
+    def settings(self, shared: ExportSettings) -> ExportSettings:
+        """Those of its export; `shared`: what `export:` says for all parts. Raises PolicyError."""
+        own = self.model_dump(exclude={"reference"})
+        try:
+            return ExportSettings.model_validate({**shared.model_dump(), **own})
+        except ValidationError as error:
+            raise PolicyError(first_problem(error)) from error
+
+
+class ReleaseParams(_Section):
+    """One file, or several that are promoted as one."""
+
+    section = "release"
+    output: Annotated[str, Field(pattern=r"^[\w-]+(\.onnx)?$")]
+    """In models/: an ONNX file, or the folder of a release file and its parts."""
+    chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None
+    parts: dict[PartName, PartParams]
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        several = bool(self.parts)
+        if (self.chain is not None) != several:
+            raise ValueError("parts and chain go together: which function runs the parts?")
+        if self.output.endswith(".onnx") == several:
+            raise ValueError(
+                "output is a folder with parts, such as release, and a file without them, such as "
+                f"model.onnx; it is {self.output}"
+            )
+        return self
+
+    @property
+    def references(self) -> dict[str, str]:
+        """By part, the path of its module in the model."""
+        return {name: part.reference or name for name, part in self.parts.items()}
+
+    @property
+    def path(self) -> Path:
+        """The file that is measured and promoted: of several the release file."""
+        path = paths.MODELS / self.output
+        return path / paths.RELEASE_FILE if self.parts else path
+
+
 class RegistryParams(_Section):
     """Names in MLflow."""
 
@@ -132,9 +185,34 @@ def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
     return load_section(QuantizeSettings, path, "quantize")
 
 
+def check_release(path: Path = paths.PARAMS) -> None:
+    """Raise PolicyError for settings of one file that do not go with a release of several."""
+    release, export, policy = ReleaseParams.load(path), load_export(path), load_policy(path)
+    if not release.parts:
+        return
+    for name in ("input_names", "output_names", "dynamic_axes"):
+        if getattr(export, name):
+            empty = "{}" if name == "dynamic_axes" else "null"
+            raise PolicyError(
+                f"{path}: export.{name} names the tensors of one file, and release has parts. Say "
+                f"it of each part (release.parts.NAME.{name}), and set it to {empty} here."
+            )
+    if policy.twin is not None:
+        raise PolicyError(f"{path}: gate.twin: a release of parts has no quantized twin yet.")
+    for part in release.parts.values():
+        part.settings(export)
+
+
 def check_all(path: Path) -> None:
     """Raise PolicyError, one line per wrong field of any section."""
-    sections = (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams)
+    sections = (
+        PrepareParams,
+        ModelParams,
+        TrainParams,
+        ParityParams,
+        ReleaseParams,
+        RegistryParams,
+    )
     problems = []
     for load in (*(section.load for section in sections), load_export, load_quantize, load_policy):
         try:
@@ -143,3 +221,4 @@ def check_all(path: Path) -> None:
             problems.append(str(error))
     if problems:
         raise PolicyError("\n".join(problems))
+    check_release(path)

@@ -1,4 +1,4 @@
-"""Stage `parity`: measure models/model.onnx, as it is now, against the model.
+"""Stage `parity`: measure the exported file or release, as it is now, against the model.
 
 The judgement is `promote`'s. Where it will be a rejection, the first diverging layer is looked for
 here, because here the model is at hand.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 from gate.commands.status import Status
 from gate.decision.decision import decide
-from gate.localisation.explanation import explain
-from gate.onnxfile.subject import read_subject
+from gate.front_door import explained
+from gate.onnxfile.foreign import subject_within
 from gate.parity.case import Case
 from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy
@@ -27,7 +28,7 @@ from gate.tracking.record import runtime_state, switches
 from pipelines import numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import measured, preprocessing_of, write_golden, write_samples
-from pipelines.params import RegistryParams, load_policy
+from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.run import Tracker
 
 
@@ -47,10 +48,11 @@ def main() -> int:
         evidence, case, table = _measure(policy, report)
         golden = write_golden(paths.GOLDEN, case, evidence)
         # Before the evidence is on the disk, from where it could come back as another.
-        signing.write_measured(paths.EVIDENCE_STATEMENT, who, paths.ONNX, evidence, golden=golden)
+        onnx = case.candidate.path
+        signing.write_measured(paths.EVIDENCE_STATEMENT, who, onnx, evidence, golden=golden)
         evidence.save(paths.EVIDENCE)
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
-        explanation = explain(case, evidence, foreseen)
+        explanation = explained(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
         write_samples(case, evidence, table)
         _write_numbers(evidence)
@@ -68,24 +70,21 @@ def main() -> int:
 
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case, SampleTable]:
-    same = _is_exported(read_subject(paths.ONNX), report)
+    onnx = ReleaseParams.load().path
+    same = _is_exported(onnx, subject_within(onnx, None), report)
     evidence, case, table = measured(
-        paths.ONNX,
-        policy,
-        source=report.source,
-        export=report.record if same else None,
-        title="parity",
+        onnx, policy, report=report if same else report.unexported(), title="parity"
     )
-    seen = preprocessing_of(policy, paths.ONNX)
+    seen = preprocessing_of(policy, onnx)
     return evidence.model_copy(update={"preprocessing": seen}), case, table
 
 
-def _is_exported(subject: Subject, report: ExportReport) -> bool:
+def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
     """False, and said aloud, if the file is not (any more) the one that `export` wrote."""
     if subject.sha256 == report.subject.sha256:
         return True
     print(
-        f"parity: {paths.ONNX} is {subject.sha256}, export wrote {report.subject.sha256}. "
+        f"parity: {onnx} is {subject.sha256}, export wrote {report.subject.sha256}. "
         "The file as it is now is measured, without a record of its export."
     )
     return False

@@ -18,10 +18,12 @@ MANIFEST = DATA / "manifest.json"
 PREPROCESSING = DATA / "preprocessing.json"
 PICTURES = DATA / "pictures"
 
-CODE = Path("models/code")
-CHECKPOINT = Path("models/model.safetensors")
-ONNX = Path("models/model.onnx")
-TWIN = Path("models/twin")
+MODELS = Path("models")
+CODE = MODELS / "code"
+CHECKPOINT = MODELS / "model.safetensors"
+RELEASE_FILE = "release.yaml"
+"""In the folder of a release of several files."""
+TWIN = MODELS / "twin"
 
 REPORTS = Path("reports")
 TRAIN_METRICS = REPORTS / "train.json"

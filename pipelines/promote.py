@@ -36,7 +36,7 @@ from pipelines import ci_files, pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
 from pipelines.ledger import project_ledger
-from pipelines.params import RegistryParams, load_policy
+from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
 from pipelines.signed_verdict import SignedVerdict
@@ -71,7 +71,7 @@ def main() -> int:
     with temporary_folder() as folder:
         release = Release(
             model_name=registry_params.model_name,
-            onnx_path=paths.ONNX,
+            onnx_path=ReleaseParams.load().path,
             evidence=evidence,
             decision=decision,
             run_id="",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gate.front_door import Reference
+from gate.onnxfile.release_file import is_release
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.cluster.engine import Cluster
@@ -25,7 +26,7 @@ def shared_out(onnx: Path, workload: Workload, policy: Policy) -> Iterator[Workl
     Raises PolicyError where several are asked for and can't be, and what opening the files raises.
     """
     params = ParityParams.load()
-    few = not worth_a_trial(workload.samples, workload.batch_size)
+    few = is_release(onnx) or not worth_a_trial(workload.samples, workload.batch_size)
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
         yield workload  # nobody builds the model again
         return

@@ -1,4 +1,4 @@
-"""Stage `twin`: the quantized twin of models/model.onnx and what is measured on it, if the policy
+"""Stage `twin`: the quantized twin of the exported file and what is measured on it, if the policy
 names one."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.records import RECORDS
 from gate.storage import atomic
 from pipelines import paths, stage
-from pipelines.params import ParityParams, load_policy, load_quantize
+from pipelines.params import ParityParams, ReleaseParams, check_release, load_policy, load_quantize
 from pipelines.twin_files import NAME
 
 
@@ -44,11 +44,16 @@ def _make(policy: Policy, folder: Path) -> None:
     who = signing.signatory()
 
     settings = load_quantize()
-    calibration = _calibration(settings.batch_size)
-    made = quantize(paths.ONNX, calibration, folder / NAME, settings=settings)
+    check_release()
+    onnx = ReleaseParams.load().path
+    calibration = _calibration(onnx, settings.batch_size)
+    made = quantize(onnx, calibration, folder / NAME, settings=settings)
     report = ExportReport.load(paths.EXPORT_REPORT)
     evidence, case, _ = measured(
-        folder / NAME, policy, source=report.source, export=made.record, title="twin"
+        folder / NAME,
+        policy,
+        report=report.model_copy(update={"record": made.record}),
+        title="twin",
     )
     golden = write_golden(folder / GOLDEN, case, evidence)
     statement = folder / RECORDS / EVIDENCE_STATEMENT
@@ -60,14 +65,14 @@ def _make(policy: Policy, folder: Path) -> None:
     )
 
 
-def _calibration(batch_size: int) -> Iterator[dict[str, Any]]:
+def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:
     """Training images: those that it is judged on must not set its ranges."""
     from gate.onnxfile.subject import read_subject
     from gate.parity.arrays.binding import bind
     from gate.parity.arrays.samples import Samples
 
     samples = Samples.open(paths.TRAIN_IMAGES)
-    subject = read_subject(paths.ONNX)
+    subject = read_subject(onnx)
     size = min(batch_size, ParityParams.load().batch_size)
     binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=size)
     for batch in samples.batches(binding.batch_size):

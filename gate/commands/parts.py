@@ -41,11 +41,10 @@ def release_file(
 
 def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
     from gate.errors import StorageError
-    from gate.onnxfile.release_file import ReleaseFile
+    from gate.onnxfile.release_file import PartEntry, ReleaseFile, release_text
     from gate.storage import atomic
 
-    lines = [f"  {name}: {{file: {_quoted(file)}}}" for name, file in files.items()]
-    text = "\n".join([f"chain: {_quoted(chain)}", "parts:", *lines, ""])
+    text = release_text(chain, {name: PartEntry(file=str(file)) for name, file in files.items()})
     if path.exists() and path.read_text(errors="replace") != text:
         raise StorageError(
             f"{path} is there, and says something else than --part and --chain. Judge it (gate "
@@ -54,9 +53,3 @@ def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
     atomic.write_text(path, text)
     ReleaseFile.load(path)
     return path
-
-
-def _quoted(text: object) -> str:
-    """As YAML takes any text: in single quotes."""
-    doubled = str(text).replace("'", "''")
-    return f"'{doubled}'"

@@ -15,23 +15,23 @@ from gate.model.modules import Modules
 from gate.records.model_code import ModelCode
 
 
-def code_of(model: nn.Module, *, factory: str = "") -> ModelCode:
+def code_of(model: nn.Module, *, factory: str = "", chain: str = "") -> ModelCode:
     """The source files that define `model`, and the packages that they stand on.
 
-    Files are those of the factory's module, of the classes of all submodules and of the functions
-    that were hung onto them (hooks, a `forward` of the instance, what these close over), and of
-    whatever those files import, transitively, as far as it lies outside of Python and of the
-    installed packages. What a factory reads besides (a YAML file) is not among them. The model is
-    not run and not changed.
+    Files are those of the modules of the factory and of a release's chain, of the classes of all
+    submodules and of the functions that were hung onto them (hooks, a `forward` of the instance,
+    what these close over), and of whatever those files import, transitively, as far as it lies
+    outside of Python and of the installed packages. What a factory reads besides (a YAML file) is
+    not among them. The model is not run and not changed.
     """
-    return modules_of(model, factory=factory).code()
+    return modules_of(model, factory=factory, chain=chain).code()
 
 
-def modules_of(model: nn.Module, *, factory: str = "") -> Modules:
+def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> Modules:
     """The same, with the paths of the files."""
     modules = Modules()
-    if factory:
-        modules.add(factory.partition(":")[0])
+    for named in filter(None, (factory, chain)):
+        modules.add(named.partition(":")[0])
     for home in sorted(set(_homes(model))):
         modules.add(home, needed=True)
     for path, module in model.named_modules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -16,7 +17,7 @@ from gate.storage.yaml_section import load_section
 _SUFFIXES = (".yaml", ".yml")
 _LIMIT = 1 << 16
 """Bytes of a release file at most: some thousand parts."""
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class PartEntry(Record):
@@ -35,7 +36,7 @@ class ReleaseFile(Record):
 
     chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
     """`package.module:function(parts, batch)`, which runs the parts in order."""
-    parts: Annotated[dict[_Name, PartEntry], Field(min_length=1)]
+    parts: Annotated[dict[PartName, PartEntry], Field(min_length=1)]
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -55,6 +56,21 @@ class ReleaseFile(Record):
                     "exist. Export it, or mend the name."
                 )
         return release
+
+    @property
+    def references(self) -> dict[str, str]:
+        """By part, the path in the whole model of the module that it must compute like."""
+        return {name: part.reference or name for name, part in self.parts.items()}
+
+
+def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:
+    """The release file, the same for the same release."""
+    lines = [f"chain: {_quoted(chain)}", "parts:"]
+    for name, part in parts.items():
+        fields = part.model_dump(exclude_none=True)
+        listed = ", ".join(f"{field}: {_quoted(value)}" for field, value in fields.items())
+        lines.append(f"  {name}: {{{listed}}}")
+    return "\n".join([*lines, ""])
 
 
 def _is_inside(folder: Path, below: Path) -> bool:
@@ -95,3 +111,9 @@ def onnx_files(path: Path) -> dict[str, Path]:
     if not is_release(path):
         return {"": path}
     return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
+
+
+def _quoted(text: str) -> str:
+    """As YAML takes any text: in single quotes."""
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"

@@ -4,8 +4,9 @@ form it answers."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ class PartCalls:
     """Of one part. Its inputs go to the disk, call by call; the first call says how they are."""
 
     folder: Path
+    names: tuple[str, ...]
+    """Of the tensors of its first call, by the arguments that they were given as; dotted for what
+    was inside of one (`gate.model.call`)."""
     form: Any = None
     """What its first call returned, for who must return the same kind of thing."""
     example: list[Array] = field(default_factory=list)
@@ -35,6 +39,11 @@ class PartCalls:
     rows: int = 0
     left_out: int = 0
     """Calls with inputs of other shapes than the first one: steps of a loop that grow."""
+
+    @property
+    def named_example(self) -> dict[str, Array]:
+        """The inputs of its first call, by `names`."""
+        return dict(zip(self.names, self.example, strict=True))
 
     def add(self, inputs: list[Array], returned: Any) -> None:
         """Note one call."""
@@ -101,12 +110,14 @@ class Calls:
 
     @contextlib.contextmanager
     def _hooked(self, name: str, module: torch.nn.Module) -> Iterator[None]:
-        def note(_: Any, given: tuple[Any, ...], named: dict[str, Any], returned: Any) -> None:
+        def note(
+            called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], returned: Any
+        ) -> None:
+            found = leaves(_arguments(called, given, named))
             if name not in self.by_part:
                 folder = self._folder / name
                 folder.mkdir()
-                self.by_part[name] = PartCalls(folder)
-            found = leaves((*given, *named.values()))
+                self.by_part[name] = PartCalls(folder, tuple(leaf.name for leaf in found))
             inputs = [leaf.tensor.detach().cpu().numpy().copy() for leaf in found]
             _check_axis(inputs, part=name)
             self.by_part[name].add(inputs, returned)
@@ -116,6 +127,20 @@ class Calls:
             yield
         finally:
             handle.remove()
+
+
+def _arguments(
+    module: torch.nn.Module, given: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What forward was given, by the names of its parameters: `input_1` for one without a name."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_place = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    names = [*by_place[: len(given)], *(f"input_{at}" for at in range(len(by_place), len(given)))]
+    return {**dict(zip(names, given, strict=True)), **named}
 
 
 def _check_axis(inputs: list[Array], *, part: str) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from gate.errors import ModelError
 from gate.model.loading import imported
+from gate.parity.runners.torch_runner import private_copy
 
 ChainFunction = Callable[[Mapping[str, Callable[..., Any]], Mapping[str, torch.Tensor]], Any]
 """Parts by name and a batch of tensors by name in; what a forward returns out."""
@@ -27,6 +28,19 @@ class ChainedModel(nn.Module):
         self.function = function
         self.parts = nn.ModuleDict(dict(parts))
         self.inputs = tuple(inputs)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, *, chain: str, references: Mapping[str, str], inputs: Sequence[str]
+    ) -> ChainedModel:
+        """Of a copy of `model` on the CPU, in eval mode. `chain`: `package.module:function`;
+        `references`: by part the module's path in the model; `inputs`: as in `__init__`.
+
+        Raises ModelError.
+        """
+        copied = private_copy(model, device="cpu")
+        modules = {name: module_of(copied, path, part=name) for name, path in references.items()}
+        return cls(chain_function(chain), _apart(modules), inputs).eval()
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """What the function returns."""
@@ -58,3 +72,13 @@ def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
             f"the model has no submodule {path!r} for the part {part}: it has {offered}. Name it "
             "in the release file: parts: {" + part + ": {file: …, reference: PATH}}."
         ) from error
+
+
+def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Two parts may be one module (two files of other sizes): a copy each, so that what the chain
+    gives to one is not taken for the other's."""
+    own: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        again = any(module is other for other in own.values())
+        own[name] = private_copy(module, device="cpu") if again else module
+    return own

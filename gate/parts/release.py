@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,9 @@ from gate.onnxfile.foreign import release_within
 from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
-from gate.parity.runners.torch_runner import private_copy
 from gate.parts.beside import ConsumerChain
 from gate.parts.calls import Calls
-from gate.parts.chain import ChainedModel, chain_function, module_of
+from gate.parts.chain import ChainedModel
 from gate.parts.chain_session import ChainSession, OpenPart
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject, TensorSpec
@@ -58,6 +57,8 @@ class OpenRelease:
     chain: ChainedModel
     calls: Calls
     subject: Subject
+    chain_name: str
+    """`package.module:function`."""
 
     @classmethod
     def open(
@@ -69,14 +70,12 @@ class OpenRelease:
         Raises PolicyError, OnnxFileError, ModelError, DataError.
         """
         files = release_within(path, None)
-        copied = private_copy(model, device="cpu")
-        modules = _apart(
-            {
-                name: module_of(copied, entry.reference or name, part=name)
-                for name, entry in files.file.parts.items()
-            }
+        chain = ChainedModel.of(
+            model,
+            chain=files.file.chain,
+            references=files.file.references,
+            inputs=samples.names,
         )
-        chain = ChainedModel(chain_function(files.file.chain), modules, samples.names).eval()
         calls, outputs = Calls(), None
         for batch in samples.batches(batch_size):
             found = calls.record(chain, batch)
@@ -87,7 +86,7 @@ class OpenRelease:
             Part(
                 name,
                 candidate,
-                modules[name],
+                chain.parts[name],
                 _samples(files.file, calls, candidate, name=name),
                 calls.of(name).left_out if files.file.parts[name].inputs is None else 0,
             )
@@ -96,7 +95,8 @@ class OpenRelease:
         inputs = tuple(
             spec.model_copy(update={"shape": (_BATCH, *spec.shape[1:])}) for spec in samples.specs
         )
-        return cls(parts, chain, calls, files.subject(inputs=inputs, outputs=outputs or ()))
+        subject = files.subject(inputs=inputs, outputs=outputs or ())
+        return cls(parts, chain, calls, subject, files.file.chain)
 
     def cases(self, whole: Case) -> dict[str, Case]:
         """Each part, to look into."""
@@ -129,16 +129,6 @@ class OpenRelease:
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.form))
             ended: Callable[[], None] = held.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
-
-
-def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Two parts may be one module (two files of other sizes): a copy each, so that what the chain
-    gives to one is not taken for the other's."""
-    own: dict[str, nn.Module] = {}
-    for name, module in modules.items():
-        again = any(module is other for other in own.values())
-        own[name] = private_copy(module, device="cpu") if again else module
-    return own
 
 
 def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str) -> Samples:

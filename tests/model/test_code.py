@@ -191,6 +191,12 @@ def test_a_loose_file_among_the_packages_is_the_users(place: Path, monkeypatch) 
     assert set(code_of(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
 
 
+def test_the_chain_of_a_release_is_code_of_the_model(place: Path) -> None:
+    (place / "between_.py").write_text("def run(parts, batch): return parts['a'](batch['input'])")
+    importlib.invalidate_caches()
+    assert set(code_of(nn.ReLU(), chain="between_:run").files) == {"between_"}
+
+
 def test_functions_that_hang_on_modules(place: Path) -> None:
     write({
         "lone_.py": "def scaled(module, inputs, output):\n    return output * 2\n"

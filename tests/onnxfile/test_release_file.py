@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gate.errors import GateError, OnnxFileError
-from gate.onnxfile.release_file import ReleaseFile, is_release
+from gate.onnxfile.release_file import PartEntry, ReleaseFile, is_release, release_text
+from gate.storage.yaml_section import load_section
 
 
 @pytest.fixture
@@ -57,3 +60,20 @@ def test_links_that_lead_to_one_another_lead_nowhere(folder: Path) -> None:
     (folder / "loop").symlink_to(folder / "loop")
     with pytest.raises(OnnxFileError, match="expected one in the folder"):
         ReleaseFile.load(written(folder, "chain: a.b:run\nparts: {a: {file: loop/a.onnx}}\n"))
+
+
+@given(
+    files=st.dictionaries(
+        st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True),
+        st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max_size=12),
+        min_size=1,
+    ),
+    reference=st.none() | st.text("abc.'{}:#", min_size=1),
+)
+def test_what_is_written_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], reference: str | None
+) -> None:
+    path = tmp_path_factory.mktemp("written") / "release.yaml"
+    parts = {name: PartEntry(file=file, reference=reference) for name, file in files.items()}
+    path.write_text(release_text("a.b:run", parts))
+    assert load_section(ReleaseFile, path, None) == ReleaseFile(chain="a.b:run", parts=parts)

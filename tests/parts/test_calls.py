@@ -83,3 +83,27 @@ def test_the_files_go_with_the_object(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.rglob("0.bin"))
     del calls
     assert not list(tmp_path.rglob("0.bin"))
+
+
+class Takes(nn.Module):
+    def forward(self, image: torch.Tensor, mask: Any, *more: torch.Tensor, bias: Any = None) -> Any:
+        return image
+
+
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (lambda part, x: part(x, x), ("image", "mask")),
+        (lambda part, x: part(mask=x, image=x), ("mask", "image")),
+        (lambda part, x: part(x, {"one": x, "two": (x, x)}), ("image", "mask.one", "mask.two.0", "mask.two.1")),
+        (lambda part, x: part(x, None, x, bias=x), ("image", "input_2", "bias")),
+    ],
+)  # fmt: skip
+def test_inputs_have_the_names_of_the_arguments(run: Any, names: tuple[str, ...]) -> None:
+    calls = Calls()
+    calls.record(
+        chain(lambda parts, batch: run(parts["one"], batch["x"]), one=Takes()), batches(4)[0]
+    )
+    of_one = calls.of("one")
+    assert of_one.names == names
+    assert list(of_one.named_example) == list(names)

@@ -22,6 +22,8 @@ from tests.reused_charts import reused_charts
 __all__ = ["reused_charts"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ONNX = Path("models/model.onnx")
+"""As params.yaml says."""
 TINY = (
     "prepare.preprocessing.resize.size=[16, 16]",
     "model.architecture=null",

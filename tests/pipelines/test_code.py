@@ -18,6 +18,7 @@ from gate.storage.digest import Digest
 from pipelines import code, paths, promote, signing
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
+from tests.pipelines.conftest import ONNX
 
 MODEL = "from torch import nn\nfrom own_parts import WIDTH\n\n\ndef build():\n    return nn.Linear(WIDTH, 2)\n"
 
@@ -132,7 +133,7 @@ def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> Non
     (paths.GOLDEN / "golden.json").write_text(json.dumps(golden))
     vectors = Digest.of_file(paths.GOLDEN / "golden.json")
     who = signing.signatory()
-    signing.write_measured(paths.EVIDENCE_STATEMENT, who, paths.ONNX, earlier, golden=vectors)
+    signing.write_measured(paths.EVIDENCE_STATEMENT, who, ONNX, earlier, golden=vectors)
     assert promote.main() == Status.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"

@@ -17,7 +17,7 @@ from pipelines import images, paths, prepare
 from pipelines.measuring import preprocessing_of
 from pipelines.override import override
 from pipelines.params import PrepareParams
-from tests.pipelines.conftest import FEW
+from tests.pipelines.conftest import FEW, ONNX
 
 
 def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
@@ -49,7 +49,7 @@ def test_tensors_have_no_pictures(project: Path) -> None:
     assert list(paths.PICTURES.iterdir()) == []
     asked = PreprocessingPolicy(consumers=("rust-image",))
     policy = Policy.default().model_copy(update={"preprocessing": asked})
-    assert preprocessing_of(policy, paths.ONNX) is None
+    assert preprocessing_of(policy, ONNX) is None
 
 
 def test_the_tensors_are_as_before_there_was_a_spec() -> None:
@@ -70,11 +70,11 @@ def test_parity_is_measured_on_the_kept_pictures(project: Path, consumers: tuple
     prepare.main()
     asked = PreprocessingPolicy(consumers=consumers)
     policy = Policy.default().model_copy(update={"preprocessing": asked})
-    seen = preprocessing_of(policy, paths.ONNX)
+    seen = preprocessing_of(policy, ONNX)
     assert seen is not None
     assert (seen.images, seen.spec_sha256) == (64, Digest.of_json(
         PreprocessSpec.load(paths.PREPROCESSING).to_plain()
     ))  # fmt: skip
     assert [consumer.consumer for consumer in seen.consumers] == list(consumers)
     assert all(consumer.within(1.0) for consumer in seen.consumers)
-    assert preprocessing_of(Policy.default(), paths.ONNX) is None
+    assert preprocessing_of(Policy.default(), ONNX) is None

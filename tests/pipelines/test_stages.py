@@ -41,6 +41,7 @@ from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
 from pipelines.stage import code_of
+from tests.pipelines.conftest import ONNX
 
 
 def client() -> MlflowClient:
@@ -64,11 +65,11 @@ def table(run_id: str, name: str) -> list[dict[str, Any]]:
 
 def spoil_weight() -> None:
     """One weight tensor of the exported file times 1.5; still a valid file."""
-    model = onnx.load(paths.ONNX)
+    model = onnx.load(ONNX)
     tensor = next(t for t in model.graph.initializer if len(t.dims) == 4)
     changed = numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name)
     tensor.CopyFrom(changed)
-    onnx.save(model, paths.ONNX)
+    onnx.save(model, ONNX)
 
 
 def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Pa
     evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
     assert evidence.export == report.record
     assert evidence.source == report.source
-    digest = Digest.of_file(paths.ONNX)
+    digest = Digest.of_file(ONNX)
     version, run = champion(), page()
     folder = client().download_artifacts(version.run_id, "")  # the run's artifacts are readable
     names = {path.name for path in Path(folder).rglob("*")}
@@ -133,7 +134,7 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
     assert data.tags["determinism.grad"] == "False"
     assert data.metrics["self_check/max_abs_diff_export_batch"] < 1e-4
     assert data.metrics["self_check/max_abs_diff_other_batch"] < 1e-4
-    assert data.metrics["export/size_bytes"] == paths.ONNX.stat().st_size
+    assert data.metrics["export/size_bytes"] == ONNX.stat().st_size
     assert data.metrics["ort-cpu/max_abs_diff"] < 1e-4
     assert data.metrics["ort-cpu-optimized/top1_agreement"] == 1.0
     (dataset,) = page("parity").inputs.dataset_inputs
@@ -146,7 +147,7 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
 
 def test_gate_promote_writes_the_record_that_the_pipeline_writes(measured: Path) -> None:
     assert promote.main() == Status.DONE
-    command = ["promote", str(paths.ONNX), "--name", "other", "--report", str(paths.REPORTS)]
+    command = ["promote", str(ONNX), "--name", "other", "--report", str(paths.REPORTS)]
     command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
     assert cli.main(command) == Status.DONE
     ours, its = page(), client().get_run(client().get_model_version("other", "1").run_id)
@@ -190,7 +191,7 @@ def test_switches_of_the_exporter_come_from_params(trained: Path) -> None:
     assert "graph(" in log.read_text()
     record = ExportReport.load(paths.EXPORT_REPORT).record
     assert record.settings["keep_initializers_as_inputs"] is True
-    assert len(onnx.load(paths.ONNX).graph.input) > 1
+    assert len(onnx.load(ONNX).graph.input) > 1
     paths.PARAMS.write_text(text)
     assert export.main() == Status.DONE
     assert not log.exists()
@@ -415,11 +416,11 @@ def test_an_experiment_decides_and_reports_only(
 
 def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
     assert export.main() == Status.DONE
-    first, run = paths.ONNX.read_bytes(), page("export").info.run_id
+    first, run = ONNX.read_bytes(), page("export").info.run_id
     assert export.main() == Status.DONE
-    assert paths.ONNX.read_bytes() == first
+    assert ONNX.read_bytes() == first
     assert page("export").info.run_id != run
-    assert not (paths.ONNX.parent / "staging").exists()
+    assert not (ONNX.parent / "staging").exists()
 
 
 def disk_full(*_: object, **__: object) -> None:
@@ -442,7 +443,7 @@ def test_a_full_disk_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, paths.ONNX, paths.EVIDENCE)}
+    kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, ONNX, paths.EVIDENCE)}
     with monkeypatch.context() as patch:
         patch.setattr(target, disk_full)
         assert code_of(main) == Status.NOT_JUDGED
@@ -475,9 +476,9 @@ def torn(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "main", "says"),
     [
-        (lambda: torn(paths.ONNX), parity.main, "model.onnx"),
-        (lambda: paths.ONNX.write_text("no model"), parity.main, "model.onnx"),
-        (paths.ONNX.unlink, parity.main, "model.onnx"),
+        (lambda: torn(ONNX), parity.main, "model.onnx"),
+        (lambda: ONNX.write_text("no model"), parity.main, "model.onnx"),
+        (ONNX.unlink, parity.main, "model.onnx"),
         (lambda: torn(paths.CHECKPOINT), export.main, "model.safetensors"),
         (paths.CHECKPOINT.unlink, export.main, "model.safetensors"),
         (lambda: torn(paths.PREPROCESSING), export.main, "preprocessing.json"),

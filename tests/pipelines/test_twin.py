@@ -20,6 +20,7 @@ from gate.storage.digest import Digest
 from pipelines import paths, promote, signing, twin, twin_files
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
+from tests.pipelines.conftest import ONNX
 
 POLICY = {
     "precision": "quantized",
@@ -66,7 +67,7 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     assert evidence.subject.sha256 == Digest.of_file(file)
     assert evidence.export is not None
-    assert evidence.export.settings["of_sha256"] == str(Digest.of_file(paths.ONNX))
+    assert evidence.export.settings["of_sha256"] == str(Digest.of_file(ONNX))
     assert promote.main() == Status.DONE
     assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
     (line,) = Ledger(paths.database()).entries()

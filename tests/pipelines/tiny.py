@@ -1,5 +1,6 @@
 """A whole pipeline that runs in seconds: a small network on 16x16 digits."""
 
+import torch
 from torch import nn
 
 
@@ -15,3 +16,21 @@ def network() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
     )
+
+
+class EncoderAndHead(nn.Module):
+    """The same as two modules, with code between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = list(network())
+        self.encoder = nn.Sequential(*layers[:6])
+        self.classifier = nn.Sequential(*layers[7:])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.encoder(images * 2.0).flatten(1))
+
+
+def encoder_and_head() -> nn.Module:
+    """A model of two parts."""
+    return EncoderAndHead()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gate.decision.checks import Verdict
 from gate.decision.decision import Decision, decide
 from gate.policy.policy import ExportFindings
-from gate.records.evidence import Evidence, ExportRecord
+from gate.records.evidence import Evidence, ExportRecord, SubjectPart
 from gate.records.lint import LEVELS, LintFinding
 from tests import builders
 
@@ -118,3 +118,17 @@ def test_adding_a_finding_never_makes_it_pass(asked, before, added, suppressed, 
 def test_an_old_record_keeps_its_text():
     assert "lint" not in told().to_json()
     assert "export_findings" not in builders.policy().to_json()
+
+
+def test_of_a_release_each_part_has_its_own_record():
+    part = builders.evidence(export=None)
+    named = {"head": SubjectPart(file="head.onnx", sha256=part.subject.sha256)}
+    whole = part.model_copy(
+        update={
+            "subject": part.subject.model_copy(update={"parts": named}),
+            "parts": {"head": part},
+        }
+    )
+    decision = judge(whole, record="required")
+    lacking = [check.part for check in decision.checks if check.name == "export_record"]
+    assert lacking == ["head"]

@@ -1,0 +1,88 @@
+"""The parts of a release: each module of the model as a file, on what the chain gives it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+
+from gate.errors import GateError
+from gate.export.export import export_model
+from gate.export.self_check import self_check
+from gate.onnxfile.foreign import release_within
+from gate.onnxfile.release_file import PartEntry, release_text
+from gate.parts.calls import Calls
+from gate.parts.chain import ChainedModel
+from gate.records.evidence import Source
+from gate.records.strategy import ExportSettings
+from gate.storage import atomic
+from pipelines.export_report import ExportReport, PartReport, WrittenExport
+from pipelines.params import ReleaseParams
+
+
+def export_release(
+    model: nn.Module,
+    example: Mapping[str, NDArray[Any]],
+    params: ReleaseParams,
+    *,
+    settings: ExportSettings,
+    source: Source,
+) -> WrittenExport:
+    """Export all parts and put their folder into its place when it is whole: an older one stays
+    where a part fails. `example`: a batch for the chain; `settings`: what all parts share.
+
+    Raises what running the chain raises, and as `export_model`, with the name of the part.
+    """
+    folder = params.path.parent
+    staged = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    chain = ChainedModel.of(
+        model, chain=str(params.chain), references=params.references, inputs=tuple(example)
+    )
+    calls = Calls()
+    calls.record(chain, example)
+    parts, logs = {}, []
+    for name, part in params.parts.items():
+        try:
+            exported = export_model(
+                chain.parts[name],
+                calls.of(name).named_example,
+                settings=part.settings(settings),
+                output=staged / _file(name),
+                source=source,
+            )
+            checked = self_check(chain.parts[name], exported, calls.of(name).named_example)
+        except GateError as error:
+            raise type(error)(f"the part {name}: {error}") from error
+        parts[name] = PartReport.of(exported, checked)
+        logs.append(exported.log)
+    file = staged / params.path.name
+    entries = {
+        name: PartEntry(file=_file(name), reference=part.reference)
+        for name, part in params.parts.items()
+    }
+    atomic.write_text(file, release_text(str(params.chain), entries))
+    subject = release_within(file, None).subject()
+    shutil.rmtree(folder, ignore_errors=True)
+    staged.rename(folder)
+    report = ExportReport(
+        subject=subject,
+        record=None,
+        source=source,
+        self_check={
+            f"{name}/{title}": value
+            for name, part in parts.items()
+            for title, value in part.self_check.items()
+        },
+        parts=parts,
+        train_run=None,
+    )
+    return WrittenExport(report, "".join(logs))
+
+
+def _file(name: str) -> str:
+    return f"{name}.onnx"

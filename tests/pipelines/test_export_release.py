@@ -1,0 +1,167 @@
+"""The pipeline with a model of several files: exported, measured, promoted as one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from mlflow import MlflowClient
+
+from gate.decision.decision import Decision
+from gate.errors import ExportError, ModelError, PolicyError
+from gate.front_door import parity_of_preprocessing
+from gate.onnxfile.release_file import ReleaseFile
+from gate.policy.policy import PreprocessingPolicy
+from gate.preprocess.spec import PreprocessSpec
+from gate.records.evidence import Evidence
+from pipelines import code, export, parity, paths, prepare, promote, train, twin
+from pipelines.export_report import ExportReport
+from pipelines.override import override
+from pipelines.params import ReleaseParams, check_all
+from pipelines.promotion_report import PromotionReport
+from pipelines.run import tracking_uri
+
+SEVERAL = (
+    "model.factory=tests.pipelines.tiny:encoder_and_head",
+    "export.input_names=null",
+    "export.output_names=null",
+    "release.output=release",
+    "release.chain=tests.pipelines.tiny_chain:run",
+    "release.parts={encoder: {}, head: {reference: classifier, output_names: [logits]}}",
+)
+
+
+@pytest.fixture(scope="module")
+def exported_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project after prepare, code, train and export."""
+    folder = tmp_path_factory.mktemp("exported")
+    shutil.copy(tiny_params, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        override(SEVERAL)
+        for stage in (prepare, code, train, export):
+            assert stage.main() == 0, stage.__name__
+    return folder
+
+
+@pytest.fixture
+def exported(project: Path, exported_files: Path) -> Path:
+    """The folder of the release, in a project of the test's own."""
+    shutil.copy(exported_files / "params.yaml", project)
+    for name in ("data", "models", "reports"):
+        shutil.copytree(exported_files / name, project / name, dirs_exist_ok=True)
+    return ReleaseParams.load().path.parent
+
+
+def test_each_part_is_exported_as_its_own_file(exported: Path) -> None:
+    assert exported == Path("models/release")
+    assert {path.name for path in exported.iterdir()} == {
+        "release.yaml", "encoder.onnx", "head.onnx",
+    }  # fmt: skip
+    assert ReleaseFile.load(exported / "release.yaml").references == {
+        "encoder": "encoder", "head": "classifier",
+    }  # fmt: skip
+    assert [output.name for output in onnx.load(exported / "head.onnx").graph.output] == ["logits"]
+    report = ExportReport.load(paths.EXPORT_REPORT)
+    assert report.record is None
+    assert {name: part.record.strategy for name, part in report.parts.items()} == {
+        "encoder": "traced", "head": "traced",
+    }  # fmt: skip
+    assert set(report.self_check_numbers()) >= {
+        "self_check/encoder/max_abs_diff_export_batch", "self_check/head/max_abs_diff_other_batch",
+    }  # fmt: skip
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    assert export.main() == 0
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+@pytest.mark.proof
+def test_a_release_is_promoted_and_compared_with_the_one_before(exported: Path) -> None:
+    for stage in (parity, twin, promote):
+        assert stage.main() == 0, stage.__name__
+    evidence = Evidence.load(paths.EVIDENCE)
+    report = ExportReport.load(paths.EXPORT_REPORT)
+    assert evidence.subject.sha256 == report.subject.sha256
+    assert {name: part.export for name, part in evidence.parts.items()} == report.records
+    assert evidence.source.code is not None
+    assert {*evidence.source.code.files} >= {"tests.pipelines.tiny", "tests.pipelines.tiny_chain"}
+    first = PromotionReport.load(paths.PROMOTION)
+    assert (first.outcome, first.sha256) == ("promoted", evidence.subject.sha256)
+    version = MlflowClient(tracking_uri()).get_model_version_by_alias("tiny", "champion")
+    assert str(version.version) == first.version
+
+    override(["train.seed=1", "gate.incumbent={min_agreement: 0.5}"])
+    for stage in (train, export, parity, promote):
+        assert stage.main() == 0, stage.__name__
+    compared = Decision.load(paths.DECISION).incumbent
+    assert compared is not None
+    assert (compared.state, compared.version) == ("compared", first.version)
+    assert compared.outputs
+
+
+@pytest.mark.proof
+def test_a_part_of_another_training_is_refused_by_its_name(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.load(exported / "head.onnx")
+    weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
+    values = onnx.numpy_helper.to_array(weight) * np.float32(1.01)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, exported / "head.onnx")
+    assert parity.main() == 0
+    assert "without a record of its export" in capsys.readouterr().out
+    assert twin.main() == 0
+    assert promote.main() == 1
+    assert "In the part head" in capsys.readouterr().out
+    assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
+
+
+def test_a_part_that_is_no_module_leaves_the_release_as_it_was(exported: Path) -> None:
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    override(["release.parts={encoder: {}, head: {reference: nowhere}}"])
+    with pytest.raises(ModelError, match="no submodule 'nowhere' for the part head"):
+        export.main()
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+def test_what_a_part_can_not_be_exported_as_is_said_with_its_name(exported: Path) -> None:
+    override(["release.parts={encoder: {input_names: [a, b]}, head: {reference: classifier}}"])
+    with pytest.raises(ExportError, match="the part encoder: the example has 1 array"):
+        export.main()
+    assert len(list(exported.iterdir())) == 3
+
+
+def test_answers_of_one_file_are_not_counted_for_a_release(exported: Path) -> None:
+    policy = PreprocessingPolicy(consumers=("opencv-linear",), max_flips=0)
+    with pytest.raises(PolicyError, match="max_flips"):
+        parity_of_preprocessing(
+            exported / "release.yaml", PreprocessSpec.load(paths.PREPROCESSING), [], policy=policy
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ([s for s in SEVERAL if "chain" not in s], "parts and chain go together"),
+        ([s for s in SEVERAL if "output=release" not in s], "output is a folder with parts"),
+        ([s for s in SEVERAL if "parts=" not in s], "parts and chain go together"),
+        (["release.output=release"], "output is a folder with parts"),
+        (["release.output=../elsewhere"], "release.output"),
+        ([s for s in SEVERAL if "input_names" not in s], "export.input_names names the tensors"),
+        ([*SEVERAL, "release.chain=nonsense"], "release.chain"),
+        ([*SEVERAL, "release.parts={1: {}}"], "release.parts"),
+        ([*SEVERAL, "release.parts={head: {output_names: [a, a]}}"], "repeated: a"),
+        ([*SEVERAL, "release.parts={head: {axes: 1}}"], "release.parts.head.axes"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    project: Path, settings: list[str], words: str
+) -> None:
+    before = paths.PARAMS.read_bytes()
+    with pytest.raises(PolicyError, match=words.replace(".", r"\.")):
+        override(settings)
+    assert paths.PARAMS.read_bytes() == before
+    check_all(paths.PARAMS)

@@ -1,0 +1,12 @@
+"""How the parts of `tiny.encoder_and_head` are run in order."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def run(
+    parts: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], batch: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Logits."""
+    return parts["head"](parts["encoder"](batch["input"] * 2.0).flatten(1))
