@@ -261,6 +261,11 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
 def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
     """What is measured. Raises OnnxFileError, and of a release as `OpenRelease.open`."""
     if is_release(onnx):
+        if workload.recordings:
+            raise PolicyError(
+                f"a recording is of one file, and {onnx} is a release of several. Judge the part "
+                "that was recorded by itself (gate check PART.onnx), or leave the recording out."
+            )
         release = OpenRelease.open(
             onnx,
             model=reference.model,

@@ -110,7 +110,7 @@ class OpenRelease:
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever
         the runtime raises, with the name of the part."""
-        with ExitStack() as held:
+        with ExitStack() as held, ExitStack() as unfinished:
             opened = []
             for part in self.parts:
                 own = ChosenRuntime(chosen.name, policy.runtimes[chosen.name])
@@ -125,8 +125,9 @@ class OpenRelease:
                     conditions=conditions,
                     example=dict(zip(names, calls.example, strict=False)),
                 )
-                held.callback(session.close)
+                unfinished.callback(session.close)
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.form))
+            unfinished.pop_all()  # the chain's session ends them
             ended: Callable[[], None] = held.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
 

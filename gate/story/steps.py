@@ -23,7 +23,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[
 
 
 def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator[Step]:
-    one_file = not evidence.subject.parts
+    release = bool(evidence.subject.parts)
     factory = shlex.quote(printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
@@ -39,7 +39,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
             command=f"gate promote {_MODEL} --name NAME --report DIR",
         )
         return
-    if one_file and cause in _OF_LAYERS:
+    if cause in _OF_LAYERS or (release and cause == "runtime"):
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
     elif cause in ("baked_in", "batch", "export", "model"):
@@ -51,7 +51,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: CauseKind) -> Iterator
             label="See the pictures side by side",
             command="gate preprocess compare PICTURES --spec SPEC",
         )
-    if one_file and cause in _OF_EXPORT:
+    if not release and cause in _OF_EXPORT:
         yield Step(
             label="Export again", command=f"gate export {factory}{weights} --example-input "
             f"X.npy --output {_MODEL}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
+from gate.decision.remedies import REMEDIES
 from gate.errors import GateError, InputMismatch, ModelError, PolicyError
-from gate.front_door import Reference, Verdicted, check
+from gate.front_door import Reference, Verdicted, case_of, check
 from gate.golden.folder import read_golden
 from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
@@ -115,6 +117,21 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     assert "at the seam before the part head: the chain gives float32 1×5 for 'x'" in str(
         whole.failure
     )
+    (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
+        :1
+    ]
+    assert broken.remedy == REMEDIES["chain"]
+
+
+def test_a_recording_is_of_one_file(folder: Path) -> None:
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    given = {"phone": folder}
+    workload = Workload.open(folder / "x.npy", batch_size=8)
+    with pytest.raises(PolicyError, match="a recording is of one file"):
+        case_of(
+            path, reference=Reference.load("tests.parts.tiny:build"),
+            workload=replace(workload, recordings=given), policy=Policy.default(),
+        )  # fmt: skip
 
 
 def test_exchanged_parts_are_named(folder: Path) -> None:

@@ -70,7 +70,8 @@ def _of_runtime(
 ) -> Iterator[CheckResult]:
     runtime = evidence.runtime(name)
     if runtime is None or not runtime.measured:
-        yield statements.missing(runtime_policy, runtime, name)
+        chained = bool(evidence.subject.parts)
+        yield statements.missing(runtime_policy, runtime, name, chained=chained)
         return
     yield statements.session(policy, runtime)
     yield statements.provider(policy, runtime)

@@ -67,14 +67,20 @@ def measured_once(evidence: Evidence) -> CheckResult:
 
 
 def missing(
-    runtime_policy: RuntimePolicy, runtime: RuntimeEvidence | None, name: RuntimeName
+    runtime_policy: RuntimePolicy,
+    runtime: RuntimeEvidence | None,
+    name: RuntimeName,
+    *,
+    chained: bool,
 ) -> CheckResult:
-    """The only check of a runtime without outputs: absent may be waived, failed never."""
-    verdict = Verdict.ERROR
+    """The only check of a runtime without outputs: absent may be waived, failed never. `chained`:
+    it ran several files, and what is between them."""
+    verdict, remedy = Verdict.ERROR, REMEDIES["runtime"]
     if runtime is None:
         reason = "there is no record of it: neither numbers nor a reason"
     elif runtime.failure:
         verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
+        remedy = REMEDIES["chain"] if chained else remedy
     elif runtime.absent_reason and runtime_policy.required == "when_present":
         verdict = Verdict.WAIVED
         reason = f"the policy asks for it only when present: {runtime.absent_reason}"
@@ -87,7 +93,7 @@ def missing(
         runtime=name,
         verdict=verdict,
         explanation=f"{name} was not measured; {reason}",
-        remedy=REMEDIES["runtime"],
+        remedy=remedy,
     )
 
 
