@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _READS = {
-    "__bool__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero", "item",
-    "numpy", "tolist",
+    "__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__",
+    "allclose", "equal", "is_nonzero", "item", "numpy", "tolist",
 }  # fmt: skip
 _GREATER = {"gt", "ge", "__gt__", "__ge__", "greater", "greater_equal"}
 _LESS = {"lt", "le", "__lt__", "__le__", "less", "less_equal"}

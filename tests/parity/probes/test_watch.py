@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,6 +36,7 @@ def reads(function):
         (lambda x: bool(x[0, 0]), True, None),
         (lambda x: bool((x > 3.5).any(dim=1)[0]), False, None),
         (lambda x: (x.sum() > 7).item(), True, 3.0),
+        (lambda x: 2.0 in x, True, None),
         (lambda x: torch.equal(x, x), True, None),
         (lambda x: torch.allclose(x, x + 1), False, None),
         (lambda x: bool((x > 0).isnan().any()), False, None),
@@ -54,6 +56,8 @@ def test_branches_and_how_near_they_are(function, branch, margin):
         lambda x: "abcd"[x.argmax()],
         lambda x: x.tolist(),
         lambda x: x.numpy(),
+        lambda x: np.asarray(x) > 2,
+        lambda x: complex(x.max()),
     ],
 )
 def test_numbers_that_are_read(function):
