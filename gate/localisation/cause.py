@@ -39,14 +39,19 @@ _OPERATOR = (
     "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
     "update ONNX Runtime."
 )
+_UNFOUND = (
+    "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
+    "or by another exporter (torch.onnx.export(..., dynamo=True))."
+)
 _IN_PLACE = (
     "Export again by PyTorch's own exporter, which follows operations in place; or do without: "
     "nn.ReLU(inplace=False), x = x + y in the place of x += y, clone() before it."
 )
 _CODE = (
-    "Look at the functions that forward calls there (F.interpolate, indexing, integer arithmetic, "
-    "in-place changes): write them with operators that the exporter knows, or export with another "
-    "opset or exporter."
+    "Export again, if the file is of other code than the reference. If it stays, look at the "
+    "functions that forward calls there (F.interpolate, indexing, integer arithmetic, in-place "
+    "changes): write them with operators that the exporter knows, or export with another opset or "
+    "exporter."
 )
 
 
@@ -130,9 +135,11 @@ class Detective:
         if same:
             are = "is" if len(same) == 1 else "are"
             text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
-        if unfound:
+        if unfound and not same:
+            text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
+        elif unfound:
             text += f" (not compared: {listed(unfound, most=_NAMES)})"
-        return Cause(path, text, _OPERATOR)
+        return Cause(path, text, _UNFOUND if unfound else _OPERATOR)
 
     def nowhere(self, value: ComputedValue, behind: str) -> Cause:
         """The cause where no tensor has the value, and the first one behind is wrong."""
