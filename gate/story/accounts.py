@@ -112,7 +112,7 @@ def _beyond(scene: Scene) -> Account:
     text += f"by {measure(check)}" if measure(check) else f"({short(check.explanation)})"
     text += ". A trace of the model agrees with it on every input that was tried: the file is of "
     text += "other code than the model's"
-    return Account(None, clean(text), REMEDIES["beyond"])
+    return Account(None, clean(text), REMEDIES["probe_beyond"])
 
 
 def _warning(evidence: Evidence) -> str:
