@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -39,6 +40,8 @@ _OPERATOR = (
     "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
     "update ONNX Runtime."
 )
+_QUANTIZED = re.compile(r"QuantizeLinear$|^DequantizeLinear$|Integer$|^QLinear|^MatMulNBits$")
+_EIGHT_BITS = "Quantize nothing; or say precision: quantized, as for a quantized twin."
 _UNFOUND = (
     "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
     "or by another exporter (torch.onnx.export(..., dynamo=True))."
@@ -243,6 +246,10 @@ class Detective:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
                     return Cause(suspect.paths[0], text, _ROUNDED)
+        eight_bits = [node for node in nodes if _QUANTIZED.search(node.op_type)]
+        if eight_bits:
+            text = f"the file computes it from eight bits ({_operators(eight_bits)})"
+            return Cause(suspect.paths[0], text, _EIGHT_BITS)
         size = suspect.alone.relative
         if self._cuda and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"
