@@ -91,6 +91,8 @@ REMEDIES: dict[str, str] = {
     "int(x.shape[0]), and export with dynamic_batch: true.",
     "probe_value": "Replace Python conditions on tensor values by torch.where, or export by "
     "torch.jit.script or dynamo.",
+    "probe_beyond": "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and "
+    "activations of the file with those in the model's code, and export again from that code.",
     "probe_size": "Compute sizes from x.shape in forward, and "
     "name the axis dynamic; or fix it in the file's inputs.",
     "probe_search": "Replace Python conditions "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -39,14 +40,21 @@ _OPERATOR = (
     "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
     "update ONNX Runtime."
 )
+_QUANTIZED = re.compile(r"QuantizeLinear$|^DequantizeLinear$|Integer$|^QLinear|^MatMulNBits$")
+_EIGHT_BITS = "Quantize nothing; or say precision: quantized, as for a quantized twin."
+_UNFOUND = (
+    "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
+    "or by another exporter (torch.onnx.export(..., dynamo=True))."
+)
 _IN_PLACE = (
     "Export again by PyTorch's own exporter, which follows operations in place; or do without: "
     "nn.ReLU(inplace=False), x = x + y in the place of x += y, clone() before it."
 )
 _CODE = (
-    "Look at the functions that forward calls there (F.interpolate, indexing, integer arithmetic, "
-    "in-place changes): write them with operators that the exporter knows, or export with another "
-    "opset or exporter."
+    "Export again, if the file is of other code than the reference. If it stays, look at the "
+    "functions that forward calls there (F.interpolate, indexing, integer arithmetic, in-place "
+    "changes): write them with operators that the exporter knows, or export with another opset or "
+    "exporter."
 )
 
 
@@ -130,9 +138,11 @@ class Detective:
         if same:
             are = "is" if len(same) == 1 else "are"
             text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
-        if unfound:
+        if unfound and not same:
+            text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
+        elif unfound:
             text += f" (not compared: {listed(unfound, most=_NAMES)})"
-        return Cause(path, text, _OPERATOR)
+        return Cause(path, text, _UNFOUND if unfound else _OPERATOR)
 
     def nowhere(self, value: ComputedValue, behind: str) -> Cause:
         """The cause where no tensor has the value, and the first one behind is wrong."""
@@ -236,6 +246,10 @@ class Detective:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
                     return Cause(suspect.paths[0], text, _ROUNDED)
+        eight_bits = [node for node in nodes if _QUANTIZED.search(node.op_type)]
+        if eight_bits:
+            text = f"the file computes it from eight bits ({_operators(eight_bits)})"
+            return Cause(suspect.paths[0], text, _EIGHT_BITS)
         size = suspect.alone.relative
         if self._cuda and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"

@@ -73,7 +73,10 @@ def counterparts(
     left = _equal(tensors, constants, result, loose)
     if reordered:
         left = _by_values(left, constants, result, reordered=True)
-    left = _alike(left, constants, result, loose)
+    cut = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
+    whole = {key: got for key, got in constants.items() if key not in cut}
+    left = _alike(left, whole, result, loose)
+    constants = {**whole, **cut}
     left = _by_values(left, constants, result, reordered=reordered)
     result.unfound.extend(left)
     return result
@@ -133,6 +136,13 @@ def _alike(
         result.differing.append(Pair(name, left.pop(name), got, wrong, got.size))
         del constants[key]
     return left
+
+
+def _is_cut(key: str, got: Floats, tensors: Mapping[str, Floats]) -> bool:
+    """Whether a constant without a tensor's name is a part of a larger tensor: then it is no other
+    one of its own shape."""
+    larger = (want for want in tensors.values() if want.size > got.size)
+    return key not in tensors and _is_telling(got) and any(np.isin(got, w).all() for w in larger)
 
 
 def _by_values(

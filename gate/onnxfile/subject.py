@@ -11,6 +11,7 @@ from onnx import checker, helper, shape_inference
 
 from gate.errors import OnnxFileError, StorageError, first_line
 from gate.onnxfile.external_data import external_files, linked
+from gate.onnxfile.runtime_operators import in_own_domain
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
 from gate.storage.pointer import missing_content
@@ -33,7 +34,9 @@ def read_subject(path: Path) -> Subject:
     data = _read(path)
     model = _parse(data, path)
     files = external_files(model, path)
-    _check_whole(data, path, files)
+    checked = in_own_domain(model)
+    whole = data if checked is model else checked.SerializeToString()
+    _check_whole(whole, path, files, changed=checked is not model)
     try:
         sha256 = (
             Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
@@ -134,15 +137,16 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
         ) from error
 
 
-def _check_whole(data: bytes, path: Path, files: tuple[str, ...]) -> None:
+def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bool) -> None:
     """Check the model with its data beside it: only with a path does the checker find it.
+    `changed`: `data` is not what the path holds.
 
     It refuses links, so it gets the model beside files as long as those that the links lead to:
     what is in them is no part of what it checks.
     """
     if not files:
         _check(data, path)
-    elif not linked(path, files):
+    elif not (changed or linked(path, files)):
         _check(path, path)
     else:
         with temporary_folder() as folder:

@@ -60,7 +60,10 @@ class OutputCheck:
         if r.dtype == c.dtype and r.shape == c.shape:
             return
         if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:
-            remedy = "The batch axis was probably fixed at export: set export.dynamic_batch: true."
+            remedy = (
+                "If the first axis is the batch, it was fixed at export: set export.dynamic_batch: "
+                "true; if it depends on values, the file picks others (a threshold, a limit)."
+            )
         elif r.dtype == c.dtype:
             remedy = "Export the same model again, with an example of the samples' shape."
         elif r.dtype == "float64":

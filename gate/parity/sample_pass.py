@@ -33,6 +33,8 @@ from gate.runtimes.runtime import Batch, RunnableFile, Session
 from gate.storage.digest import Digest
 from gate.story.machine import differences
 
+_RUNNING = "while running"
+"""What ONNX Runtime says where it breaks on the first batch, and not on the file."""
 _HARMLESS = ("cores", "operating system", "kernel")
 
 
@@ -255,16 +257,22 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
             return
         by_inputs = binding if chosen.runtime.runs == "file" else None
 
-        def opened() -> Session:
+        def opened(first: Batch = example) -> Session:
             if case.chained is not None and by_inputs is not None:
                 return case.chained.session(chosen, policy, conditions=conditions(policy))
             return chosen.open(
                 RunnableFile(candidate, in_torch),
                 conditions=conditions(policy),
-                example=example if by_inputs is None else by_inputs.by_input(example),
+                example=first if by_inputs is None else by_inputs.by_input(first),
             )
 
-        session = track.meter.open(opened, cuda=chosen.takes_cuda)
+        try:
+            session = track.meter.open(opened, cuda=chosen.takes_cuda)
+        except Exception as error:
+            if _RUNNING in str(error):
+                track.fail_on(example, error, compute=lambda batch: opened(batch).close())
+                return
+            raise
         track.runner = Runner(session, candidate.subject, by_inputs)
     except PolicyError:
         raise

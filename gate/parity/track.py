@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gate.errors import EvidenceError, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.output_check import OutputCheck
+from gate.parity.runners.batch_sizes import failure_of
 from gate.parity.runners.meter import Meter
 from gate.parity.runners.runner import Runner
 from gate.parity.statistics.answers import ClassReading
@@ -90,7 +91,7 @@ class Track:
             else:
                 self.comparison.update_late(reference, outputs, span)
         except Exception as error:
-            self.fail(error)
+            self.fail_on(batch, error, compute=self.runner.run)
 
     def probe(
         self, batch: Batch, reference: Sequence[Array], keys: Sequence[str | None] = ()
@@ -109,7 +110,7 @@ class Track:
                 self.compute(batch, reference)
             self.meter.first(self.runner.seconds, batch_size=len(next(iter(batch.values()))))
         except Exception as error:
-            self.fail(error)
+            self.fail_on(batch, error, compute=self.runner.run)
 
     def compute(
         self, batch: Batch, reference: Sequence[Array], *, probe: bool = False
@@ -175,6 +176,14 @@ class Track:
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""
         self.failure = describe_failure(error)
+        self.close()
+
+    def fail_on(
+        self, batch: Batch, error: Exception, *, compute: Callable[[Batch], object]
+    ) -> None:
+        """As `fail`, of an error that came with a batch: the batch sizes that `compute` takes are
+        noted, too, where it takes some only."""
+        self.failure = failure_of(error, batch, compute)
         self.close()
 
     def close(self) -> None:

@@ -97,6 +97,10 @@ class ExportRecord(Record):
     """The model's source files when it was exported."""
 
 
+ONLY_BATCHES = "It computes batches of "
+"""In the failure of a runtime: what follows are the batch sizes that it takes, unlike others."""
+
+
 class RuntimeEvidence(Record):
     """One runtime: what was asked for, what is proven to have run, and how far it is off.
 

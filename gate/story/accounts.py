@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gate.decision.checks import Verdict
+from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import OPTIMISER, REMEDIES
-from gate.records.evidence import Evidence
+from gate.records.evidence import ONLY_BATCHES, Evidence
 from gate.records.localisation import Explanation
 from gate.records.runtime import traits_of
 from gate.story.causes import TITLES
@@ -74,8 +74,7 @@ def _numbers_only(scene: Scene) -> str:
 def _batch(scene: Scene) -> Account:
     check = worst_of(scene.group.checks, "probe_batch") or scene.shown
     if check.name == "runtime":
-        shapes = short(check.explanation[check.explanation.find("Input shape:") :])
-        text = f"A batch size was baked in: {check.runtime} can't reshape. {shapes}"
+        text = f"A batch size was baked in: {_breaks(check)}"
         return Account(None, clean(text), REMEDIES["probe_batch"])
     if not check.name.startswith("probe_batch"):
         return _as_explained(scene)
@@ -85,6 +84,18 @@ def _batch(scene: Scene) -> Account:
     return Account(None, clean(text), check.remedy)
 
 
+def _breaks(check: CheckResult) -> str:
+    """What a runtime says that does not compute batches of every size."""
+    why, _, sizes = check.explanation.partition(ONLY_BATCHES)
+    shapes = why.find("Input shape:")
+    if shapes >= 0:
+        why = f"can't reshape. {why[shapes:]}"
+    else:
+        why = f"breaks: {broken(why.partition('it failed: ')[2])}"
+    only = f"computes batches of {sizes.rstrip('. ')} only, and else " if sizes else ""
+    return f"{check.runtime} {only}{short(why.rstrip('. '))}"
+
+
 def _baked_in(scene: Scene) -> Account:
     check = scene.shown
     place = check.name.removeprefix("probe_")
@@ -92,6 +103,16 @@ def _baked_in(scene: Scene) -> Account:
     text += f"the file is off by {measure(check)}" if measure(check) else short(check.explanation)
     warning = _warning(scene.evidence)
     return Account(None, clean(f"{text}{warning}"), check.remedy)
+
+
+def _beyond(scene: Scene) -> Account:
+    check = scene.shown
+    place = check.name.removeprefix("probe_")
+    text = f"The samples agree, and on the input '{place}', where none of them is, the file is off "
+    text += f"by {measure(check)}" if measure(check) else f"({short(check.explanation)})"
+    text += ". A trace of the model agrees with it on every input that was tried: the file is of "
+    text += "other code than the model's"
+    return Account(None, clean(text), REMEDIES["probe_beyond"])
 
 
 def _warning(evidence: Evidence) -> str:
@@ -105,6 +126,15 @@ def _warning(evidence: Evidence) -> str:
     return (
         f". The tracer warned: {short(export.tracer_warnings[0])}" if export.tracer_warnings else ""
     )
+
+
+def _outputs(scene: Scene) -> Account:
+    check = worst_of(scene.group.checks, "runtime")
+    if check is None:
+        return _as_explained(scene)
+    why = check.explanation.partition("it failed: ")[2] or check.explanation
+    text, _, remedy = why.rstrip(". ").rpartition(". ")
+    return Account(check.output, clean(text or why), f"{remedy}." if text else check.remedy)
 
 
 def _optimiser(scene: Scene) -> Account:
@@ -232,6 +262,8 @@ _BY_CAUSE: dict[CauseKind, Callable[[Scene], Account]] = {
     "weights": _weights,
     "batch": _batch,
     "baked_in": _baked_in,
+    "beyond": _beyond,
+    "outputs": _outputs,
     "optimiser": _optimiser,
     "runtime": _runtime,
     "device": _device,

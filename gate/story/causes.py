@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.remedies import REMEDIES
-from gate.records.evidence import Evidence
+from gate.records.evidence import ONLY_BATCHES, Evidence
 from gate.story.meanings import by_beginning
 from gate.story.story import CauseKind
 
@@ -19,6 +19,7 @@ TITLES: dict[CauseKind, str] = {
     "training_mode": "Computes as in training",
     "batch": "The batch size matters",
     "baked_in": "The trace baked something in",
+    "beyond": "Something else where no sample is",
     "outputs": "The outputs are not the model's",
     "nonfinite": "NaN or infinite where the model is not",
     "optimiser": "The optimiser changes the answer",
@@ -40,7 +41,7 @@ TITLES: dict[CauseKind, str] = {
 }
 
 SYMPTOMS: frozenset[CauseKind] = frozenset(
-    {"numbers", "labels", "threshold", "unstable", "nonfinite", "batch", "baked_in"}
+    {"numbers", "labels", "threshold", "unstable", "nonfinite", "batch", "baked_in", "beyond"}
 )
 """What a fault of the file or of the model shows itself by."""
 
@@ -80,6 +81,8 @@ _BY_NAME: dict[str, CauseKind] = {
     "preprocessing": "preprocessing",
 }
 """By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
+_OTHER_OUTPUTS = "the model returns "
+"""In a failure: the runtime ran, and what it returned is not in the shape, dtype or order."""
 _BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence",
                                "cost_unmeasured": "evidence"}  # fmt: skip
 _PROBES: dict[str, CauseKind] = {
@@ -114,7 +117,11 @@ def _of_runtime(check: CheckResult, evidence: Evidence) -> CauseKind:
     runtime = evidence.runtime(check.runtime) if check.runtime else None
     if runtime is not None and runtime.failure:
         # A constant shape that has the batch of the export in it.
-        return "batch" if "requested shape" in runtime.failure else "runtime"
+        nobody = not any(other.measured for other in evidence.runtimes)
+        if nobody and _OTHER_OUTPUTS in runtime.failure:
+            return "outputs"
+        signs = ("requested shape", ONLY_BATCHES)
+        return "batch" if any(sign in runtime.failure for sign in signs) else "runtime"
     return "device" if runtime is not None and runtime.absent_reason else "evidence"
 
 
@@ -125,4 +132,16 @@ def _of_probe(check: CheckResult, evidence: Evidence) -> CauseKind:
     probes = runtime.probes if runtime else ()
     name = check.name.removeprefix("probe_")
     kind = next((probe.kind for probe in probes if probe.name == name), "value")
-    return _PROBES[kind]
+    return "beyond" if kind == "value" and _trace_agrees(evidence) else _PROBES[kind]
+
+
+def _trace_agrees(evidence: Evidence) -> bool:
+    """Whether a trace of the model is the model, on all inputs that were tried, and nobody warned:
+    then tracing is not what made the file another."""
+    search, export = evidence.trace_search, evidence.export
+    if search is None or search.reason or search.found or search.tried < 2:
+        return False
+    return export is None or not (
+        export.tracer_warnings
+        or any(finding.level == "error" and not finding.suppressed for finding in export.lint)
+    )

@@ -14,7 +14,16 @@ from gate.story.wording import printable
 
 _MODEL, _SAMPLES = "MODEL.onnx", "SAMPLES"
 _OF_LAYERS = ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser")
-_OF_EXPORT = ("baked_in", "outputs", "training_mode", "layer", "weights", "batch", "graph")
+_OF_EXPORT = (
+    "baked_in",
+    "beyond",
+    "outputs",
+    "training_mode",
+    "layer",
+    "weights",
+    "batch",
+    "graph",
+)
 
 
 def steps_of(decision: Decision, evidence: Evidence, cause: CauseKind) -> tuple[Step, ...]:

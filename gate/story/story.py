@@ -23,6 +23,7 @@ CauseKind = Literal[
     "training_mode",
     "batch",
     "baked_in",
+    "beyond",
     "outputs",
     "nonfinite",
     "optimiser",

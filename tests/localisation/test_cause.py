@@ -134,6 +134,23 @@ def through(kind: int) -> Spoil:
     return spoil
 
 
+def eight_bits(proto: onnx.ModelProto) -> None:
+    """A detour through int8 before the pooling."""
+    pool = node(proto, "AveragePool")
+    place = list(proto.graph.node).index(pool)
+    proto.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.float32(0.05), "step"),
+            numpy_helper.from_array(np.int8(0), "zero"),
+        ]
+    )
+    there = helper.make_node("QuantizeLinear", [pool.input[0], "step", "zero"], ["narrow"])
+    back = helper.make_node("DequantizeLinear", ["narrow", "step", "zero"], ["wide"], name="widens")
+    pool.input[0] = "wide"
+    proto.graph.node.insert(place, back)
+    proto.graph.node.insert(place, there)
+
+
 def wide_resize(proto: onnx.ModelProto) -> None:
     scales = node(proto, "Constant").attribute[0].t
     scales.CopyFrom(numpy_helper.from_array(np.array([1, 1, 3, 3], np.float32)))
@@ -217,6 +234,8 @@ TOLD = {
     "bfloat16 inside": (
         Residual, through(TensorProto.BFLOAT16), "pool",
         "the file casts to bfloat16 in it (Cast narrows)", REDUCED),
+    "eight bits inside": (
+        Residual, eight_bits, "pool", "the file computes it from eight bits", "precision: quantized"),
     "code of a module": (
         Tokens, setting("Softmax", axis=2), "layer",
         "code in the forward of layer before layer.proj is another in the file", CODE),

@@ -58,6 +58,15 @@ def test_a_constant_stands_for(constant, differing, same):
     assert set(told.unfound) == MODEL.keys() - differing.keys() - same
 
 
+def test_a_part_of_a_tensor_is_no_other_tensor_of_the_shape_of_the_part():
+    """A row of a table that was computed beforehand, beside a token that nothing uses."""
+    model = {**MODEL, "token": np.zeros(4)}
+    paired = counterparts(model, float32(constant=TABLE[3]))
+    assert paired.differing == []
+    assert paired.same == ["table"]
+    assert "token" in paired.unfound
+
+
 @pytest.mark.parametrize(
     ("constant", "differing", "same"),
     [

@@ -292,6 +292,22 @@ def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
     assert judged(baked, measurement, policy).verdict is Verdict.FAIL
 
 
+def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
+    """Also where no operator says that it is a shape that was asked for."""
+
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.same = nn.Buffer(torch.eye(3))
+
+        def forward(self, x):
+            return self.same @ x.flatten(1) if len(x) == 3 else x.flatten(1)
+
+    baked = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
+    measurement = measure(Case(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2))
+    assert str(measurement.runtimes[0].failure).endswith("It computes batches of 3.")
+
+
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
     measurement = measure(Case(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32))

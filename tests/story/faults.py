@@ -70,6 +70,13 @@ class Branching(Net):
         return logits
 
 
+class Limited(Net):
+    """Ends at 2, where no answer to a sample is."""
+
+    def forward(self, input):
+        return super().forward(input).clamp(max=2.0)
+
+
 class Random(Net):
     """Draws random numbers, in eval mode too."""
 
@@ -180,6 +187,12 @@ def fix_the_batch(model: onnx.ModelProto) -> None:
             node.CopyFrom(helper.make_node("Reshape", [node.input[0], "four"], list(node.output)))
 
 
+def drop_limits(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type in ("Clip", "Min"):
+            node.CopyFrom(helper.make_node("Identity", node.input[:1], list(node.output)))
+
+
 def swap_outputs(model: onnx.ModelProto) -> None:
     first, second = (output.name for output in model.graph.output)
     for node in model.graph.node:
@@ -282,6 +295,9 @@ FAULTS: dict[str, Fault] = {
         "outputs", None, ("order",), model=TwoHeads, spoil=swap_outputs
     ),
     "a branch baked in": Fault("baked_in", None, ("baked in",), model=Branching),
+    "a limit that is gone": Fault(
+        "beyond", None, ("'magnitudes'", "other code"), model=Limited, spoil=drop_limits
+    ),
     "overflow": Fault("nonfinite", "logits", ("infinite",), spoil=overflow),
     "an operator that nobody has": Fault(
         "runtime", "ort-cpu", ("com.example",), spoil=use_an_unknown_operator

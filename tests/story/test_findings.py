@@ -26,9 +26,8 @@ def check(
         name=name,
         runtime=runtime,
         verdict=verdict,
-        explanation=f"{name} is wrong.",
         remedy=REMEDIES.get(name),
-        **about,
+        **{"explanation": f"{name} is wrong.", **about},
     )  # type: ignore[arg-type]
 
 
@@ -37,12 +36,13 @@ def grouped(
     passed: tuple[str, ...] = (),
     explanation: Explanation | None = None,
     broken: str | None = None,
+    failure: str = "it broke",
 ) -> list[Group]:
     """`broken`: the runtime that fails."""
     measured: Evidence = evidence()
     if broken is not None:
         (other, *_) = measured.runtimes
-        failed = other.model_copy(update={"runtime": broken, "failure": "it broke", "outputs": ()})
+        failed = other.model_copy(update={"runtime": broken, "failure": failure, "outputs": ()})
         measured = measured.model_copy(update={"runtimes": (failed,)})
     plain: Decision = decide(policy(), measured, decided_at="now")
     decision = plain.model_copy(
@@ -203,6 +203,32 @@ def test_a_runtime_that_breaks_explains_that_nothing_was_measured() -> None:
     measured = check("measured", runtime=None, verdict=Verdict.ERROR, output=None)
     (group,) = grouped(check("runtime"), measured, broken="ort-cpu")
     assert group.cause == "runtime"
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "words"),
+    [
+        (
+            "ort-cpu returned float32 (29, 4) for output 'y', the model returns float32 (28, 4). "
+            "Look there.",
+            "outputs",
+            ("(29, 4)", "Look there."),
+        ),
+        (
+            "InvalidArgument: Gemm mismatch. It computes batches of 2.",
+            "batch",
+            ("computes batches of 2 only", "Gemm mismatch"),
+        ),
+    ],
+)
+def test_a_runtime_that_breaks_on_the_samples_says_what_the_file_is(
+    failure: str, cause: str, words: tuple[str, ...]
+) -> None:
+    found = check("runtime", explanation=f"ort-cpu was not measured; it failed: {failure}")
+    (group,) = grouped(found, broken="ort-cpu", failure=failure)
+    account = account_of(group, evidence(), Explanation())
+    assert group.cause == cause
+    assert all(word in f"{account.sentence} {account.remedy}" for word in words)
 
 
 @pytest.mark.parametrize("explanation", [None, located()])

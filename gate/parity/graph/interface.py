@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from gate.onnxfile.runtime_operators import DOMAIN, is_of_runtime
 from gate.onnxfile.session import open_on_cpu
 from gate.parity.graph.values import STANDARD, FlatGraph
 from gate.parity.graph.witness import Witness
@@ -54,9 +55,13 @@ def unused_output(graph: FlatGraph, subject: Subject) -> Iterator[GraphFinding]:
 
 def domain(graph: FlatGraph) -> Iterator[GraphFinding]:
     """Operators outside of the standard domain, counted by domain."""
-    foreign = [node for node in graph.nodes if node.proto.domain not in STANDARD]
-    for name in sorted({node.proto.domain for node in foreign}):
-        counts = Counter(n.proto.op_type for n in foreign if n.proto.domain == name)
+    foreign: dict[str, Counter[str]] = {}
+    for node in graph.nodes:
+        own = is_of_runtime(node.proto, opset=graph.opset)
+        name = DOMAIN if own else node.proto.domain
+        if name not in STANDARD:
+            foreign.setdefault(name, Counter())[node.proto.op_type] += 1
+    for name, counts in sorted(foreign.items()):
         shown = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
         detail = f"{counts.total()} nodes need this domain: {shown}"
         yield GraphFinding(code="domain", place=name, detail=detail)

@@ -26,7 +26,7 @@ _SUSPICIOUS_RATIO = 4.0
 _SUSPICIOUS_DIFF = 1e-4
 """A relative difference from which on it is looked at, where no float64 reference runs."""
 _FEW = 0.01
-"""Share of an output's integers that may differ by near-ties. Three runs may miss one."""
+"""Share of an output's integers that three runs may have missed, although all are near-ties."""
 _NARROW, _HOPELESS = 8.0, 1024.0
 """Ratios between which the widest of few runs may be too narrow: among a thousand columns are some
 of which all three had a small error by chance."""
@@ -188,12 +188,19 @@ class ProbeAnswer:
         return few and numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
 
     def _nearly_equal(self, outputs: list[Array]) -> bool:
-        """True if so few integers differ that each may be a near-tie."""
-        pairs = zip(self._reference, outputs, strict=True)
-        integers = [(r, c) for r, c in pairs if r.dtype.kind != "f"]
-        counts = [(int((r != c).sum()), r.size) for r, c in integers]
-        few = all(count <= max(1.0, _FEW * size) for count, size in counts)
-        return few and any(count for count, _ in counts)
+        """True if more runs may show that all integers that differ are near-ties: in each output
+        few differ, or the few runs have moved most of those."""
+        differing = undecided = False
+        for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
+            if r.dtype.kind == "f":
+                continue
+            truth = self._truth[index] if self._truth is not None else None
+            differs = np.asarray(r != c)
+            left = int((differs & _decided(r, truth, self._draws[index])).sum())
+            count = int(differs.sum())
+            differing = differing or count > 0
+            undecided = undecided or (count > max(1.0, _FEW * r.size) and 2 * left > count)
+        return differing and not undecided
 
     def _shapes_unsettled(self) -> bool:
         shapes = [r.shape for r in self._reference]

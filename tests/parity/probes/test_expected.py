@@ -407,6 +407,20 @@ def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, ex
     assert excused or seen.noise_ratio == INF
 
 
+class Saturated(nn.Module):
+    """Which of many equal confidences comes first, of four classes: three runs often agree."""
+
+    def forward(self, x):
+        return torch.sigmoid(x * 90.0).topk(4, dim=1).indices % 4
+
+
+@pytest.mark.parametrize(("far", "excused"), [(1.0, True), (0.01, False)])
+def test_many_integers_that_rounding_decides_are_decided_by_more_runs(far, excused):
+    rows = np.linspace(0.5, 1.0, 16 * 24, dtype=np.float32).reshape(16, 24) * np.float32(far)
+    seen = judged(Saturated(), lambda outputs: [(outputs[0] + 1) % 4], {"x": rows})
+    assert seen.noise_ratio == (0.0 if excused else INF)
+
+
 @pytest.mark.parametrize(
     ("ratio", "few_elements", "runs"),
     [(4.0, 36, [3]), (50.0, 36, [3, 32]), (50.0, 35, [3]), (1e5, 36, [3])],

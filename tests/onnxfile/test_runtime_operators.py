@@ -1,0 +1,58 @@
+"""Operators that ONNX Runtime's optimiser leaves in the standard domain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gate.errors import OnnxFileError
+from gate.onnxfile.runtime_operators import DOMAIN, in_own_domain
+from gate.onnxfile.subject import read_subject
+
+
+def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xy")
+    ones = helper.make_tensor("ones", TensorProto.FLOAT, [4], [1.0] * 4)
+    node = helper.make_node(op_type, ["x", "ones"], ["y"])
+    graph = helper.make_graph([node], "g", [x], [y], [ones])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset", "moved"),
+    [
+        ("LayerNormalization", 14, True),
+        ("LayerNormalization", 17, False),
+        ("SimplifiedLayerNormalization", 17, True),
+    ],
+)
+def test_what_the_optimiser_fused_is_a_valid_file(
+    tmp_path: Path, op_type: str, opset: int, moved: bool
+) -> None:
+    model = model_of(op_type, opset=opset)
+    checked = in_own_domain(model)
+    assert (checked is not model) is moved
+    assert model.graph.node[0].domain == ""
+    assert checked.graph.node[0].domain == (DOMAIN if moved else "")
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert read_subject(path).opset == opset
+
+
+def test_it_is_valid_with_its_weights_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = model_of("LayerNormalization", opset=14)
+    model.graph.initializer[0].raw_data = b"\0" * 16
+    model.graph.initializer[0].ClearField("float_data")
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert read_subject(path).external_data == ("w.bin",)
+
+
+def test_an_operator_that_nobody_has_is_still_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of("LayerNormalisation", opset=14), path)
+    with pytest.raises(OnnxFileError, match="LayerNormalisation"):
+        read_subject(path)
