@@ -5,6 +5,11 @@ OPTIMISER = (
     "or export with another opset, so that the pattern is not fused."
 )
 """Of the file that agrees with optimisations off."""
+CHAIN = (
+    "Run gate locate on the release: it says which part diverges first, and whether the seam "
+    "before it is to blame."
+)
+"""Of several files that do not run one after the other."""
 REMEDIES: dict[str, str] = {
     "samples": "Give more evaluation samples, or lower gate.min_samples knowingly.",
     "determinism": "Measure again with this policy: the switches of the evidence are not the "
@@ -13,8 +18,6 @@ REMEDIES: dict[str, str] = {
     "none could run.",
     "runtime": "Run gate doctor on the machine that measures: it says which provider or library "
     "is missing and how to install it.",
-    "chain": "Run gate locate on the release: it says which part diverges first, and whether the "
-    "seam before it is to blame.",
     "session": "Measure again with this policy: the session options of the evidence are not the "
     "ones that the policy asks for.",
     "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "

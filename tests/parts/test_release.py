@@ -13,7 +13,7 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
-from gate.decision.remedies import REMEDIES
+from gate.decision.remedies import CHAIN
 from gate.errors import GateError, InputMismatch, ModelError, PolicyError
 from gate.front_door import Reference, Verdicted, case_of, check
 from gate.golden.folder import read_golden
@@ -120,7 +120,7 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
         :1
     ]
-    assert broken.remedy == REMEDIES["chain"]
+    assert broken.remedy == CHAIN
 
 
 def test_a_recording_is_of_one_file(folder: Path) -> None:

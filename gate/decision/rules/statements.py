@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
+from gate.decision.remedies import CHAIN, REMEDIES
 from gate.policy.ort_options import OrtSetup
 from gate.policy.policy import Policy, RuntimePolicy
 from gate.policy.runtimes import ort_setup
@@ -80,7 +80,7 @@ def missing(
         reason = "there is no record of it: neither numbers nor a reason"
     elif runtime.failure:
         verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
-        remedy = REMEDIES["chain"] if chained else remedy
+        remedy = CHAIN if chained else remedy
     elif runtime.absent_reason and runtime_policy.required == "when_present":
         verdict = Verdict.WAIVED
         reason = f"the policy asks for it only when present: {runtime.absent_reason}"
