@@ -100,13 +100,14 @@ def _one_onnxruntime() -> Symptom:
 
 
 def _cpu_session() -> Symptom:
-    try:
-        active, _ = active_provider(CPU_PROVIDER)
-    except ModuleNotFoundError:
+    if not extras.is_installed(extras.ONNX_RUNTIME):
         remedy = "Install ONNX Runtime: see onnxruntime."
         return Symptom("ort-cpu", "missing", "ONNX Runtime is not installed", remedy, needed=True)
+    try:
+        active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
-        remedy = "Install ONNX Runtime again: pip install --force-reinstall, and its package."
+        again = f"pip install --force-reinstall {_distribution(extras.ONNX_RUNTIME)}"
+        remedy = f"Install ONNX Runtime again: {again}"
         return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
         )
