@@ -1,9 +1,10 @@
-"""What pyproject.toml can't say: a wheel and an sdist hold the commit that they are made from, and
-an sdist holds nothing but what a wheel is made of."""
+"""What pyproject.toml can't say: a wheel and an sdist hold the commit that they are made from, a
+wheel nothing of an earlier build, and an sdist nothing but what a wheel is made of."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -28,7 +29,11 @@ class BuildPy(build_py):
     """An editable install reads the checkout itself."""
 
     def run(self) -> None:
-        """Build, then write the commit."""
+        """Build from nothing, then write the commit."""
+        if (
+            not self.editable_mode
+        ):  # else a module that is gone since stays in build/lib, and goes in
+            shutil.rmtree(Path(self.build_lib, PACKAGE.parts[0]), ignore_errors=True)
         super().run()
         if not self.editable_mode:
             write_commit(Path(self.build_lib))

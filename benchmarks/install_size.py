@@ -36,6 +36,8 @@ class Installation:
     """An environment with the gate in it."""
 
     folder: Path
+    name: str
+    """Of what was installed: `parity-gate[cpu] torch`."""
     seconds: float
 
     @property
@@ -66,27 +68,35 @@ class Installation:
             if path.is_file() and not path.relative_to(site).parts[0].startswith(_NOT_OURS)
         )
 
+    @property
+    def row(self) -> str:
+        """Of a table in Markdown: name, MB, packages, seconds."""
+        megabytes = self.size_bytes / 1e6
+        return f"| `{self.name}` | {megabytes:.0f} | {len(self.packages)} | {self.seconds:.0f} |"
 
-def wheel(folder: Path) -> Path:
-    """The wheel of this checkout, built into `folder`."""
+
+def wheel(folder: Path, source: Path = ROOT) -> Path:
+    """The wheel of a checkout, by default this one, built into `folder`."""
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(folder), "."]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=source, check=True)
     (built,) = folder.glob("parity_gate-*.whl")
     return built
 
 
 def install(folder: Path, built: Path, extras: str, *others: str) -> Installation:
     """Make an environment in `folder`, and install the wheel with its extras and `others` there,
-    in one command, by the pins of constraints.txt. Raises CalledProcessError."""
+    in one command, by the pins of constraints.txt. Raises CalledProcessError; pip says why."""
     venv.create(folder, with_pip=True)
-    wanted = f"{built}[{extras}]" if extras else str(built)
+    chosen = f"[{extras}]" if extras else ""
     start = time.perf_counter()
     subprocess.run(
         [folder / "bin" / "python", "-m", "pip", "install", "-qq", "--no-cache-dir",
-         "--disable-pip-version-check", "-c", ROOT / "constraints.txt", wanted, *others],
-        check=True, env=_clean(), stderr=subprocess.DEVNULL,
+         "--disable-pip-version-check", "-c", ROOT / "constraints.txt",
+         f"{built}{chosen}", *others],
+        check=True, env=_clean(),
     )  # fmt: skip
-    return Installation(folder, time.perf_counter() - start)
+    took = time.perf_counter() - start
+    return Installation(folder, " ".join((f"parity-gate{chosen}", *others)), took)
 
 
 def _clean() -> dict[str, str]:
@@ -105,14 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     for extras, others in rows:
         with tempfile.TemporaryDirectory() as folder:
             made = install(Path(folder, "env"), wheel(Path(folder)), extras, *others)
-            name = f"parity-gate[{extras}]" if extras else "parity-gate"
-            cells = (
-                f"`{' '.join((name, *others))}`",
-                f"{made.size_bytes / 1e6:.0f}",
-                f"{len(made.packages)}",
-                f"{made.seconds:.0f}",
-            )
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(made.row, flush=True)
     return 0
 
 

@@ -5,6 +5,7 @@ A provider that is listed proves nothing: each is asked to run a tiny model.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import platform
 import shutil
@@ -61,21 +62,32 @@ def _modules() -> Iterator[Symptom]:
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
             if extras.is_installed(name):
-                remedy = "Install it again: pip install --force-reinstall parity-gate"
+                remedy = f"Install it again: pip install --force-reinstall {_distribution(name)}"
                 yield Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
                 continue
             state: State = "missing" if needed else "absent"
             yield Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
 
 
+def _distribution(module: str) -> str:
+    """What brings a module that is installed, as pip calls it."""
+    if module != extras.ONNX_RUNTIME:
+        return module
+    return next(iter(_onnxruntimes()), module)
+
+
+def _onnxruntimes() -> dict[str, str]:
+    """Versions of the packages of ONNX Runtime that are installed, by name."""
+    found = {}
+    for name in _ONNXRUNTIMES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def _one_onnxruntime() -> Symptom:
     """All packages write into one folder; which of them is imported is then luck."""
-    installed = []
-    for name in _ONNXRUNTIMES:
-        try:
-            installed.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
+    installed = [f"{name} {version}" for name, version in _onnxruntimes().items()]
     if len(installed) < 2:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
     return Symptom(
@@ -88,13 +100,14 @@ def _one_onnxruntime() -> Symptom:
 
 
 def _cpu_session() -> Symptom:
-    try:
-        active, _ = active_provider(CPU_PROVIDER)
-    except ModuleNotFoundError:
+    if not extras.is_installed(extras.ONNX_RUNTIME):
         remedy = "Install ONNX Runtime: see onnxruntime."
         return Symptom("ort-cpu", "missing", "ONNX Runtime is not installed", remedy, needed=True)
+    try:
+        active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
-        remedy = "Install ONNX Runtime again: pip install --force-reinstall, and its package."
+        again = f"pip install --force-reinstall {_distribution(extras.ONNX_RUNTIME)}"
+        remedy = f"Install ONNX Runtime again: {again}"
         return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
         )
@@ -103,6 +116,11 @@ def _cpu_session() -> Symptom:
 
 
 def _cuda() -> tuple[Symptom, ...]:
+    needed = (extras.TORCH, extras.ONNX_RUNTIME)
+    lacks = [name for name in needed if not extras.is_installed(name)]
+    if lacks:
+        observation = f"not tried without {' and '.join(lacks)}"
+        return (Symptom("CUDA", "absent", observation, "Install what is named above first."),)
     try:
         from gate.doctor.cuda import cuda
 

@@ -13,6 +13,8 @@ from gate.runtimes.cuda import cuda_absent_reason, cuda_unusable_reason
 
 _DRIVER_LIBRARY = "libcuda.so.1"
 _INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+_REPLACE = f"pip uninstall onnxruntime; {_INSTALL}"
+"""Never the second without the first: the packages overwrite each other's files."""
 
 
 def cuda() -> Iterator[Symptom]:
@@ -45,7 +47,8 @@ def _cuda_libraries(*, device: bool) -> Symptom:
     version = getattr(onnxruntime, "cuda_version", "")
     if not version:
         observation = "this build of ONNX Runtime has no CUDA"
-        return Symptom("CUDA libraries", "absent", observation, _INSTALL)
+        remedy = _REPLACE if device else f"Nothing, without a CUDA device. With one: {_REPLACE}"
+        return Symptom("CUDA libraries", "absent", observation, remedy)
     quietly(onnxruntime.preload_dlls)
     missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
     if not missing:
@@ -88,7 +91,7 @@ def _cuda_session(*, device: bool) -> Symptom:
     listed = CUDA_PROVIDER in onnxruntime.get_available_providers()
     if not listed:
         observation = "this build of ONNX Runtime does not list the CUDA provider"
-        remedy = f"pip uninstall onnxruntime; {_INSTALL}"
+        remedy = "See CUDA libraries."
         return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)
     try:
         active, printed = active_provider(CUDA_PROVIDER)

@@ -110,13 +110,15 @@ def extra_of(error: ModuleNotFoundError) -> str | None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module of this name would be found."""
+    """Whether a package of this name would be found. An empty folder is none: pip leaves one where
+    both packages of ONNX Runtime were uninstalled."""
     try:
-        return find_spec(module) is not None
+        spec = find_spec(module)
     except ImportError:  # of a finder that keeps others from finding it
         return False
     except ValueError:  # it is loaded, and has no spec
         return True
+    return spec is not None and spec.origin is not None
 
 
 def _is_here(name: str) -> Iterator[bool]:

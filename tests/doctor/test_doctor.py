@@ -13,6 +13,7 @@ import pytest
 from gate import cli, doctor
 from gate.doctor import Diagnosis, Symptom, cuda, examine, session
 from gate.errors import RegistryUnavailable
+from gate.package import extras
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 
 
@@ -63,6 +64,13 @@ class TestWithoutCuda:
         found = _examine(tmp_path)
         assert found["CUDA device"].state == found["ort-cuda"].state == "absent"
         assert Diagnosis(tuple(found.values())).can_judge
+
+    def test_a_build_for_the_cpu_is_never_installed_over(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("onnxruntime.cuda_version", "")
+        remedy = _examine(tmp_path)["CUDA libraries"].remedy
+        assert remedy.startswith("Nothing, without a CUDA device. With one: pip uninstall onnxr")
 
 
 class TestWithADevice:
@@ -135,6 +143,18 @@ def test_without_a_needed_package_nothing_can_be_judged(
     assert not diagnosis.can_judge
     assert found[name].state == "missing"
     assert "libgomp" in found[name].seen
+    package = {"onnxruntime": next(iter(doctor._onnxruntimes()))}.get(name, name)
+    assert found[name].remedy.endswith(f"pip install --force-reinstall {package}")
+
+
+@pytest.mark.parametrize("lacks", [{"torch"}, {"onnxruntime"}, {"torch", "onnxruntime"}])
+def test_without_a_package_cuda_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: set[str]
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: name not in lacks)
+    found = _examine(tmp_path)["CUDA"]
+    assert found.state == "absent"
+    assert set(found.seen.removeprefix("not tried without ").split(" and ")) == lacks
 
 
 def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 from ruamel.yaml import YAML
@@ -60,6 +61,8 @@ class Stack:
     model: str = NAME
     address: str = ""
     service: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    gate: tuple[str, ...] = (sys.executable, "-m", "gate")
+    """The command that serves; of another installation, say."""
 
     @property
     def ledger(self) -> Ledger:
@@ -123,9 +126,9 @@ class Stack:
 
     def launch(self, *options: str, wrapper: Path | None = None, interval: float = 300) -> None:
         """Start the service; `wrapper`: a program that does it in its own way."""
-        program = [str(wrapper)] if wrapper else ["-m", "gate"]
+        program = (sys.executable, str(wrapper)) if wrapper else self.gate
         command = [
-            sys.executable, *program, "serve", "--model", self.model, "--port", "0",
+            *program, "serve", "--model", self.model, "--port", "0",
             "--tracking-uri", self.server.uri, "--secret-file", str(self.folder / "secrets"),
             "--policy", str(self.folder / "policy.yaml"), "--interval", str(interval),
             "--state", str(self.folder / "state.db"), "--store", str(self.folder / "store"),
@@ -187,10 +190,11 @@ def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
 
 @contextmanager
 def stack(
-    folder: Path, server: Server, model: str = NAME, *, policy: Policy = POLICY
+    folder: Path, server: Server, model: str = NAME, *, policy: Policy = POLICY, **given: Any
 ) -> Iterator[Stack]:
-    """A service for one model, with the webhook registered; nothing is promoted."""
-    made = Stack(folder, server, model)
+    """A service for one model, with the webhook registered; nothing is promoted. `given`: fields of
+    Stack."""
+    made = Stack(folder, server, model, **given)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
     keyring.write(folder / "secrets", ["s" * 40])
     made.registry.ensure_model(model)

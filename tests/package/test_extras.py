@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_a_module_of_somebody_else_is_not_ours_to_name() -> None:
     assert extras.missing(ImportError("sqlalchemy")) is None
     found = extras.missing(ModuleNotFoundError(name="sqlalchemy.orm"))
     assert str(found) == "needs parity-gate[registry]: pip install 'parity-gate[registry]'"
+
+
+def test_an_empty_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip leaves one of two packages that wrote into it, and Python takes it for a package."""
+    (tmp_path / "leftpackage").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not extras.is_installed("leftpackage")
+    (tmp_path / "leftpackage" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert extras.is_installed("leftpackage")
 
 
 def test_what_is_missing_could_not_be_judged() -> None:
