@@ -51,9 +51,8 @@ def assert_passes(verdicted: Verdicted) -> None:
     assert verdicted.decision.verdict is Verdict.PASS, problems
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet18", pytest.param("googlenet", marks=pytest.mark.proof)]
-)  # googlenet: with auxiliary heads
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])  # googlenet: with auxiliary heads
 def test_torchvision(tmp_path: Path, name: str) -> None:
     model = torchvision_models.build(name, side=SIDE)
     images = torchvision_models.images(SAMPLES, name, seed=2, side=SIDE)

@@ -107,7 +107,7 @@ def made(kind):
     return kind().eval()
 
 
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example"),
     [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
