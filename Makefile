@@ -74,6 +74,7 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 	echo "Not here:" $$missing "- tests that need it are skipped"
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+ALONE := $(BIN)/python -m pytest -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
 test: $(READY) packages browser  ## Run the tests but for the slow proofs
@@ -81,13 +82,12 @@ test: $(READY) packages browser  ## Run the tests but for the slow proofs
 	@echo "What happened: all tests passed. Left out: the slow proofs (the marks 'proof' and 'alone'), which make check runs. Where to look: make repro, then make ui."
 
 exhaustive: $(READY) packages browser  ## Every row of every proof, of which check runs some: an hour or more
-	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(BIN)/python -m pytest -m alone || { $(FAILED); }
+	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }
 	@echo "What happened: all proofs passed, with every row. Where to look: tests/exhaustive.py says what make check leaves out."
 
 check: lint packages browser  ## What CI runs: lint and all tests, with branch coverage but for proofs and further rows of tables
-	@$(PYTEST) -m "not alone and not proof and not again" --cov --cov-report= \
-		&& $(PYTEST) -m "(proof or again) and not alone" \
-		&& $(BIN)/python -m pytest -m alone \
+	@$(PYTEST) -m "not alone" --cov --cov-report= \
+		&& $(ALONE) \
 		&& $(BIN)/coverage report --fail-under=90 \
 		|| { $(FAILED); }
 	@echo "What happened: lint and all tests passed. Where to look: the coverage table above; make repro, then make ui."

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 # Two processes run the tests on two cores: more threads in each wait for one another.
@@ -24,6 +25,20 @@ settings.load_profile("tests")
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Coverage is of the first row of each table and not of proofs, which it would make slower."""
+    measuring = Coverage.current()
+    uncounted = any(map(item.get_closest_marker, ("again", "proof")))
+    if measuring is None or not uncounted:
+        return (yield)
+    measuring.stop()
+    try:
+        return (yield)
+    finally:
+        measuring.start()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a test logged goes from one process to another, which lone surrogates can't."""
     report = yield
@@ -32,9 +47,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that none of them is alone at the end of a run by several.
-    A further row of a table is marked: it runs the lines that the first one ran."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    """Files with slow tests or proofs first, so that none of them is alone at the end of a run by
+    several. A further row of a table is marked: it runs the lines that the first one ran."""
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "proof")))}
     items.sort(key=lambda item: item.path not in slow)
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:

@@ -24,7 +24,7 @@ from benchmarks.corpus.registry import ENTRIES, chosen
 from benchmarks.corpus.run import run
 from benchmarks.corpus.table import family_of
 from benchmarks.corpus.trained import tensors, trained
-from tests.exhaustive import EXHAUSTIVE, some
+from tests.exhaustive import EXHAUSTIVE, further_as_proofs, some
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the corpus is judged in one go
 
@@ -91,7 +91,7 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
     assert {fault.architecture.name for fault in FAULTS} >= set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", further_as_proofs(ARCHITECTURES, 5))
 def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, again = trained(architecture), trained(architecture)
@@ -247,6 +247,7 @@ def test_a_name_chooses_entries() -> None:
     assert {entry.kind for entry in chosen("fault/sign/*")} == {"sign"}
 
 
+@pytest.mark.proof
 def test_edited_graphs_are_valid(bench: Bench) -> None:
     """For onnx's checker; those that need a dynamo export, too."""
     edited = [f for f in FAULTS if f.kind in {"output order", "extra output", "random"}]

@@ -15,6 +15,7 @@ from benchmarks.nets.judge import Outcome, Ruling, judge
 from benchmarks.nets.net import draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
+from tests.exhaustive import further_as_proofs
 
 PASSING = (5, 9, 10, 11, 13)
 FAULTY = 10
@@ -41,7 +42,7 @@ def test_other_seeds_are_other_nets() -> None:
     assert len({draw(seed).story for seed in range(12)}) == 12
 
 
-@pytest.mark.parametrize("seed", PASSING)
+@pytest.mark.parametrize("seed", further_as_proofs(PASSING, 5))
 def test_a_correct_net_passes(seed: int) -> None:
     outcome = judge(seed)
 

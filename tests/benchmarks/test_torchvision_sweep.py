@@ -31,7 +31,7 @@ def test_all_below_the_limit_and_no_others() -> None:
     ("name", "side"),
     [
         pytest.param("shufflenet_v2_x0_5", 224, marks=[pytest.mark.proof, exhaustive]),
-        ("squeezenet1_1", 128),
+        pytest.param("squeezenet1_1", 128, marks=pytest.mark.proof),
     ],
 )
 def test_a_correct_export_passes_the_default_policy(

@@ -289,6 +289,7 @@ class Deep(nn.Module):
 """
 
 
+@pytest.mark.proof
 def test_a_failure_is_at_most_40_lines_and_ends_with_advice(
     capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,8 @@ def measured(
 
 
 @pytest.mark.parametrize(
-    ("model", "verdict", "code"), [("good.onnx", "PASS", 0), ("bad.onnx", "FAIL", 1)]
+    ("model", "verdict", "code"),
+    [("good.onnx", "PASS", 0), pytest.param("bad.onnx", "FAIL", 1, marks=pytest.mark.proof)],
 )
 def test_the_verdict_of_all_units(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],

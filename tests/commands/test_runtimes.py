@@ -19,6 +19,7 @@ def _installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("_installed")
 def test_all_are_listed_with_reasons(capsys, tmp_path):
     assert cli.main(["runtimes", "--json"]) == 0

@@ -16,6 +16,7 @@ from gate.storage.digest import Digest
 from tests.bounded.peak import bounded_growth
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.exhaustive import further_as_proofs
 from tests.golden_vectors import vectors
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY, TIGHT
@@ -64,7 +65,7 @@ def test_a_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
     check_whole(store)
 
 
-@pytest.mark.parametrize("make", [hostile.empty_nodes, hostile.endless_loop])
+@pytest.mark.parametrize("make", further_as_proofs([hostile.endless_loop, hostile.empty_nodes], 2))
 @pytest.mark.parametrize("command", ["deploy", "verify-release"])
 def test_the_commands_say_that_they_could_not_judge(tmp_path, monkeypatch, capsys, make, command):
     monkeypatch.chdir(tmp_path)

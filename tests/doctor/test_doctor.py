@@ -15,6 +15,18 @@ from gate.doctor import Diagnosis, Symptom, cuda, examine, session
 from gate.errors import RegistryUnavailable
 from gate.package import extras
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.runtimes import listing
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[listing.Listed, ...]:
+    """What other runtimes say, which takes seconds: they run in processes of their own."""
+    return listing.listed()
+
+
+@pytest.fixture(autouse=True)
+def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[listing.Listed, ...]) -> None:
+    monkeypatch.setattr(listing, "listed", lambda: rows)
 
 
 def _fine() -> None:

@@ -119,7 +119,9 @@ def test_other_failures(
     assert (seen.out, seen.err) == ("", "")
 
 
-@pytest.mark.parametrize("strategy", ["traced", "direct", "dynamo"])
+@pytest.mark.parametrize(
+    "strategy", ["traced", "direct", pytest.param("dynamo", marks=pytest.mark.proof)]
+)
 @pytest.mark.parametrize(
     ("kind", "place"), [(failing.Structured, "block"), (failing.Several, "left.1.1")]
 )
@@ -131,6 +133,7 @@ def test_places_are_known_for_every_strategy(
     assert f"{place} (tests/export/failing.py:" in line
 
 
+@pytest.mark.proof
 def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
     text = failed(failing.Several(blocks=40), tmp_path, strategy="direct")
     assert_short(text)

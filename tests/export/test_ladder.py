@@ -51,9 +51,8 @@ def assert_passes(verdicted: Verdicted) -> None:
     assert verdicted.decision.verdict is Verdict.PASS, problems
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet18", pytest.param("googlenet", marks=pytest.mark.proof)]
-)  # googlenet: with auxiliary heads
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])  # googlenet: with auxiliary heads
 def test_torchvision(tmp_path: Path, name: str) -> None:
     model = torchvision_models.build(name, side=SIDE)
     images = torchvision_models.images(SAMPLES, name, seed=2, side=SIDE)
@@ -234,7 +233,9 @@ class Nested(nn.Module):
         return {"boxes": Boxes(mixed + pair[0], mixed.exp()), "rest": (mixed - pair[1], None)}
 
 
-@pytest.mark.parametrize("strategy", ["traced", "direct", "dynamo"])
+@pytest.mark.parametrize(
+    "strategy", ["traced", "direct", pytest.param("dynamo", marks=pytest.mark.proof)]
+)
 def test_nested_inputs_and_outputs_keep_their_names(tmp_path: Path, strategy: str) -> None:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -82,7 +82,9 @@ def difference(exported: Exported, model: nn.Module) -> float:
     return max(self_check(model, exported, EXAMPLE).values())
 
 
-@pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
+@pytest.mark.parametrize(
+    "strategy", ["traced", "direct", "scripted", pytest.param("dynamo", marks=pytest.mark.proof)]
+)
 def test_weights_that_are_kept_as_inputs(tmp_path: Path, strategy: str) -> None:
     opset = 18 if strategy == "dynamo" else 15
     kept = export(tmp_path, strategy=strategy, opset=opset, keep_initializers_as_inputs=True)
@@ -162,7 +164,9 @@ def test_an_export_type_that_changes_nothing(tmp_path: Path) -> None:
     assert difference(exported, Twice()) < 1e-6
 
 
-@pytest.mark.parametrize(("strategy", "opset"), [("direct", 15), ("dynamo", 18)])
+@pytest.mark.parametrize(
+    ("strategy", "opset"), [("direct", 15), pytest.param("dynamo", 18, marks=pytest.mark.proof)]
+)
 def test_what_the_exporter_tells_is_kept_beside_the_same_file(
     tmp_path: Path, strategy: str, opset: int
 ) -> None:

@@ -13,6 +13,7 @@ from torchvision import models
 from gate.lint import lint_model
 from gate.lint.rulebook import RULES
 from gate.records.lint import LEVELS, at_least
+from tests.exhaustive import further_as_proofs
 from tests.lint.written import forward, lint, module, told
 
 DOCS = Path(__file__).parents[2] / "docs" / "lint"
@@ -265,12 +266,12 @@ def test_nothing_is_run_and_nothing_is_changed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "warnings"),
-    [
+    further_as_proofs([
         ("alexnet", 0), ("convnext_tiny", 0), ("densenet121", 0), ("efficientnet_b0", 0),
         ("googlenet", 0), ("inception_v3", 0), ("maxvit_t", 0), ("mnasnet0_5", 0),
         ("mobilenet_v3_small", 0), ("resnet18", 0), ("shufflenet_v2_x0_5", 0),
         ("squeezenet1_0", 0), ("swin_t", 2), ("swin_v2_t", 2), ("vgg11", 0), ("vit_b_16", 0),
-    ],
+    ], 4),
 )  # fmt: skip
 def test_torchvision_s_architectures_have_no_errors(name: str, warnings: int) -> None:
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}

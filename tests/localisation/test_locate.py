@@ -117,7 +117,7 @@ class TestMapping:
             (Residual, "traced"),
             (Residual, "direct"),
             (Residual, "scripted"),
-            (Residual, "dynamo"),
+            pytest.param(Residual, "dynamo", marks=pytest.mark.proof),
             (Tokens, "traced"),
             (Tokens, "direct"),
             (Tokens, "scripted"),

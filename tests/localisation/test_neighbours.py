@@ -107,7 +107,7 @@ def made(kind):
     return kind().eval()
 
 
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example"),
     [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
@@ -119,7 +119,7 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
     assert (told.first_divergence, told.diverges) == (None, False)
 
 
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example", "parameter", "module"),
     [

@@ -253,6 +253,7 @@ def test_a_crash_at_every_call_is_finished_by_the_next(signed: Release) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_with_nothing_but_the_right_to_edit_a_real_registry(
     guarded_server: Any, ci: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_second_rollback_does_not_return_to_the_bad_version(
     assert registry.inner.aliases[CHAMPION] == "1"
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
 def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
     registry: Watched, ledger: Ledger, index: int, moment: str
@@ -241,7 +241,7 @@ def test_who_rolled_back_by_hand_has_it_written_down(
 
 @pytest.mark.parametrize("seen", [no_guard, accepted])
 @pytest.mark.parametrize("index", range(16))
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 def test_a_rollback_by_hand_is_written_down_once_whatever_crashes(
     registry: Watched, ledger: Ledger, seen, index: int, moment: str
 ) -> None:

@@ -82,6 +82,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
+@pytest.mark.proof
 def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     folder: Path, alone: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_one_flipped_bit_once_does_nothing(watched: Watched) -> None:
             assert watched.state() == before
 
 
+@pytest.mark.proof
 def test_other_wrong_bytes_each_time_are_weather(watched: Watched) -> None:
     before = watched.state()
     for seed in range(7, 11):
@@ -241,6 +242,7 @@ def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
     assert not [line for line in watched.lines if line[0] == "violation"]
 
 
+@pytest.mark.proof
 def test_a_page_while_a_version_is_approved_or_deployed_only_delays_it(watched: Watched) -> None:
     number = watched.hand_in(4)
     mend = watched.overwrite(number, HTML)

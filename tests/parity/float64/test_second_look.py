@@ -302,6 +302,7 @@ class Off(nn.Module):
         return self.model(x) + self.last * (x[:, :1, :1, :1] > 1.0).to(torch.uint8)
 
 
+@pytest.mark.proof
 def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
     model = Picture().eval()
     (output,) = measured(model, Off(model).eval(), tmp_path, pictures()).outputs

@@ -98,7 +98,7 @@ CASES = {
     "gru": (functools.partial(Recurrent, nn.GRU, bidirectional=True), sequences),
     "rnn": (functools.partial(Recurrent, nn.RNN), sequences),
 }
-MODES = ("folded", "unfolded", "dynamo")
+MODES = ("folded", "unfolded", pytest.param("dynamo", marks=pytest.mark.proof))
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from gate.onnxfile.subject import read_subject
 from gate.parity.graph.report import read_graph
 from gate.policy.policy import Instruments
 from gate.storage.digest import Digest
+from tests.exhaustive import further_as_proofs
 from tests.parity import tiny
 from tests.parity.graph.build import model, node, report, witness
 
@@ -124,7 +125,9 @@ def exported(reference, batch, path, *, dynamo):
 @pytest.mark.parametrize(
     ("name", "dynamo"),
     [(name, False) for name in MODELS]
-    + [(name, True) for name in ("net", "causal", "vit", "swin", "zero residual")],
+    + further_as_proofs(
+        [(name, True) for name in ("net", "causal", "vit", "swin", "zero residual")], 5
+    ),
 )
 def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
     build, batch = MODELS[name]

@@ -16,6 +16,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.rounding.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
 from gate.parity.workload import Workload
 from gate.records.evidence import Source
+from tests.exhaustive import further_as_proofs
 from tests.parity.probes import benches
 
 
@@ -76,7 +77,7 @@ class Counted(nn.Module):
         return self.function(x * self.scale).cumsum(1)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", further_as_proofs(range(10), 5))
 def test_small_sigmoids_of_a_detector_s_head_pass(seed, tmp_path):
     verdicted = judged(Head(seed), normal(64, 16), tmp_path)
     assert verdicted.decision.verdict is Verdict.PASS
@@ -136,7 +137,7 @@ CORRECT = {
 }
 
 
-@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize("name", further_as_proofs(CORRECT, 2))
 def test_what_a_runtime_computes_with_absolute_errors_passes(name, tmp_path):
     build, shape = CORRECT[name]
     verdicted = judged(build(), normal(*shape), tmp_path)
@@ -166,7 +167,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", further_as_proofs(FAULTS, 3))
 def test_a_fault_beside_absolute_errors_is_seen(name, tmp_path):
     model, wrong, scale = FAULTS[name]
     shape = (32, 4096) if isinstance(model, Counted) else (64, 16)
