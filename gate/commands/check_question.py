@@ -130,7 +130,13 @@ _MEASURING = (
         help="How pictures become the samples (gate preprocess): its digest goes into the "
         "evidence, and pictures of --inputs are made inputs by it.",
     ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="Samples that are computed at once, at most.",
+    ),
 )
 _OPTIONS = (
     click.argument("model", type=ONNX_FILE, required=False),

@@ -57,7 +57,10 @@ def command() -> None:
     "--policy", type=POLICY_FILE,
     help="The one that gate check will get: it says which probes there are. Default: the built-in.",
 )  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True,
+    help="Samples that are computed at once, at most.",
+)  # fmt: skip
 @machine_options
 def _export(**request: Unpack[_Request]) -> Outcome:
     """Write the samples and the probes of MODEL.onnx: as .npy, as raw little-endian numbers, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from gate.runtimes.chosen import ChosenRuntime
 from gate.runtimes.runtime import Batch, Conditions, Session
 
 _DOUBLE = "float64"
+_CUT_FROM = 16
+"""Samples that would be one batch, from which on they are two: halves are batches yet."""
 
 
 class NamedRun(Protocol):
@@ -57,7 +60,7 @@ class Case:
     samples: Samples
     policy: Policy
     batch_size: int = 32
-    """A file with a fixed batch axis is computed with that one."""
+    """At most: see `bind`. A file with a fixed batch axis is computed with that one."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
@@ -77,14 +80,21 @@ class Case:
     def bind(self, *, batch_size: int | None = None) -> Binding:
         """Which samples go to which input of the file and of the model.
 
+        `batch_size`: of whoever computes a few of them; None: of the measurement, which takes two
+        batches rather than one where that is no matter of a handful of samples. The first one
+        warms up, and would have to be computed again to be timed.
+
         Raises InputMismatch and DataError for samples that don't fit.
         """
-        subject = self.candidate.subject
+        subject, count = self.candidate.subject, len(self.samples)
+        if batch_size is None:
+            alone = _CUT_FROM <= count <= self.batch_size
+            batch_size = math.ceil(count / 2) if alone else self.batch_size
         binding = bind(
             subject.inputs,
             self.samples.specs,
-            count=len(self.samples),
-            batch_size=self.batch_size if batch_size is None else batch_size,
+            count=count,
+            batch_size=batch_size,
             parameters=parameters(self.model),
         )
         return replace(binding, double=keeps_double(self.model, subject))
