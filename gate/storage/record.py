@@ -65,13 +65,7 @@ def later(default: Any) -> Any:
 class Record(BaseModel):
     """A frozen pydantic model: unknown fields are refused, JSON keeps NaN and ±inf as words."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        ser_json_inf_nan="strings",
-        defer_build=True,  # most commands use few of them, and building all takes a fifth of a second
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
 
     def to_json(self, *, indent: int | None = None) -> str:
         """JSON text."""
