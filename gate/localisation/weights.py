@@ -13,6 +13,7 @@ from torch import nn
 
 from gate.localisation.counterparts import Floats, Pair, counterparts
 from gate.parity.graph.formats import FORMATS
+from gate.parity.graph.packed import misplaced
 from gate.parity.statistics.output import Array
 
 _FOLDING = 1e-5
@@ -28,6 +29,8 @@ class WeightDifference:
     text: str
     rounded_to: str | None = None
     """The format whose rounding explains all of the difference."""
+    computed: bool = False
+    """True if it may as well be what code makes of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def comparison(
         tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
     )
     return WeightComparison(
-        tuple(_difference_of(pair) for pair in pairs.differing),
+        tuple(_difference_of(pair, by_code=loose is not None) for pair in pairs.differing),
         tuple(name for name in pairs.same if name in own),
         tuple(name for name in pairs.unfound if name in own),
     )
@@ -97,6 +100,13 @@ def transposed(
             name = f"{path}.weight" if path else "weight"
             return WeightDifference(path, f"`{name}` of the file is the model's, transposed")
     return None
+
+
+def moved(module: nn.Module, path: str, found: Mapping[str, Array]) -> WeightDifference | None:
+    """What a recurrent module has at another place, as the directions or the gates of an LSTM.
+    `comparison` takes every order, because exporters split, turn and join these."""
+    text = misplaced(module, found.values())
+    return None if text is None else WeightDifference(path, text)
 
 
 def folded_differences(
@@ -215,10 +225,16 @@ def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
     return scale, (0.0 if beta is None else beta) - mean * scale
 
 
-def _difference_of(pair: Pair) -> WeightDifference:
-    if pair.got.shape == pair.want.shape:
-        return _difference(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
+def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
+    """`by_code`: code reads it, which may compute something of it that an exporter stores."""
     module = pair.name.rpartition(".")[0]
+    if pair.got.shape == pair.want.shape:
+        wrong = pair.got != pair.want
+        found = _difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
+        if found.rounded_to or pair.named or not by_code or not wrong.all():
+            return found
+        text = f"the file has neither `{pair.name}` there nor what the model's code makes of it"
+        return WeightDifference(module, text, computed=True)
     for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
             text = f"`{pair.name}` of the file is the model's, rounded to {name}"
