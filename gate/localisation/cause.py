@@ -190,7 +190,7 @@ class Detective:
         if not differences:
             return None
         first = differences[0]
-        remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.computed else WEIGHTS
+        remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
         return Cause(first.module, first.text, remedy)
 
     def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:

@@ -223,8 +223,16 @@ class TestFolded:
         layer = nn.ConvTranspose2d(4, 4, 3)
         assert self.told((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
 
+    def test_eps(self, pair):
+        (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
+        text = "eps of `bn` that was folded in is 0.01, 1e-05 in the model"
+        assert (difference.module, difference.text, difference.by_code) == ("bn", text, True)
+
     def test_the_scale(self, pair):
-        assert self.told(pair, folded(*pair, eps=1e-2)) == [
+        found = folded(*pair)
+        with torch.no_grad():
+            pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
+        assert self.told(pair, found) == [
             ("bn", "the scale of `bn` (weight, running_var, eps) that was folded in is another")
         ]
 
@@ -299,7 +307,7 @@ class Standardised(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "computed", "said"),
+    ("name", "change", "by_code", "said"),
     [
         ("stored", lambda w: w * 1.1 + 0.1, True, "neither `w` there nor what the model's code"),
         ("stored", lambda w: w.half().float(), False, "`w` of the file is the model's, rounded"),
@@ -308,12 +316,12 @@ class Standardised(nn.Module):
     ],
 )
 def test_what_code_may_have_computed_of_a_tensor_is_not_called_the_tensor(
-    name, change, computed, said
+    name, change, by_code, said
 ):
     module = Standardised()
     found = {name: change(module.w.detach()).numpy()}
     (difference,) = differences(module, "", found, loose={})
-    assert difference.computed is computed
+    assert difference.by_code is by_code
     assert said in difference.text
 
 
