@@ -37,8 +37,8 @@ _OTHER_MODEL = (
 )
 _OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
 _OPERATOR = (
-    "Export with another opset, or by another exporter (torch.onnx.export(..., dynamo=True)); "
-    "update ONNX Runtime."
+    "Export again from the code of the reference; if it stays, with another opset, or by another "
+    "exporter (torch.onnx.export(..., dynamo=True)); update ONNX Runtime."
 )
 _QUANTIZED = re.compile(r"QuantizeLinear$|^DequantizeLinear$|Integer$|^QLinear|^MatMulNBits$")
 _EIGHT_BITS = "Quantize nothing; or say precision: quantized, as for a quantized twin."
@@ -132,8 +132,11 @@ class Detective:
             if evidence is not None:
                 return evidence
         path, shown = suspect.paths[0], _operators(nodes)
-        kind = type(self._model.get_submodule(path)).__name__
-        text = f"{shown} computes something else than {kind}"
+        module = self._model.get_submodule(path)
+        text = f"{shown} computes something else than {type(module).__name__}"
+        another = settings.another_function(module, nodes)
+        if another is not None:
+            return Cause(path, f"{text}: these are the operators of {another}", _OTHER_MODEL)
         same, unfound = self._compared(suspect, places, nodes)
         if same:
             are = "is" if len(same) == 1 else "are"
@@ -177,7 +180,8 @@ class Detective:
             differences = [*self._comparison(suspect, places).differences]
             differences += weights.affine_differences(module, value.path, found)
             turned = weights.transposed(module, value.path, nodes, found)
-            differences += [] if turned is None else [turned]
+            moved = weights.moved(module, value.path, found)
+            differences += [one for one in (turned, moved) if one is not None]
             # its own ones first
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
@@ -185,11 +189,9 @@ class Detective:
             differences = weights.folded_differences(pair, (layer.path, value.path), found)
         if not differences:
             return None
-        return Cause(
-            differences[0].module,
-            differences[0].text,
-            _ROUNDED if differences[0].rounded_to else WEIGHTS,
-        )
+        first = differences[0]
+        remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
+        return Cause(first.module, first.text, remedy)
 
     def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 
 from gate.localisation.names import ModuleScope
 from gate.localisation.values import ComputedValue
@@ -25,6 +25,8 @@ _OPERATORS = {
     "relu6": ("clip",),
 }
 """Operators that compute a module and are called otherwise than it."""
+_WEIGHING = re.compile("conv|gemm|matmul|einsum")
+"""Operators of layers into which a BatchNorm is folded."""
 
 
 class Clues:
@@ -45,9 +47,8 @@ class Clues:
             calls[value.path] = max(calls[value.path], value.call + 1)
         self._kinds = {_plain(value.kind) for value in values if value.kind}
         self._call_of = dict(_calls(scopes, calls))
-        named = {scope.path for scope in scopes if scope is not None}
         pairs = list(_norms(values, norms or {}))
-        self.folded = dict(_folded(pairs, named, Counter(op for op, _ in nodes)))
+        self.folded = dict(_folded(pairs, nodes))
         """Values of convolutions and their like to those of the BatchNorm that was probably folded
         into their weights: the file computes the second at once."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
@@ -95,15 +96,19 @@ def _norms(
 
 def _folded(
     norms: Sequence[tuple[ComputedValue, ComputedValue]],
-    named: Set[str],
-    operators: Mapping[str, int],
+    nodes: Sequence[tuple[str, ModuleScope | None]],
 ) -> Iterable[tuple[int, int]]:
     """Pairs of a layer and the BatchNorm that alone reads it, where names or the number of
-    operators say that only one of the two has a node."""
-    missing = operators.get("BatchNormalization", 0) < len(norms)
+    operators say that only one of the two has a node. A layer that pads its input by a node of its
+    own has none by that."""
+    missing = Counter(op for op, _ in nodes)["BatchNormalization"] < len(norms)
+    named = {scope.path for _, scope in nodes if scope is not None}
+    weighing = {
+        scope.path for op, scope in nodes if scope is not None and _WEIGHING.search(op.lower())
+    }
     for layer, value in norms:
         if _plain(layer.kind) in ("conv", "convtranspose", "linear"):
-            has_name = {value.path in named, layer.path in named}
+            has_name = {value.path in named, layer.path in weighing}
             if has_name == {True, False} or (has_name == {False} and missing):
                 yield layer.number, value.number
 

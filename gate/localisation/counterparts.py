@@ -38,6 +38,8 @@ class Pair:
     changed: int
     """Elements of the tensor, or of what was picked of it, that the file has otherwise."""
     of: int
+    named: bool = False
+    """True if the constant has the tensor's name."""
 
 
 @dataclass
@@ -133,7 +135,7 @@ def _alike(
         evident = wrong <= _MOST * got.size or (apart <= _NEAR and _is_telling(got))
         if name in loose and foreign and not evident:
             continue
-        result.differing.append(Pair(name, left.pop(name), got, wrong, got.size))
+        result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not foreign))
         del constants[key]
     return left
 

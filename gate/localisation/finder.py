@@ -32,10 +32,11 @@ class Finder:
         self._survey = survey
         self._matcher = matcher
 
-    def find(self) -> Layout:
-        """The layout. Raises EvidenceError, and what ONNX Runtime raises."""
-        layout = self._matched(Layout())
-        tried: set[int] = set()
+    def find(self, start: Layout | None = None) -> Layout:
+        """The layout. `start`: what is known already, which stays where nothing equals a value.
+        Raises EvidenceError, and what ONNX Runtime raises."""
+        layout = self._matched(start or Layout())
+        tried = set(start.matching.tensors) if start else set()
         for _ in range(_ROUNDS):
             better = self._matched(layout)
             misplaced = self._misplaced(layout, better)

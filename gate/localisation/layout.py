@@ -4,7 +4,7 @@ cut."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +66,11 @@ class Layout:
     def cuts(self) -> dict[str, np.dtype[np.generic]]:
         """The tensors at which the file is cut, with their dtypes."""
         return {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
+
+    def only(self, numbers: Container[int]) -> Layout:
+        """What is known of these values."""
+        kept = {n: tensor for n, tensor in self.matching.tensors.items() if n in numbers}
+        return Layout(Matching(kept))
 
     @property
     def put_in(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from gate.localisation.finder import Finder
 from gate.localisation.findings import Findings
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
+from gate.localisation.listeners import AnotherWay
 from gate.localisation.matching import ValueMatcher
 from gate.localisation.measuring import Measured, Measuring
 from gate.localisation.names import Paths
@@ -25,6 +26,7 @@ from gate.localisation.telling import tell
 from gate.localisation.values import Survey
 from gate.localisation.verdicts import Limits
 from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.runners.determinism import deterministic
 from gate.parity.runners.torch_runner import private_copy
@@ -35,7 +37,7 @@ from gate.records.localisation import Localisation, OptimiserBlame
 from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.runtimes.runtime import Batch
 
-_FIRST = 2
+MATCHED = 2
 """Samples on which tensors are matched and the float64 reference runs."""
 _steps = logging.getLogger("gate.steps")
 
@@ -45,15 +47,16 @@ def locate(
     *,
     runtime: RuntimeName,
     limit: int = 8,
-    budget: int = BUDGET,
     refused: Collection[RuntimeName] = (),
+    beyond: Samples | None = None,
 ) -> Localisation:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
-    On the first `limit` samples; of a file with a fixed batch axis on whole batches. `budget`:
-    bytes of tensors that are held at a time on each side. `refused`: by the policy. Where `runtime`
-    is, an optimiser may be to blame for less than what is a divergence here; where the same without
-    optimisations is, none is. The model and all global switches are afterwards as they were.
+    On the first `limit` samples; of a file with a fixed batch axis on whole batches. `refused`: by
+    the policy. Where `runtime` is, an optimiser may be to blame for less than what is a divergence
+    here; where the same without optimisations is, none is. `beyond`: inputs of the samples' shapes
+    that are compared in their place; the samples, which agree, only say which tensor is which
+    value. The model and all global switches are afterwards as they were.
 
     Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
     samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
@@ -62,7 +65,7 @@ def locate(
     """
     candidate, samples, policy = case.candidate, case.inputs, case.policy
     setup = _setup(policy, runtime)
-    binding = case.bind(batch_size=_FIRST)
+    binding = case.bind(batch_size=MATCHED)
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
@@ -71,23 +74,21 @@ def locate(
         side = ModelSide(private_copy(case.model, device="cpu", double=binding.double), binding)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
-        step = size if binding.fixed else _step(survey, size, budget)
+        step = size if binding.fixed else _step(survey, size, BUDGET)
         rest = [
             {name: array[start : start + step] for name, array in taken.items()}
             for start in range(size, _count(taken), step)
         ]
-        bench = Bench(side, graph, [first, *rest], binding.pairs, policy, budget)
-        names = [name for name, _ in binding.pairs]
-        matcher = ValueMatcher(
-            survey,
-            graph,
-            Paths(side.model),
-            inputs=names,
-            constants=lambda: side.constants(first, survey),
-        )
+        bench = Bench(side, graph, [first, *rest], binding.pairs, policy, BUDGET)
+        matcher = _matcher(bench, survey)
         try:
             layout = Finder(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
+            if beyond is not None:
+                bench = replace(bench, batches=list(beyond.batches(size)))
+                survey, before = side.survey(bench.batches[0]), survey
+                matcher = _matcher(bench, survey)
+                layout = Finder(bench, survey, matcher).find(_still(layout, before, survey))
             measured = _measured(bench, survey, layout, setup)
             limits = Limits(
                 runtime,
@@ -110,6 +111,30 @@ def locate(
     _check_finite(measured)
     findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
     return tell(findings, side.model, limits, candidate.subject, blame=blamed)
+
+
+def _matcher(bench: Bench, survey: Survey) -> ValueMatcher:
+    side, batch = bench.side, bench.batches[0]
+    return ValueMatcher(
+        survey,
+        bench.graph,
+        Paths(side.model),
+        inputs=[name for name, _ in bench.names],
+        constants=lambda: side.constants(batch, survey),
+    )
+
+
+def _still(layout: Layout, before: Survey, survey: Survey) -> Layout:
+    """What the samples, `before`, say of the values of another input: all but those that are one
+    value on the samples and two here, as what a limit gets and returns.
+
+    Raises AnotherWay where the model takes another way.
+    """
+    if before.paths != survey.paths or before.at != survey.at:
+        raise AnotherWay("the model makes other calls on this input than on the samples.")
+    apart = [v for v in before.values if v.repeats != survey.values[v.number].repeats]
+    unsure = {number for value in apart for number in (value.number, value.repeats)}
+    return layout.only({value.number for value in survey.values} - unsure)
 
 
 def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:

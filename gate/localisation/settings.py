@@ -40,6 +40,50 @@ _PADDING_MODES = {
 }
 """`padding_mode` of a convolution to `mode` of Pad."""
 
+_FUNCTIONS = {
+    ("Relu",): "ReLU",
+    ("LeakyRelu",): "LeakyReLU",
+    ("PRelu",): "PReLU",
+    ("Elu",): "ELU",
+    ("Selu",): "SELU",
+    ("Celu",): "CELU",
+    ("Sigmoid",): "Sigmoid",
+    ("Mul", "Sigmoid"): "SiLU",
+    ("Swish",): "SiLU",
+    ("HardSigmoid",): "Hardsigmoid",
+    ("HardSwish",): "Hardswish",
+    ("HardSigmoid", "Mul"): "Hardswish",
+    ("Tanh",): "Tanh",
+    ("Softplus",): "Softplus",
+    ("Mul", "Softplus", "Tanh"): "Mish",
+    ("Mish",): "Mish",
+    ("Softsign",): "Softsign",
+    ("Softmax",): "Softmax",
+    ("LogSoftmax",): "LogSoftmax",
+}
+"""Sorted operators, constants left out, to the module that exporters write so."""
+_ACTIVATIONS = {*_FUNCTIONS.values(), "ReLU6", "Hardtanh", "GELU", "Softmin"}
+
+
+def another_function(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> str | None:
+    """The activation that exporters write by just these operators, where the module is another
+    one; else None."""
+    operators = sorted(node.op_type for node in nodes if node.op_type != "Constant")
+    kind = type(module).__name__
+    if kind not in _ACTIVATIONS:
+        return None
+    function = _FUNCTIONS.get(tuple(operators)) or _gelu(operators)
+    if kind == "GELU":
+        kind = "GELU" if getattr(module, "approximate", "none") == "none" else "GELU by tanh"
+    return None if function == kind else function
+
+
+def _gelu(operators: list[str]) -> str | None:
+    of = set(operators)
+    if "Erf" in of and of <= {"Erf", "Mul", "Add", "Div"}:
+        return "GELU"
+    return "GELU by tanh" if {"Tanh", "Add"} <= of <= {"Tanh", "Add", "Mul", "Pow"} else None
+
 
 def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Each setting that a node has otherwise than the module, in words."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from gate.localisation.counterparts import Floats, Pair, counterparts
 from gate.parity.graph.formats import FORMATS
+from gate.parity.graph.packed import misplaced
 from gate.parity.statistics.output import Array
 
 _FOLDING = 1e-5
@@ -28,6 +30,8 @@ class WeightDifference:
     text: str
     rounded_to: str | None = None
     """The format whose rounding explains all of the difference."""
+    by_code: bool = False
+    """True if code may have made it: another checkpoint alone does not explain it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def comparison(
         tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
     )
     return WeightComparison(
-        tuple(_difference_of(pair) for pair in pairs.differing),
+        tuple(_difference_of(pair, by_code=loose is not None) for pair in pairs.differing),
         tuple(name for name in pairs.same if name in own),
         tuple(name for name in pairs.unfound if name in own),
     )
@@ -99,6 +103,13 @@ def transposed(
     return None
 
 
+def moved(module: nn.Module, path: str, found: Mapping[str, Array]) -> WeightDifference | None:
+    """What a recurrent module has at another place, as the directions or the gates of an LSTM.
+    `comparison` takes every order, because exporters split, turn and join these."""
+    text = misplaced(module, found.values())
+    return None if text is None else WeightDifference(path, text)
+
+
 def folded_differences(
     modules: tuple[nn.Module, nn.Module], paths: tuple[str, str], found: Mapping[str, Array]
 ) -> list[WeightDifference]:
@@ -124,8 +135,7 @@ def folded_differences(
     same_offset = not offsets or _any_close(offsets, shift + scale * offset)
     if not wrong.any() and scaled.any() and not same_offset:
         # Had only the layer's weight changed, the offset would have stayed.
-        text = f"the scale of `{paths[1]}` (weight, running_var, eps) that was folded in is another"
-        return [WeightDifference(paths[1], text)]
+        return [_another_scale(norm, paths[1], factor)]
     wrong |= scaled[:, None]
     rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
     if rounded is not None:
@@ -184,6 +194,28 @@ def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
     return np.where(some, factor, scale)
 
 
+def _another_scale(norm: nn.Module, path: str, scale: Floats) -> WeightDifference:
+    epsilon = _epsilon(norm, scale)
+    if epsilon is not None:
+        text = f"eps of `{path}` that was folded in is {epsilon:.3g}, {norm.eps:.3g} in the model"
+        return WeightDifference(path, text, by_code=True)
+    text = f"the scale of `{path}` (weight, running_var, eps) that was folded in is another"
+    return WeightDifference(path, text)
+
+
+def _epsilon(norm: nn.Module, scale: Floats) -> float | None:
+    """The eps with which a BatchNorm would have this scale in every channel, if there is one."""
+    variance, gamma = _numbers(norm.running_var), _numbers(norm.weight)
+    assert variance is not None
+    with np.errstate(all="ignore"):
+        wanted = ((1.0 if gamma is None else gamma) / scale) ** 2 - variance
+        epsilon = float(np.median(wanted[np.isfinite(wanted)])) if len(wanted) > 1 else math.nan
+        if not epsilon > 0.0:
+            return None
+        would = (1.0 if gamma is None else gamma) / np.sqrt(variance + epsilon)
+    return epsilon if np.allclose(would, scale, rtol=_FOLDING, atol=0.0) else None
+
+
 def _any_close(offsets: list[Floats], want: Floats) -> bool:
     """True if one of the offsets is the wanted one, as far as folding in float32 keeps it."""
     size = max(float(np.abs(want).max()), 1e-30)
@@ -215,10 +247,16 @@ def _affine(norm: nn.Module) -> tuple[Floats, Floats]:
     return scale, (0.0 if beta is None else beta) - mean * scale
 
 
-def _difference_of(pair: Pair) -> WeightDifference:
-    if pair.got.shape == pair.want.shape:
-        return _difference(pair.name, pair.want, pair.got, pair.got != pair.want, tolerance=0.0)
+def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
+    """`by_code`: code reads it, which may compute something of it that an exporter stores."""
     module = pair.name.rpartition(".")[0]
+    if pair.got.shape == pair.want.shape:
+        wrong = pair.got != pair.want
+        found = _difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
+        if found.rounded_to or pair.named or not by_code or not wrong.all():
+            return found
+        text = f"the file has neither `{pair.name}` there nor what the model's code makes of it"
+        return WeightDifference(module, text, by_code=True)
     for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
             text = f"`{pair.name}` of the file is the model's, rounded to {name}"

@@ -71,6 +71,13 @@ class OutputCheck:
                 "The model's forward makes it float64 by itself (a buffer or NumPy scalar of "
                 "float64, .double()): cast it in forward, or keep float64 in the file."
             )
+        elif r.dtype == "float32" and c.dtype == "float16":
+            raise OutputMismatch(
+                f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
+                "is judged as it computes in float32. Keep inputs and outputs float32 "
+                "(keep_io_types=True), and say precision: reduced where the file is float16 on "
+                "purpose."
+            )
         else:
             remedy = "Export the model in float32, with the outputs that its forward returns."
         raise OutputMismatch(

@@ -16,9 +16,10 @@ from torch import nn
 from gate.errors import EvidenceError, GateError, ModelError, describe_failure
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
 from gate.parity.float64.reference import Float64Reference
 from gate.parity.runners.meter import Meter
-from gate.parity.runners.torch_runner import TorchRunner
+from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.statistics.change import columns, worst_ratio
 from gate.parity.statistics.output import Array
 from gate.policy.policy import Policy
@@ -209,6 +210,17 @@ class Stand:
     binding: Binding
     samples: Samples
     policy: Policy
+
+    @classmethod
+    def bare(cls, case: Case) -> Stand:
+        """One that makes probes and does not judge by them: without a float64 reference.
+
+        Raises InputMismatch and DataError for samples that don't fit.
+        """
+        binding = case.bind()
+        own = private_copy(case.model, device="cpu", double=binding.double)
+        truth = Truth(own, binding, samples=0)
+        return cls(own, ReferencePass(own, binding), truth, binding, case.inputs, case.policy)
 
     @cached_property
     def answers(self) -> ReferenceAnswers:

@@ -129,6 +129,9 @@ class Localisation(Record):
     part: str | None = later(None)
     """Of a release: the part that these layers are of; None: it has none that diverges, or it is
     one file."""
+    probe: str | None = later(None)
+    """The probe on whose input the layers were compared, because the samples agree; None: they
+    were compared on samples."""
     seam: str | None = later(None)
     """Of a release: what does not fit between its parts; None: nothing."""
 

@@ -26,6 +26,7 @@ def sentences(explanation: Explanation) -> Iterator[str]:
     if found.first_divergence is not None:
         place = printable(found.first_divergence) or "the model itself"
         of = f" of the part {found.part}" if found.part else ""
+        of += f" on the input '{found.probe}'" if found.probe else ""
         yield f"First diverging layer{of}: {place} ({found.runtime})."
     elif found.part:
         yield f"First diverging part: {found.part} ({found.runtime})."

@@ -101,6 +101,9 @@ def _baked_in(scene: Scene) -> Account:
     place = check.name.removeprefix("probe_")
     text = f"Something was baked in by the trace: the samples agree, and on the input '{place}' "
     text += f"the file is off by {measure(check)}" if measure(check) else short(check.explanation)
+    found = scene.explanation.localisation
+    if found is not None and found.probe is not None and found.fault is not None:
+        text += f". On '{found.probe}' it begins here: {printable(found.fault).replace('`', '')}"
     warning = _warning(scene.evidence)
     return Account(None, clean(f"{text}{warning}"), check.remedy)
 

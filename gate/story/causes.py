@@ -81,7 +81,11 @@ _BY_NAME: dict[str, CauseKind] = {
     "preprocessing": "preprocessing",
 }
 """By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
-_OTHER_OUTPUTS = "the model returns "
+_OTHER_OUTPUTS = (
+    "the model returns ",
+    "the model has names of its own",
+    "the model is judged as it computes in float32",
+)
 """In a failure: the runtime ran, and what it returned is not in the shape, dtype or order."""
 _BY_REMEDY: dict[str, CauseKind] = {"unsure": "model", "threshold_unmeasured": "evidence",
                                "cost_unmeasured": "evidence"}  # fmt: skip
@@ -118,7 +122,7 @@ def _of_runtime(check: CheckResult, evidence: Evidence) -> CauseKind:
     if runtime is not None and runtime.failure:
         # A constant shape that has the batch of the export in it.
         nobody = not any(other.measured for other in evidence.runtimes)
-        if nobody and _OTHER_OUTPUTS in runtime.failure:
+        if nobody and any(words in runtime.failure for words in _OTHER_OUTPUTS):
             return "outputs"
         signs = ("requested shape", ONLY_BATCHES)
         return "batch" if any(sign in runtime.failure for sign in signs) else "runtime"

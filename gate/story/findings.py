@@ -88,11 +88,21 @@ def _root(
         return alone["model"]
     if "samples" in alone and _prove_nothing(alone["samples"]):
         return alone["samples"]
-    if found is not None and found.diverges:
+    if found is not None and found.diverges and found.probe is None:
         cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
         return Group(cause, localisation=found)
     certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
+    if certain is None and found is not None and found.probe is not None:
+        return _probed(alone, found)
     return certain or _suspect(alone, decision)
+
+
+def _probed(alone: dict[CauseKind, Group], found: Localisation) -> Group:
+    """The layer that only a probe shows. Code that is another may be what the trace kept of it."""
+    code = (found.fault or "").startswith("code in")
+    if code and "baked_in" in alone and "beyond" not in alone:
+        return alone["baked_in"]
+    return Group("beyond", localisation=found)
 
 
 def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from gate.decision.remedies import OPTIMISER
+from gate.decision.remedies import OPTIMISER, REMEDIES
 from gate.records.localisation import Localisation, OptimiserBlame, listed
 from gate.story.findings import worst_of
 from gate.story.scene import Account, Scene, broken, capital, clean, short, with_number
 from gate.story.wording import printable
+from gate.story.words import measure
 
 
 def located(scene: Scene, found: Localisation) -> Account:
@@ -20,6 +21,11 @@ def located(scene: Scene, found: Localisation) -> Account:
             found.first_divergence or None, with_number(found.cause, scene.number), found.remedy
         )
     blamed, text = _fault(found, found.fault)
+    if found.probe is not None:
+        # Code that is right on the samples: what only shows beyond them is a limit of it.
+        limits = found.fault.startswith("code in")
+        remedy = REMEDIES["probe_beyond"] if limits else found.remedy
+        return Account(blamed, _on_probe(scene, text, found.probe), remedy)
     if scene.group.cause == "optimiser":
         text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
         text = f"{with_number(text, scene.number)}; with optimisations off the file agrees"
@@ -27,6 +33,13 @@ def located(scene: Scene, found: Localisation) -> Account:
             return Account(blamed, text, OPTIMISER)
         return Account(blamed, clean(f"{text}. {found.blame.text}"), found.remedy)
     return Account(blamed, with_number(text, scene.number), found.remedy)
+
+
+def _on_probe(scene: Scene, text: str, probe: str) -> str:
+    """What no sample shows, with the number of the input that does."""
+    check = next((c for c in scene.group.ordered if c.name == f"probe_{probe}"), scene.shown)
+    text = f"{text}; the samples agree, and the input '{probe}' shows it"
+    return with_number(text, measure(check))
 
 
 def _optimiser(scene: Scene, blame: OptimiserBlame) -> Account:

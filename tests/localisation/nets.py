@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -15,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from gate.export.capture import captured
+from gate.localisation import locate as locating
 from gate.localisation.bench import BUDGET
-from gate.localisation.locate import locate
 from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
@@ -206,9 +207,9 @@ def found(
 ) -> Localisation:
     """What `locate` finds."""
     samples = Samples.of(inputs if isinstance(inputs, Mapping) else {"input": inputs})
-    return locate(
-        Case(model, candidate, samples, policy=POLICY), runtime=runtime, limit=limit, budget=budget
-    )
+    case = Case(model, candidate, samples, policy=POLICY)
+    with mock.patch.object(locating, "BUDGET", budget):
+        return locating.locate(case, runtime=runtime, limit=limit)
 
 
 def layers(record: Localisation) -> dict[str, LayerRow]:

@@ -224,7 +224,8 @@ TOLD = {
         "no node of the file computes it: what follows reads /block/conv2/Conv_output_0", OTHER),
     "another activation": (
         Shared, operator("Tanh", "Sigmoid", 1), "act",
-        "Sigmoid /act_1/Tanh computes something else than Tanh", OPERATOR),
+        "Sigmoid /act_1/Tanh computes something else than Tanh: these are the operators of Sigmoid",
+        OTHER),
     "another part of an activation": (
         Tokens, operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",
         OPERATOR),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from gate.decision.decision import Decision, decide
 from gate.localisation import explanation
 from gate.localisation.explanation import Case, explain
 from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.localisation import Explanation, Localisation
 from tests import builders
 from tests.builders import absent, digest, output_parity, runtime_evidence
+from tests.localisation import nets
 from tests.parity import tiny
 
 
@@ -148,3 +154,69 @@ def test_what_breaks_is_told_and_not_raised(case, monkeypatch):
     monkeypatch.setattr(explanation, "locate", locate)
     told = explain(case, *judged(cpu=bad("ort-cpu")))
     assert told == Explanation(failure="RuntimeError: no room")
+
+
+class Limited(nn.Module):
+    """`act` cuts off at 6, and the code behind it at `highest`: no sample goes there."""
+
+    def __init__(self, act: nn.Module, highest: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(6, 5), act, nn.Linear(5, 4)
+        self.highest = highest
+
+    def forward(self, input):
+        return self.last(self.act(self.first(input))).clamp(max=self.highest)
+
+
+def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
+    """Both runtimes of ONNX Runtime agree on the samples, and not on this probe."""
+    far = {} if "failure" in fields else {"noise_ratio": 1e6}
+    probe = builders.probe_parity(name, **{"kind": "value", **far, **fields})
+    good = runtime_evidence("ort-cpu").probes
+    runtimes = {
+        key: runtime_evidence(runtime, probes=(*good, probe))
+        for key, runtime in (("cpu", "ort-cpu"), ("optimized", "ort-cpu-optimized"))
+    }
+    return judged(**runtimes)
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory) -> Callable[[nn.Module, float], Case]:
+    """A file of another activation, or of another limit in code, than the model that it is for."""
+    folder = tmp_path_factory.mktemp("limited")
+
+    def make(act: nn.Module, highest: float) -> Case:
+        path = folder / f"{type(act).__name__}-{highest}.onnx"
+        candidate = nets.export(Limited(act, highest), path, nets.VECTORS)
+        samples = Samples.of({"input": nets.VECTORS})
+        return Case(Limited(nn.ReLU6(), 2.0).eval(), candidate, samples, nets.POLICY)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("act", "highest", "module", "fault"),
+    [
+        (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
+        (nn.ReLU6(), 90.0, "", "code in the model's own forward is another in the file: Clip"),
+    ],
+    ids=["activation", "code"],
+)
+def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
+    limited, act, highest, module, fault
+):
+    found = explain(limited(act, highest), *off_on("magnitudes")).localisation
+    assert (found.probe, found.first_divergence) == ("magnitudes", module)
+    assert fault in found.fault
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [{"name": "search_1", "kind": "search"}, {"name": "batch_3", "kind": "batch"},
+     {"name": "nobody's"}, {"name": "negated"}, {"name": "magnitudes", "failure": "no kernel"}],
+    ids=lambda probe: f"{probe['name']} {probe.get('failure', '')}".strip(),
+)  # fmt: skip
+def test_where_the_input_of_a_probe_shows_no_layer_nothing_is_added(limited, probe):
+    case = limited(nn.ReLU(), 2.0)
+    assert explain(case, *off_on(**probe)) == Explanation()

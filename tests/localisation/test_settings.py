@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 from torch import nn
 
-from gate.localisation.settings import differing, training
+from gate.localisation.settings import another_function, differing, training
 
 
 def node(op: str, inputs: int = 1, **attributes: object):
@@ -95,3 +95,27 @@ def test_another(module, nodes, said):
 )
 def test_nodes_that_compute_as_in_training(nodes, seen):
     assert training(nodes) is seen
+
+
+TANH = [node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]
+ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
+
+
+@pytest.mark.parametrize(
+    ("module", "nodes", "function"),
+    [
+        (nn.Hardswish(), [node("Sigmoid"), node("Mul", 2)], "SiLU"),
+        (nn.SiLU(), [node("Sigmoid"), node("Mul", 2)], None),
+        (nn.SiLU(), [node("Mul"), node("Sigmoid"), node("Mul", 2)], None),
+        (nn.ReLU6(), [node("Relu")], "ReLU"),
+        (nn.GELU(), TANH, "GELU by tanh"),
+        (nn.GELU("tanh"), TANH, None),
+        (nn.GELU("tanh"), ERF, "GELU"),
+        (nn.GELU(), ERF, None),
+        (nn.LogSoftmax(1), [node("Softmax")], "Softmax"),
+        (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
+        (nn.ReLU(), [], None),
+    ],
+)
+def test_the_operators_of_another_activation(module, nodes, function):
+    assert another_function(module, nodes) == function

@@ -8,7 +8,14 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.localisation.weights import WeightDifference, comparison, folded_differences, transposed
+from gate.localisation.weights import (
+    WeightDifference,
+    comparison,
+    folded_differences,
+    moved,
+    transposed,
+)
+from gate.parity.graph.packed import packed
 
 
 def differences(*given, **settings) -> list[WeightDifference]:
@@ -216,8 +223,16 @@ class TestFolded:
         layer = nn.ConvTranspose2d(4, 4, 3)
         assert self.told((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
 
+    def test_eps(self, pair):
+        (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
+        text = "eps of `bn` that was folded in is 0.01, 1e-05 in the model"
+        assert (difference.module, difference.text, difference.by_code) == ("bn", text, True)
+
     def test_the_scale(self, pair):
-        assert self.told(pair, folded(*pair, eps=1e-2)) == [
+        found = folded(*pair)
+        with torch.no_grad():
+            pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
+        assert self.told(pair, found) == [
             ("bn", "the scale of `bn` (weight, running_var, eps) that was folded in is another")
         ]
 
@@ -280,3 +295,43 @@ class TestFolded:
         with torch.no_grad():
             narrow.weight.copy_(rounding(conv.weight).float())
         assert self.told(pair, folded(narrow, norm)) == [("conv", text)]
+
+
+class Standardised(nn.Module):
+    """Its code computes the weight that is used, which an exporter may store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(6, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "by_code", "said"),
+    [
+        ("stored", lambda w: w * 1.1 + 0.1, True, "neither `w` there nor what the model's code"),
+        ("stored", lambda w: w.half().float(), False, "`w` of the file is the model's, rounded"),
+        ("stored", lambda w: torch.cat([w[:1] + 1.0, w[1:]]), False, "4 of 24 elements differ"),
+        ("w", lambda w: w * 1.1 + 0.1, False, "24 of 24 elements differ"),
+    ],
+)
+def test_what_code_may_have_computed_of_a_tensor_is_not_called_the_tensor(
+    name, change, by_code, said
+):
+    module = Standardised()
+    found = {name: change(module.w.detach()).numpy()}
+    (difference,) = differences(module, "", found, loose={})
+    assert difference.by_code is by_code
+    assert said in difference.text
+
+
+def test_the_directions_of_an_lstm_that_are_exchanged():
+    torch.manual_seed(0)
+    module = nn.LSTM(3, 2, bidirectional=True)
+    right = {one.name: one.values for one in packed(module)}
+    assert moved(module, "memory", right) is None
+    turned = {name: values[::-1].copy() for name, values in right.items()}
+    difference = moved(module, "memory", turned)
+    assert difference.module == "memory"
+    assert "the two directions are exchanged in `weight_ih_l0`" in difference.text
+    assert moved(nn.Linear(3, 2), "memory", turned) is None

@@ -296,7 +296,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "a branch baked in": Fault("baked_in", None, ("baked in",), model=Branching),
     "a limit that is gone": Fault(
-        "beyond", None, ("'magnitudes'", "other code"), model=Limited, spoil=drop_limits
+        "beyond",
+        None,
+        ("the model's own forward", "'magnitudes'", "the samples agree"),
+        model=Limited,
+        spoil=drop_limits,
     ),
     "overflow": Fault("nonfinite", "logits", ("infinite",), spoil=overflow),
     "an operator that nobody has": Fault(

@@ -26,8 +26,7 @@ def check(
         name=name,
         runtime=runtime,
         verdict=verdict,
-        remedy=REMEDIES.get(name),
-        **{"explanation": f"{name} is wrong.", **about},
+        **{"remedy": REMEDIES.get(name), "explanation": f"{name} is wrong.", **about},
     )  # type: ignore[arg-type]
 
 
@@ -101,6 +100,33 @@ def test_a_localisation_may_blame_something_else_than_a_layer(
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
     (group,) = grouped(noisy, explanation=located(fault, **fields))
     assert group.cause == cause
+
+
+CODE = "code in the model's own forward is another in the file"
+
+
+@pytest.mark.parametrize(
+    ("fault", "probe", "beside", "cause", "is_located"),
+    [
+        ("Relu computes something else than ReLU6", "zeros", (), "beyond", True),
+        ("Relu computes something else than ReLU6", "size_9x9", (), "beyond", True),
+        (CODE, "zeros", (), "beyond", True),
+        (CODE, "size_9x9", (), "baked_in", False),
+        (CODE, "zeros", ("graph_other_weights",), "weights", False),
+        ("Relu computes something else", "zeros", ("graph_training_mode",), "training_mode", False),
+    ],
+)
+def test_a_layer_that_only_a_probe_shows(
+    fault: str, probe: str, beside: tuple[str, ...], cause: str, is_located: bool
+) -> None:
+    shows = check(f"probe_{probe}", remedy=REMEDIES["probe_value"])
+    others = [check(name, runtime=None) for name in beside]
+    found = located(fault, probe="zeros", first_divergence="act")
+    (group,) = grouped(shows, *others, explanation=found)
+    assert (group.cause, group.localisation is not None) == (cause, is_located)
+    sentence = account_of(group, evidence(), found).sentence
+    assert ("'zeros' shows it" in sentence) == is_located
+    assert ("'zeros' it begins here: code in" in sentence) == (cause == "baked_in")
 
 
 BLAME = {"names": ("FuseReluClip",), "level": "ORT_ENABLE_BASIC", "below": "ORT_DISABLE_ALL"}
@@ -213,6 +239,18 @@ def test_a_runtime_that_breaks_explains_that_nothing_was_measured() -> None:
             "Look there.",
             "outputs",
             ("(29, 4)", "Look there."),
+        ),
+        (
+            "ort-cpu returned the outputs ['a'], and the model has names of its own for some of "
+            "them only: its 'a.0' is 'a'. Name all.",
+            "outputs",
+            ("its 'a.0' is 'a'", "Name all."),
+        ),
+        (
+            "ort-cpu returned float16 (1, 4) for output 'y', and the model is judged as it "
+            "computes in float32. Say precision: reduced.",
+            "outputs",
+            ("float16", "Say precision: reduced."),
         ),
         (
             "InvalidArgument: Gemm mismatch. It computes batches of 2.",

@@ -21,8 +21,7 @@ from gate.parity.probes.observed import Observed, Probe
 from gate.parity.probes.prober import Prober, plain_probes
 from gate.parity.probes.sizes import Axes
 from gate.parity.runners.determinism import deterministic
-from gate.parity.runners.torch_runner import private_copy
-from gate.parity.stand import ReferencePass, Stand, Truth
+from gate.parity.stand import Stand
 from gate.policy.policy import Policy
 from gate.runtimes.recording.manifest import SAMPLES
 from gate.runtimes.recording.rows import digest_of, row_digests
@@ -110,11 +109,9 @@ class Sending:
                 subject.inputs, samples.specs, count=len(samples), batch_size=self.batch_size
             )
             return _Material(binding, samples, self.policy)
-        case = Case(self.model, self.candidate, self.samples, self.policy, self.batch_size)
-        binding = case.bind()
-        own = private_copy(self.model, device="cpu", double=binding.double)
-        truth = Truth(own, binding, samples=0)
-        return Stand(own, ReferencePass(own, binding), truth, binding, case.inputs, self.policy)
+        return Stand.bare(
+            Case(self.model, self.candidate, self.samples, self.policy, self.batch_size)
+        )
 
     def _probes(self, stand: Stand | _Material) -> Iterator[Probe]:
         if not self.policy.instruments.probes:

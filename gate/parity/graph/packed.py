@@ -8,7 +8,7 @@ forget, cell, output; reset, update, new.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,12 @@ import torch
 from torch import nn
 
 from gate.parity.graph.pool import Stored, Values, of_tensor
+from gate.records.localisation import listed
 
 _ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
+
+_NAMES = 4
+"""Tensors in a sentence."""
 
 
 def packed(model: nn.Module) -> Iterator[Stored]:
@@ -27,6 +31,42 @@ def packed(model: nn.Module) -> Iterator[Stored]:
         if order is not None and hasattr(module, "weight_ih_l0"):
             for layer in range(int(getattr(module, "num_layers", 1))):
                 yield from _layer(module, f"{path}." if path else "", layer, order)
+
+
+def misplaced(module: nn.Module, arrays: Iterable[Values]) -> str | None:
+    """What of a recurrent module's weights the constants of a file have at another place, in words:
+    no element is another, and what they are used for is. None if nothing is, or for another
+    module."""
+    constants = list(arrays)
+    turned: list[str] = []
+    moved: list[str] = []
+    for stored in packed(module):
+        want = stored.values
+        alike = [got for got in constants if got.shape == want.shape and _same_elements(got, want)]
+        if not alike or any(np.array_equal(got, want) for got in alike):
+            continue
+        if any(np.array_equal(got, want[::-1]) for got in alike):
+            turned += stored.names
+        else:
+            moved += [
+                name
+                for region, name in stored.parts
+                if not np.array_equal(alike[0][region], want[region])
+            ]
+    texts = []
+    if turned:
+        texts.append(f"the two directions are exchanged in {_listed(turned)}")
+    if moved:
+        texts.append(f"the gates are in another order in {_listed(moved)}")
+    return " and ".join(texts) or None
+
+
+def _same_elements(one: Values, other: Values) -> bool:
+    return bool(np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None)))
+
+
+def _listed(names: list[str]) -> str:
+    return listed([f"`{name}`" for name in dict.fromkeys(names)], most=_NAMES)
 
 
 def _layer(module: Any, prefix: str, layer: int, order: tuple[int, ...]) -> Iterator[Stored]:

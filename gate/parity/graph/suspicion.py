@@ -46,13 +46,15 @@ class Suspicion:
     def finding(self) -> GraphFinding:
         """What a report says of it."""
         code: GraphCode = "rounded_weights" if self.rounded else "other_weights"
+        own = "the model's" if self.place == self.name else f"the model's `{self.name}`"
+        first = ", ".join(map(str, self.first))
         if self.rounded:
-            detail = f"is `{self.name}` of the model, {self.rounded}"
+            detail = f"is {own}, {self.rounded}"
         else:
-            first = ", ".join(map(str, self.first))
+            does = f"is not {own}:" if self.whole else f"is {own}, but"
             detail = (
-                f"is `{self.name}` of the model, but {self.wrong} of its {self.size} elements "
-                f"differ, the first at [{first}], by {self.largest:.3g} at most"
+                f"{does} {self.wrong} of its {self.size} elements differ, the first at [{first}], "
+                f"by {self.largest:.3g} at most"
             )
         return GraphFinding(code=code, place=self.place, detail=detail)
 

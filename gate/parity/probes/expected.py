@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -121,7 +121,11 @@ class ProbeAnswer:
         numbers = self._numbers(outputs, [[]] * len(outputs))
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
-            unsure = self._narrow(numbers) or (numbers.torn and self._nearly_equal(outputs))
+            unsure = (
+                self._narrow(numbers)
+                or (numbers.torn and self._nearly_equal(outputs))
+                or (self._is_small and not numbers.torn and self._unsteady(outputs))
+            )
             if unsure and len(self._runs) == DRAWS:
                 self._runs += jittered(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
@@ -184,8 +188,12 @@ class ProbeAnswer:
 
     def _narrow(self, numbers: _Numbers) -> bool:
         """True if what the few runs made may be too narrow by chance."""
-        few = sum(r.size for r in self._reference) <= _FEW_ELEMENTS
-        return few and numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
+        limits = numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
+        return self._is_small and limits
+
+    @property
+    def _is_small(self) -> bool:
+        return sum(r.size for r in self._reference) <= _FEW_ELEMENTS
 
     def _nearly_equal(self, outputs: list[Array]) -> bool:
         """True if more runs may show that all integers that differ are near-ties: in each output
@@ -208,17 +216,22 @@ class ProbeAnswer:
 
     def _wobbles(self, outputs: list[Array]) -> bool:
         """True if random rounding moves every output about as far as the runtime is off."""
+        return all(self._moved_as_far(outputs))
+
+    def _unsteady(self, outputs: list[Array]) -> bool:
+        """True if it moves some output as far: of boxes that are equally likely others are taken,
+        and what comes with them, as their scores, may be others in a run that was not made."""
+        return any(self._moved_as_far(outputs))
+
+    def _moved_as_far(self, outputs: list[Array]) -> Iterator[bool]:
+        """Of each output of floats that is far off."""
         for r, c, draws in zip(self._reference, outputs, self._draws, strict=True):
             if r.dtype.kind == "f":
                 judged, scale = _decided(r, None, draws) & np.isfinite(r), self._scale(r)
                 near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
-                wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)
-                if (
-                    _relative(near, far) > _SUSPICIOUS_DIFF
-                    and _distance(near, far) > _LEEWAY * wobble
-                ):
-                    return False
-        return True
+                if _relative(near, far) > _SUSPICIOUS_DIFF:
+                    wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)
+                    yield _distance(near, far) <= _LEEWAY * wobble
 
 
 def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from gate.parity.probes.columns import column_probes
 from gate.parity.probes.expected import ProbeAnswer
@@ -60,6 +61,11 @@ class Prober:
         yield from self._further()
         if self._stand.policy.instruments.search_inputs:
             yield from Search(self._stand, self._axes, self.probes).run()[1]
+
+    def named(self, name: str) -> Probe | None:
+        """The probe of this name, without the search for more; None: it is none of the others."""
+        made = chain(self.probes, self._further())
+        return next((probe for probe in made if probe.name == name), None)
 
     def _further(self) -> Iterator[Probe]:
         """What the model itself has to be asked about, or watched for."""

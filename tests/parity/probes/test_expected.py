@@ -442,3 +442,29 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
     seen = judged(Linear(), off_by(1e-5 * ratio / unit))
     assert asked == runs
     assert seen.noise_ratio > 0.3 * ratio
+
+
+class Taken(nn.Module):
+    """Of what rounding decides, the places that are taken, and the score of one of them."""
+
+    def forward(self, x):
+        steps = torch.floor(x * 5.3)
+        return steps[:, :2], steps[:, 2:3] / 100.0
+
+
+@pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
+def test_where_rounding_takes_others_what_comes_with_them_is_seen_in_more_runs(units, excused):
+    """Three runs take others, and happen not to change the score of the fourth sample."""
+    rows = np.full((12, 6), 0.5, np.float32)
+    rows[:, :2] = np.float32(7.0 / 5.3)
+    rows[3, 2] = np.float32(7.0 / 5.3) * np.float32(1.0 + units * 2.0**-23)
+    (taken, score) = (7.0, np.float32(7.0) / np.float32(100.0))
+
+    def a_step_less(outputs):
+        return [
+            np.where(outputs[0] == taken, np.float32(6.0), outputs[0]),
+            np.where(outputs[1] == score, np.float32(0.06), outputs[1]),
+        ]
+
+    seen = judged(Taken(), a_step_less, {"x": rows})
+    assert (seen.noise_ratio < 32.0) == excused

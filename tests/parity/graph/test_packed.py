@@ -1,0 +1,49 @@
+"""The weights of recurrent layers as files have them, and what of them is at another place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.parity.graph.packed import misplaced, packed
+
+
+@pytest.fixture(scope="module", params=[nn.LSTM, nn.GRU])
+def memory(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    module: nn.Module = request.param(3, 2, 2, bidirectional=True)
+    return module
+
+
+def constants(memory: nn.Module) -> list[np.ndarray]:
+    return [np.array(stored.values) for stored in packed(memory)]
+
+
+def test_what_is_in_its_place(memory):
+    assert misplaced(memory, constants(memory)) is None
+    assert misplaced(memory, []) is None
+
+
+def test_other_elements_are_not_misplaced(memory):
+    assert misplaced(memory, [array + 1.0 for array in constants(memory)]) is None
+
+
+def test_directions_that_are_exchanged(memory):
+    weight, *others = constants(memory)
+    text = misplaced(memory, [weight[::-1], *others])
+    assert text == "the two directions are exchanged in `weight_ih_l0` and `weight_ih_l0_reverse`"
+
+
+def test_gates_in_another_order(memory):
+    weight, hidden, *others = constants(memory)
+    hidden[1] = np.roll(hidden[1], 2, axis=0)
+    text = misplaced(memory, [weight, hidden, *others])
+    assert text == "the gates are in another order in `weight_hh_l0_reverse`"
+
+
+def test_no_more_names_than_a_sentence_bears(memory):
+    text = misplaced(memory, [array[::-1] for array in constants(memory)])
+    assert text.count("`") == 8
+    assert " more" in text
