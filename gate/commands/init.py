@@ -14,13 +14,14 @@ import click
 
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
-from gate.errors import PolicyError
+from gate.errors import ModelError, PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _POLICY = Path("gate.yaml")
 _STAGE = "gate"
+_IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 
 
 class _Begun(TypedDict):
@@ -115,7 +116,11 @@ def _files(begun: _Begun) -> Iterator[_File]:
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"
+        if _source(begun["reference"]) is None:
+            note += f" (add to its deps by hand what {begun['reference']} is made of: no source here)"
         yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
+        if any(source.is_dir() for source in _sources(begun)):
+            yield _ignored()
         note = "the entry point gate: mlflow run . -e gate"
         yield _entry(Path("MLproject"), "entry_points", _entry_point(begun), note)
 
@@ -131,9 +136,12 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
 
 
 def _stage(begun: _Begun) -> list[str]:
-    """A stage of DVC: what it reads, so that an edited file is judged anew."""
-    read = [begun["model"], begun["checkpoint"], begun["inputs"]]
-    deps = [f"    - {json.dumps(file)}" for file in read if file and ":" not in file]
+    """A stage of DVC: what it reads, so that an edited file is judged anew, and so is an edited
+    source of the model."""
+    given = [begun["model"], begun["checkpoint"], begun["inputs"]]
+    read = [file for file in given if file and ":" not in file]
+    read += [source.as_posix() for source in _sources(begun)]
+    deps = [f"    - {json.dumps(file)}" for file in read]
     return [
         f"{_STAGE}:  # ends with 1 where the file is rejected: what depends on it is not run",
         f"  cmd: {json.dumps(shlex.join(_words(begun)).replace('${', chr(92) + '${'))}",
@@ -143,6 +151,30 @@ def _stage(begun: _Begun) -> list[str]:
         "  outs:",
         "    - report: {cache: false}",
     ]
+
+
+def _sources(begun: _Begun) -> tuple[Path, ...]:
+    """Code of this project that the stage runs, each once."""
+    found = (_source(begun["reference"]), _source(begun["inputs"]))
+    return tuple(dict.fromkeys(source for source in found if source is not None))
+
+
+def _ignored() -> _File:
+    """Python writes its cache into a package that the stage reads: that is no change of it."""
+    before = _text(_IGNORE)
+    lines = (before or "").splitlines()
+    after = "\n".join([*lines, _CACHE, ""]) if {_CACHE, f"{_CACHE}/"}.isdisjoint(lines) else None
+    return _File(_IGNORE, before, after, f"{_CACHE}, which is no source")
+
+
+def _source(factory: str) -> Path | None:
+    """Where the code of a factory lies in this project; None: elsewhere, or it names none."""
+    from gate.model.factory import source_in_project
+
+    try:
+        return source_in_project(factory)
+    except ModelError:  # a file or a URL
+        return None
 
 
 def _entry_point(begun: _Begun) -> list[str]:
