@@ -66,20 +66,26 @@ class _File:
     "--diff", "shows", is_flag=True, help="Print what would be written, and write nothing."
 )
 @click.option(
-    "--model", default="model.onnx", show_default=True, metavar="FILE", help="Of the stage."
-)
+    "--model", default="model.onnx", show_default=True, metavar="FILE",
+    help="The ONNX file that the stage judges.",
+)  # fmt: skip
 @click.option(
     "--reference", default="mymodel:build", show_default=True, metavar="PKG.MODULE:FACTORY",
-    help="Of the stage.",
+    help="What makes the model that it is judged against. The file or folder of its source, where "
+    "it is in this project, is what the stage depends on, too.",
 )  # fmt: skip
-@click.option("--checkpoint", metavar="FILE", help="Of the stage. Default: the model has weights.")
 @click.option(
-    "--inputs", default="samples.npy", show_default=True, metavar="SOURCE", help="Of the stage."
+    "--checkpoint", metavar="FILE", help="Its weights. Default: the factory loads them itself."
 )
+@click.option(
+    "--inputs", default="samples.npy", show_default=True, metavar="SOURCE",
+    help="Samples, as gate check takes them.",
+)  # fmt: skip
 @machine_options
 def command(**begun: Unpack[_Begun]) -> Outcome:
     """Write gate.yaml here: the policy that applies without one, each line with what it means.
 
+    With --pipeline also a stage of DVC and an entry point of MLflow, which run gate check by it.
     Nothing is asked, and nothing that is there is changed but for lines that are added: a
     gate.yaml, a stage gate and an entry point gate that are there stay as they are.
 
@@ -117,7 +123,9 @@ def _files(begun: _Begun) -> Iterator[_File]:
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"
         if _source(begun["reference"]) is None:
-            note += f" (add to its deps by hand what {begun['reference']} is made of: no source here)"
+            note += (
+                f" (add to its deps by hand what {begun['reference']} is made of: no source here)"
+            )
         yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
         if any(source.is_dir() for source in _sources(begun)):
             yield _ignored()

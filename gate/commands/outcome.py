@@ -92,7 +92,7 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
         except (GateError, click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
-            lacks = find_broken(path.partition(" ")[2])
+            lacks: PackageMissing | None = find_broken(path.partition(" ")[2])
             if lacks is None and isinstance(error, ModuleNotFoundError):
                 lacks = extras.missing(error)
             if lacks is None:

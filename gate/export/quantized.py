@@ -47,7 +47,8 @@ def quantize(
 
     `calibration` gives batches until `settings.samples` are used. The same file, samples and
     settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
-    nothing can be calibrated or quantized, PackageBroken, StorageError; an older `output` stays then.
+    nothing can be calibrated or quantized, PackageBroken, StorageError; an older
+    `output` stays then.
     """
     onnx_runtime()  # or the file would be blamed for it
     subject = read_subject(exact)

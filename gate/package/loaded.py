@@ -1,4 +1,4 @@
-"""Packages that are installed, and whether they load: what does not is named, and no file is blamed.
+"""Whether packages that are installed load: what does not is named, and no file is blamed.
 
 A shared library may be missing or cut, an upgrade broken off, half of a package removed.
 """
