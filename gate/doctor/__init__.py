@@ -85,8 +85,8 @@ def _one_onnxruntime() -> Symptom:
         "one onnxruntime package",
         "missing",
         f"{' and '.join(installed)} overwrite each other",
-        f"pip uninstall {' '.join(extras.ONNX_RUNTIMES)}, then install the one you want. The runtime "
-        "openvino needs none of them: pip install 'parity-gate[openvino]'.",
+        f"pip uninstall {' '.join(extras.ONNX_RUNTIMES)}, then install the one you want. The "
+        "runtime openvino needs none of them: pip install 'parity-gate[openvino]'.",
     )
 
 
