@@ -6,6 +6,7 @@ Each message says what was seen, what was expected, and the way out. All of them
 
     GateError
     ├── PackageMissing         a package is not installed that this needs
+    │   └── PackageBroken      it is installed, and does not load
     ├── PolicyError            the policy (or params.yaml) can't be used
     ├── DataError              inputs, labels or images can't be used
     ├── ModelError             the PyTorch model can't be built or loaded
@@ -16,6 +17,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     ├── EvidenceError          the measurement can't be made, or a record can't be read
     │   ├── InputMismatch      the samples don't fit the model's inputs
     │   ├── OutputMismatch     the runtime's outputs are not the model's
+    │   ├── RuntimeUnusable    a runtime is there and can run no file at all
     │   └── PastChanged        the ledger is shorter, or other, than it once was
     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
     ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
@@ -67,6 +69,10 @@ class PackageMissing(GateError):
     what needs it (`gate.package.extras`)."""
 
 
+class PackageBroken(PackageMissing):
+    """A package is installed and does not load: half of it is gone, or a library that it needs."""
+
+
 class PolicyError(GateError):
     """The policy, or another section of params.yaml, is missing, malformed or empty."""
 
@@ -106,6 +112,10 @@ class InputMismatch(EvidenceError):
 
 class OutputMismatch(EvidenceError):
     """The runtime's outputs are not the model's: other number, shape or dtype."""
+
+
+class RuntimeUnusable(EvidenceError):
+    """A runtime or its device is there, and can run no file at all: that is no fault of a file."""
 
 
 class PastChanged(EvidenceError):

@@ -49,7 +49,9 @@ def _sections(command: click.Command, name: str, *, level: int) -> Iterator[str]
     options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
     records = [option.get_help_record(context) for option in options]
     rows = [f"| `{names}` | {_text(text)} |" for names, text in filter(None, records)]
-    yield "\n".join(["| option | |", "|---|---|", *(row.replace("\n", " ") for row in rows)])
+    yield "\n".join(
+        ["| option | what it does |", "|---|---|", *(row.replace("\n", " ") for row in rows)]
+    )
     for child, inner in subcommands(command).items():
         yield from _sections(inner, f"{name} {child}", level=level + 1)
 

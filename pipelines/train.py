@@ -121,6 +121,7 @@ def _train_epoch(
     total, samples = 0.0, 0
     for indices in order:
         if len(indices) == 1 and len(order) > 1:
+            progress.step()
             continue  # BatchNorm has no variance on one sample
         images, labels = train.batch(indices)
         optimizer.zero_grad(set_to_none=True)

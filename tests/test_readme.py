@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from gate import cli
 from gate.commands.status import Status
@@ -33,7 +37,11 @@ def _blocks(language: str, text: str = README) -> list[str]:
 
 def _lines(text: str, program: str) -> list[list[str]]:
     """The commands of a program in fenced blocks, as words without comments."""
-    lines = [line for block in _blocks("bash", text) for line in block.splitlines()]
+    lines = [
+        line
+        for block in _blocks("bash", text)
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines()
+    ]
     found = [shlex.split(line, comments=True) for line in lines]
     return [words for words in found if words and words[0] == program]
 
@@ -91,6 +99,35 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
     assert "PASS   Within every bound" in text
     assert "promoted" in text
     assert (place / "report/report.html").is_file()
+
+
+@pytest.mark.proof
+def test_who_begins_gets_through_the_first_page(tmp_path: Path) -> None:
+    """In a folder that holds what the page says one has, each command in a process of its own."""
+    page = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
+    (module,) = _blocks("python", page)
+    (tmp_path / "mymodel.py").write_text(module)
+    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
+    np.save(tmp_path / "samples.npy", samples)
+    weights = {"1.weight": np.full((10, 784), 0.01, np.float32), "1.bias": np.zeros(10, np.float32)}
+    save_file(weights, tmp_path / "weights.safetensors")
+    commands = _lines(page, "gate")
+    assert [words[1] for words in commands] == [
+        "doctor", "export", "check", "init", "policy", "policy", "check",
+    ]  # fmt: skip
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_"))}
+    printed = ""
+    for words in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path, env=own | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        printed += done.stdout
+    assert printed.count("PASS   Within every bound") == 2
+    assert (tmp_path / "report/report.html").is_file()
+    assert (tmp_path / "report/decision.json").is_file()
 
 
 def test_the_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

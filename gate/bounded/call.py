@@ -214,7 +214,8 @@ def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
         raise LimitExceeded(
             f"{what} was not finished: the process that did it {child.ended}."
             f"{_last_line(child.printed)} Nothing was decided. If it was killed for its memory, "
-            "allow more with --memory-limit on a machine that has it."
+            "allow more with --memory-limit on a machine that has it; gate doctor says whether a "
+            "library is broken."
         )
     if len(child.answer) > RECORD_LIMIT:
         raise LimitExceeded(

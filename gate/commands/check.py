@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 def command(**question: Unpack[CheckQuestion]) -> Outcome:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 
-    Exit code 0: within every bound; 1: rejected; 2: could not judge.
+    Exit code 0: within every bound; 1: rejected; 2: could not judge. gate init writes a policy to
+    begin with, gate policy explain NAME says what a bound means, gate locate where a file differs.
 
     \b
     Examples:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --set runtimes.ort-cpu.bounds.noise_ratio=2
       gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
           --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\

@@ -14,13 +14,14 @@ import click
 
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
-from gate.errors import PolicyError
+from gate.errors import ModelError, PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _POLICY = Path("gate.yaml")
 _STAGE = "gate"
+_IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 
 
 class _Begun(TypedDict):
@@ -65,20 +66,26 @@ class _File:
     "--diff", "shows", is_flag=True, help="Print what would be written, and write nothing."
 )
 @click.option(
-    "--model", default="model.onnx", show_default=True, metavar="FILE", help="Of the stage."
-)
+    "--model", default="model.onnx", show_default=True, metavar="FILE",
+    help="The ONNX file that the stage judges.",
+)  # fmt: skip
 @click.option(
     "--reference", default="mymodel:build", show_default=True, metavar="PKG.MODULE:FACTORY",
-    help="Of the stage.",
+    help="What makes the model that it is judged against. The file or folder of its source, where "
+    "it is in this project, is what the stage depends on, too.",
 )  # fmt: skip
-@click.option("--checkpoint", metavar="FILE", help="Of the stage. Default: the model has weights.")
 @click.option(
-    "--inputs", default="samples.npy", show_default=True, metavar="SOURCE", help="Of the stage."
+    "--checkpoint", metavar="FILE", help="Its weights. Default: the factory loads them itself."
 )
+@click.option(
+    "--inputs", default="samples.npy", show_default=True, metavar="SOURCE",
+    help="Samples, as gate check takes them.",
+)  # fmt: skip
 @machine_options
 def command(**begun: Unpack[_Begun]) -> Outcome:
     """Write gate.yaml here: the policy that applies without one, each line with what it means.
 
+    With --pipeline also a stage of DVC and an entry point of MLflow, which run gate check by it.
     Nothing is asked, and nothing that is there is changed but for lines that are added: a
     gate.yaml, a stage gate and an entry point gate that are there stay as they are.
 
@@ -115,7 +122,13 @@ def _files(begun: _Begun) -> Iterator[_File]:
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"
+        if _source(begun["reference"]) is None:
+            note += (
+                f" (add to its deps by hand what {begun['reference']} is made of: no source here)"
+            )
         yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
+        if any(source.is_dir() for source in _sources(begun)):
+            yield _ignored()
         note = "the entry point gate: mlflow run . -e gate"
         yield _entry(Path("MLproject"), "entry_points", _entry_point(begun), note)
 
@@ -131,9 +144,12 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
 
 
 def _stage(begun: _Begun) -> list[str]:
-    """A stage of DVC: what it reads, so that an edited file is judged anew."""
-    read = [begun["model"], begun["checkpoint"], begun["inputs"]]
-    deps = [f"    - {json.dumps(file)}" for file in read if file and ":" not in file]
+    """A stage of DVC: what it reads, so that an edited file is judged anew, and so is an edited
+    source of the model."""
+    given = [begun["model"], begun["checkpoint"], begun["inputs"]]
+    read = [file for file in given if file and ":" not in file]
+    read += [source.as_posix() for source in _sources(begun)]
+    deps = [f"    - {json.dumps(file)}" for file in read]
     return [
         f"{_STAGE}:  # ends with 1 where the file is rejected: what depends on it is not run",
         f"  cmd: {json.dumps(shlex.join(_words(begun)).replace('${', chr(92) + '${'))}",
@@ -143,6 +159,30 @@ def _stage(begun: _Begun) -> list[str]:
         "  outs:",
         "    - report: {cache: false}",
     ]
+
+
+def _sources(begun: _Begun) -> tuple[Path, ...]:
+    """Code of this project that the stage runs, each once."""
+    found = (_source(begun["reference"]), _source(begun["inputs"]))
+    return tuple(dict.fromkeys(source for source in found if source is not None))
+
+
+def _ignored() -> _File:
+    """Python writes its cache into a package that the stage reads: that is no change of it."""
+    before = _text(_IGNORE)
+    lines = (before or "").splitlines()
+    after = "\n".join([*lines, _CACHE, ""]) if {_CACHE, f"{_CACHE}/"}.isdisjoint(lines) else None
+    return _File(_IGNORE, before, after, f"{_CACHE}, which is no source")
+
+
+def _source(factory: str) -> Path | None:
+    """Where the code of a factory lies in this project; None: elsewhere, or it names none."""
+    from gate.model.factory import source_in_project
+
+    try:
+        return source_in_project(factory)
+    except ModelError:  # a file or a URL
+        return None
 
 
 def _entry_point(begun: _Begun) -> list[str]:

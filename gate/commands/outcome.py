@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from gate.commands.status import Status
-from gate.errors import PackageMissing
+from gate.errors import GateError, PackageMissing
 from gate.package import extras
+from gate.package.loaded import find_broken
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,12 +88,16 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
             extras.require(path.partition(" ")[2])
             return command(*arguments, **options)
         except PackageMissing as error:
-            raise PackageMissing(f"{path} {error}") from error
-        except ModuleNotFoundError as error:
-            missing = extras.missing(error)
-            if missing is None:
+            raise type(error)(f"{path} {error}") from error
+        except (GateError, click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            lacks: PackageMissing | None = find_broken(path.partition(" ")[2])
+            if lacks is None and isinstance(error, ModuleNotFoundError):
+                lacks = extras.missing(error)
+            if lacks is None:
                 raise
-            raise PackageMissing(f"{path} {missing}") from error
+            raise type(lacks)(f"{path} {lacks}") from error
 
     return complete
 

@@ -48,11 +48,13 @@ def command() -> None:
     help="YAML with a 'gate:' section, or the policy itself. Default: the built-in one.",
 )  # fmt: skip
 @click.option(
-    "--task", type=click.Choice(("auto", "classification", "tensors")), help="As gate check has it."
-)
+    "--task", type=click.Choice(("auto", "classification", "tensors")),
+    help="As gate check --task: it goes before the policy's.",
+)  # fmt: skip
 @click.option(
-    "--runtime", "runtimes", multiple=True, metavar="NAME", help="As gate check has it. Repeatable."
-)
+    "--runtime", "runtimes", multiple=True, metavar="NAME",
+    help="As gate check --runtime: measured too, always, within built-in bounds. Repeatable.",
+)  # fmt: skip
 @SETTINGS
 @machine_options
 def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.command("explain", short_help="What a field or a bound means, with its formula.")
 @click.argument("name")
 @click.option(
-    "--policy", type=POLICY_FILE, help="Say what this one says of it, too. Default: the built-in."
+    "--policy",
+    type=POLICY_FILE,
+    help="Print the value that this policy has there, too. Default: the built-in one.",
 )
 @machine_options
 def explain(name: str, policy: Path | None) -> Outcome:

@@ -97,9 +97,9 @@ def command(**request: Unpack[_Request]) -> Outcome:
         def batches() -> Batches:
             done, total = 0, min(settings.samples, len(samples))
             for batch in samples.batches(binding.batch_size):
-                yield binding.by_input(batch)
                 done = min(done + binding.batch_size, total)
-                progress(done, total)
+                progress(done, total)  # before it is taken: nobody asks for more than enough
+                yield binding.by_input(batch)
 
         made = quantize(request["model"], batches(), request["output"], settings=settings)
     plain = {

@@ -12,7 +12,14 @@ from gate.deploy.disk import settle
 from gate.deploy.manifest import Slot, StoredFile, url_of
 from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
-from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError, PolicyError
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    LimitExceeded,
+    OnnxFileError,
+    PackageMissing,
+    PolicyError,
+)
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.foreign import loading_problem, verify_within
 from gate.onnxfile.foreign import subject_within
@@ -172,7 +179,7 @@ def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
     _steps.debug("load it and compute its golden vectors" if golden else "load it")
     try:
         _compute(path, golden, limits)
-    except LimitExceeded as error:
+    except (LimitExceeded, PackageMissing) as error:
         raise NotJudged(str(error)) from error
 
 

@@ -5,11 +5,10 @@ A provider that is listed proves nothing: each is asked to run a tiny model.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gate.doctor.session import active_provider
 from gate.doctor.symptom import Diagnosis, State, Symptom
 from gate.errors import GateError, PackageMissing
 from gate.package import extras
+from gate.package.loaded import deaths
 from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES
 
 __all__ = ["Diagnosis", "Symptom", "examine"]
@@ -31,7 +31,6 @@ _NEEDED_FOR = {
     "matplotlib": f"a report with charts {extras.remedy('charts')}",
 }
 """What is not there, though nothing is broken."""
-_ONNXRUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
 _FREE_BYTES = 2 * 1024**3
 """A resnet's checkpoint, export, registry copy and reports, several times over."""
 
@@ -39,13 +38,12 @@ _FREE_BYTES = 2 * 1024**3
 def examine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
     """Try everything. `preflight` raises GateError if the registry (its address without secrets)
     can't be used; `folder` is where work would be written."""
+    deadly = deaths()
     return Diagnosis(
         (
-            *_modules(),
+            *_modules(deadly),
             _one_onnxruntime(),
-            _cpu_session(),
-            *_cuda(),
-            *_runtimes(),
+            *(_untried(deadly) if deadly else (_cpu_session(), *_cuda(), *_runtimes())),
             _registry(registry, preflight),
             _dvc(),
             _disk(folder),
@@ -53,49 +51,42 @@ def examine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Di
     )
 
 
-def _modules() -> Iterator[Symptom]:
+def _untried(deadly: Mapping[str, str]) -> Iterator[Symptom]:
+    """What would end this process."""
+    why = f"not tried: {' and '.join(deadly)} would end this process"
+    yield Symptom("ort-cpu", "missing", why, "Install what is named above again.", needed=True)
+
+
+def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
     yield Symptom("python", "ok", platform.python_version(), needed=True)
     for name in (*_NEEDED_MODULES, *_OTHER_MODULES):
         needed = name in _NEEDED_MODULES
+        again = f"Install it again: pip install --force-reinstall {extras.distribution(name)}"
+        if name in deadly:
+            yield Symptom(name, "missing", deadly[name], again, needed)
+            continue
         try:
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
             if extras.is_installed(name):
-                remedy = f"Install it again: pip install --force-reinstall {_distribution(name)}"
-                yield Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
+                yield Symptom(name, "missing", f"{type(error).__name__}: {error}", again, needed)
                 continue
             state: State = "missing" if needed else "absent"
             yield Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
 
 
-def _distribution(module: str) -> str:
-    """What brings a module that is installed, as pip calls it."""
-    if module != extras.ONNX_RUNTIME:
-        return module
-    return next(iter(_onnxruntimes()), module)
-
-
-def _onnxruntimes() -> dict[str, str]:
-    """Versions of the packages of ONNX Runtime that are installed, by name."""
-    found = {}
-    for name in _ONNXRUNTIMES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
 def _one_onnxruntime() -> Symptom:
     """All packages write into one folder; which of them is imported is then luck."""
-    installed = [f"{name} {version}" for name, version in _onnxruntimes().items()]
+    installed = [f"{name} {version}" for name, version in extras.onnx_runtimes().items()]
     if len(installed) < 2:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
     return Symptom(
         "one onnxruntime package",
         "missing",
         f"{' and '.join(installed)} overwrite each other",
-        f"pip uninstall {' '.join(_ONNXRUNTIMES)}, then install the one you want. The runtime "
-        "openvino needs none of them: pip install 'parity-gate[openvino]'.",
+        f"pip uninstall {' '.join(extras.ONNX_RUNTIMES)}, then install the one you want. The "
+        "runtime openvino needs none of them: pip install 'parity-gate[openvino]'.",
     )
 
 
@@ -106,7 +97,7 @@ def _cpu_session() -> Symptom:
     try:
         active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
-        again = f"pip install --force-reinstall {_distribution(extras.ONNX_RUNTIME)}"
+        again = f"pip install --force-reinstall {extras.distribution(extras.ONNX_RUNTIME)}"
         remedy = f"Install ONNX Runtime again: {again}"
         return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True

@@ -21,6 +21,7 @@ from gate.errors import ExportError, first_line
 from gate.export.quantize_settings import QuantizeSettings
 from gate.onnxfile.origin import QUANTIZED_FROM
 from gate.onnxfile.subject import read_subject
+from gate.package.loaded import onnx_runtime
 from gate.records.evidence import ExportRecord, Subject
 from gate.storage import atomic
 from gate.storage.digest import Digest
@@ -46,8 +47,10 @@ def quantize(
 
     `calibration` gives batches until `settings.samples` are used. The same file, samples and
     settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
-    nothing can be calibrated or quantized, StorageError; an older `output` stays then.
+    nothing can be calibrated or quantized, PackageBroken, StorageError; an older
+    `output` stays then.
     """
+    onnx_runtime()  # or the file would be blamed for it
     subject = read_subject(exact)
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
         raise ExportError(f"{exact} is quantized already. Give the exact file.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from gate.bounded.call import call
 from gate.bounded.limits import ChildLimits
-from gate.errors import first_line
+from gate.errors import PackageMissing, first_line
 from gate.golden.result import GoldenResult
 from gate.golden.verify import verify_golden
 from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
@@ -63,6 +63,8 @@ def opened(path: str) -> str | None:
     """The child's side of `loading_problem`."""
     try:
         open_on_cpu(Path(path))
+    except PackageMissing:  # which says nothing of the file
+        raise
     except Exception as error:
         refuse_out_of_memory(error, what=f"loading {Path(path).name}")
         return f"{type(error).__name__}: {first_line(error)}"

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gate.errors import EvidenceError, OnnxFileError, PolicyError, StorageError, first_line
+from gate.errors import (
+    EvidenceError,
+    OnnxFileError,
+    PackageMissing,
+    PolicyError,
+    StorageError,
+    first_line,
+)
 from gate.golden.comparison import compare
 from gate.golden.folder import PartVectors, Vectors, read_golden, record_digest
 from gate.golden.pictures import wrong_pictures
@@ -14,6 +21,7 @@ from gate.golden.record import Golden, GoldenModel
 from gate.golden.result import GoldenResult, OutputResult
 from gate.onnxfile.release_file import ReleaseFile
 from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
+from gate.package.loaded import onnx_runtime
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
 
@@ -71,12 +79,10 @@ class _Attempt:
     """What is known so far, and the result that it makes."""
 
     def __init__(self, vectors: Vectors, *, name: str, digest_text: str) -> None:
-        import onnxruntime
-
         self.name = name
         self._vectors = vectors
         self._digest = digest_text
-        self._version = str(onnxruntime.__version__)
+        self._version = str(onnx_runtime().__version__)
         self.providers: tuple[str, ...] = ()
 
     def refused(self, problem: str) -> GoldenResult:
@@ -110,14 +116,12 @@ def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> G
     digest = None if expected is None else record_digest(folder)
     if digest is None or digest == expected:
         return None
-    import onnxruntime
-
     return GoldenResult(
         passed=False,
         model_sha256=Digest.of_file(model_path),
         golden_sha256=digest,
         samples=0,
-        onnxruntime=str(onnxruntime.__version__),
+        onnxruntime=str(onnx_runtime().__version__),
         problems=(f"the digest of the golden vectors is {digest}, expected {expected}",),
     )
 
@@ -183,6 +187,8 @@ def _computed(
             return problem
         names = [output.name for output in vectors.golden.outputs]
         found = session.run(names, dict(vectors.inputs))
+    except PackageMissing:  # which says nothing of the file
+        raise
     except Exception as error:
         refuse_out_of_memory(error, what=f"running {attempt.name}")
         return f"ONNX Runtime can't compute it: {type(error).__name__}: {first_line(error)}"

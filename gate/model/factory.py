@@ -39,6 +39,23 @@ def require_package(factory: str) -> None:
         raise ModelError(no_module(package, wanted=f"the factory {factory}"))
 
 
+def source_in_project(factory: str) -> Path | None:
+    """The file or folder below the current folder, relative to it, in which a factory's outermost
+    package lies; None: it is elsewhere, or nowhere. Nothing is imported.
+
+    Raises ModelError if the text is malformed.
+    """
+    package, project = parse_factory(factory)[0].partition(".")[0], Path.cwd().resolve()
+    importlib.invalidate_caches()
+    found = PathFinder.find_spec(package, [str(project), *sys.path])
+    if found is None:
+        return None
+    folders = found.submodule_search_locations
+    place = Path(next(iter(folders), "") if folders else found.origin or "").resolve()
+    inside = place.is_relative_to(project) and place != project
+    return place.relative_to(project) if inside and "site-packages" not in place.parts else None
+
+
 def no_module(name: str, *, wanted: str) -> str:
     """What is said of a module that is nowhere."""
     return (

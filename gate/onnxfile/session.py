@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gate.errors import EvidenceError, LimitExceeded, first_line
+from gate.errors import LimitExceeded, RuntimeUnusable, first_line
 from gate.onnxfile.candidate import WithData
 from gate.onnxfile.native_stderr import captured_stderr
+from gate.package.loaded import onnx_runtime
 from gate.policy.ort_options import OrtSetup
 from gate.records.runtime import CPU_PROVIDER
 
@@ -32,9 +33,9 @@ def create_session(
     options: Any = None,
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """The one place that makes a session, of a model's bytes or path. Raises whatever ONNX Runtime
-    raises."""
-    import onnxruntime
+    """The one place that makes a session, of a model's bytes or path. Raises PackageBroken
+    where ONNX Runtime does not load, and whatever it raises."""
+    onnxruntime = onnx_runtime()
 
     without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
     return onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
@@ -43,7 +44,7 @@ def create_session(
 def quiet_options() -> Any:
     """Of every session: nothing is printed, no thread spins, bytes are ONNX whatever they look
     like."""
-    import onnxruntime
+    onnxruntime = onnx_runtime()
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
@@ -60,7 +61,7 @@ def tell_all(options: Any) -> None:
 
 def quiet_run() -> Any:
     """Options of a run that prints nothing, however much its session logs."""
-    import onnxruntime
+    onnxruntime = onnx_runtime()
 
     options = onnxruntime.RunOptions()
     options.log_severity_level = _FATAL_ONLY
@@ -88,7 +89,7 @@ def refuse_out_of_memory(error: Exception, *, what: str) -> None:
 
 def session_options(setup: OrtSetup, *, threads: int, deterministic: bool) -> Any:
     """The options of a session; `threads` where the setup has no number of its own."""
-    import onnxruntime
+    onnxruntime = onnx_runtime()
 
     options = quiet_options()
     options.graph_optimization_level = getattr(
@@ -107,7 +108,7 @@ def open_session(
     """A session of the bytes or path `model` with the providers that the setup lists. `log`: gets
     the lines that ONNX Runtime logs meanwhile, whether it opens or not.
 
-    Raises EvidenceError where the first of them doesn't load, and whatever ONNX Runtime raises.
+    Raises RuntimeUnusable where the first of them doesn't load, and whatever ONNX Runtime raises.
     """
     if isinstance(model, WithData):
         names, data = list(model.data), list(model.data.values())
@@ -121,7 +122,7 @@ def open_session(
             return create_session(
                 model, providers=[CPU_PROVIDER], options=options, disabled_optimizers=disabled
             )
-    import onnxruntime
+    onnxruntime = onnx_runtime()
 
     providers: list[Any] = [
         (provider, dict(setup.provider_options.get(provider, {})))
@@ -140,7 +141,7 @@ def open_session(
         )
     active = session.get_providers()
     if active[0] != setup.provider:
-        raise EvidenceError(
+        raise RuntimeUnusable(
             f"ONNX Runtime could not load {setup.provider} and offered {active[0]}: "
             f"{_logged_reason(lines)} {_remedy(setup)}"
         )

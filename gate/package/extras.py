@@ -6,7 +6,9 @@ Importing this module loads nothing: packages are looked for, not imported.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 
 from gate.errors import PackageMissing
@@ -15,6 +17,8 @@ TORCH, ONNX_RUNTIME, WHOLE_MLFLOW = "torch", "onnxruntime", "alembic"
 """No extra brings the first, one of two the second. The third is the module by which MLflow opens a
 database; mlflow-skinny, its client, is without it."""
 
+ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
+"""All packages that bring the module of this name."""
 EXTRAS = {
     "charts": ("matplotlib",),
     "data": ("PIL",),
@@ -119,6 +123,20 @@ def is_installed(module: str) -> bool:
     except ValueError:  # it is loaded, and has no spec
         return True
     return spec is not None and spec.origin is not None
+
+
+def onnx_runtimes() -> dict[str, str]:
+    """Versions of the packages of ONNX Runtime that are installed, by name."""
+    found = {}
+    for name in ONNX_RUNTIMES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def distribution(module: str) -> str:
+    """What brings a module that is installed, as pip calls it."""
+    return module if module != ONNX_RUNTIME else next(iter(onnx_runtimes()), module)
 
 
 def _is_here(name: str) -> Iterator[bool]:

@@ -22,8 +22,8 @@ class Examination:
         instruments = stand.policy.instruments
         self._prober = Prober(stand, inputs, sha256=sha256) if instruments.probes else None
         self._stability = Stability.cost(stand) if instruments.stability_samples else 0
-        probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
-        self.samples = self._stability + probed
+        self._probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
+        self.samples = self._stability + self._probed
         """How many samples are computed, for a progress bar."""
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
@@ -34,6 +34,8 @@ class Examination:
         search = None
         if self._prober is not None and any(track.runner for track in tracks):
             search = self._prober.run(tracks, advance)
+        else:
+            advance(self._probed)  # nobody is left to ask
         if self._stability and any(t.runner is not None and t.runner.live for t in tracks):
             self._repeat(tracks)
         advance(self._stability)

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
+from gate.errors import (
+    DataError,
+    DigestMismatch,
+    EvidenceError,
+    PackageMissing,
+    PolicyError,
+    RuntimeUnusable,
+)
 from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import check_labels
 from gate.parity.case import Case
@@ -247,7 +254,7 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
     def in_torch(device: str) -> Session:
         unusable = cublas_reason(policy.determinism)
         if unusable is not None:
-            raise EvidenceError(unusable)
+            raise RuntimeUnusable(unusable)
         own = private_copy(model, device=device, double=binding.double)
         return TorchRunner(own, binding, device=device)
 
@@ -274,7 +281,7 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
                 return
             raise
         track.runner = Runner(session, candidate.subject, by_inputs)
-    except PolicyError:
+    except (PolicyError, PackageMissing):  # which say nothing of the file
         raise
     except Exception as error:
         track.fail(error)

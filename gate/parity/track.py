@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gate.errors import EvidenceError, describe_failure
+from gate.errors import EvidenceError, RuntimeUnusable, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
@@ -39,6 +39,8 @@ class Track:
         self.name = chosen.name
         self.absent_reason: str | None = None
         self.failure: str | None = None
+        self.unusable = False
+        """Whether the failure is none of the file's."""
         self.runner: Runner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
@@ -176,6 +178,7 @@ class Track:
     def fail(self, error: Exception) -> None:
         """Note the failure and drop the runner with its memory."""
         self.failure = describe_failure(error)
+        self.unusable = isinstance(error, RuntimeUnusable | ImportError)
         self.close()
 
     def fail_on(
@@ -208,6 +211,7 @@ class Track:
             provider_requested=self.chosen.promises.provider,
             absent_reason=self.absent_reason,
             failure=self.failure,
+            unusable=self.unusable,
             identity=self.chosen.identity(),
         )
 

@@ -133,6 +133,8 @@ class RuntimeEvidence(Record):
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
     failure: str | None = None
+    unusable: bool = later(False)
+    """With `failure`: it is the library's, or the device's, which could run no file at all."""
 
     @property
     def measured(self) -> bool:

@@ -23,7 +23,14 @@ from pydantic import BaseModel, ConfigDict
 
 from gate import errors
 from gate.bounded.limits import time_text
-from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
+from gate.errors import (
+    EvidenceError,
+    GateError,
+    LimitExceeded,
+    PolicyError,
+    RuntimeUnusable,
+    StorageError,
+)
 from gate.runtimes import messages, worker
 from gate.runtimes.runtime import (
     Array,
@@ -42,6 +49,8 @@ minute."""
 _CLOSE_S = 10.0
 """To close a session: a browser takes a second."""
 _TAIL = 4000
+_NOT_LOADED = ("ImportError", "ModuleNotFoundError")
+"""What a library raises that is broken, whatever the file is."""
 _START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({descriptor})"
 
 
@@ -63,8 +72,8 @@ class Apart(Runtime):
         self._looks: dict[str, Mapping[str, Any]] = {}
 
     def absent_reason(self, options: Any) -> str | None:
-        """As the runtime says. Raises PolicyError for options that it does not take, EvidenceError
-        and LimitExceeded where it breaks."""
+        """As the runtime says. Raises PolicyError for options that it does not take,
+        RuntimeUnusable where it breaks."""
         reason = self._look(options)["absent"]
         return None if reason is None else str(reason)
 
@@ -104,7 +113,12 @@ class Apart(Runtime):
         key = repr(sorted(plain.items()))
         if key not in self._looks:
             header = {"verb": "look", "options": plain}
-            self._looks[key], _ = self._started().ask(header, limit_s=_LOOK_S)
+            try:
+                self._looks[key], _ = self._started().ask(header, limit_s=_LOOK_S)
+            except PolicyError:
+                raise
+            except GateError as error:  # there is no file yet that could be to blame
+                raise RuntimeUnusable(str(error)) from error
         return self._looks[key]
 
     def _started(self) -> _Process:
@@ -241,4 +255,5 @@ def _raised(error: Any) -> GateError:
     kind = errors.by_name(name)
     if kind is not None:
         return kind(message)
-    return EvidenceError(f"it raised {name}: {errors.first_line(Exception(message))}")
+    text = f"it raised {name}: {errors.first_line(Exception(message))}"
+    return RuntimeUnusable(text) if name in _NOT_LOADED else EvidenceError(text)

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gate.errors import GateError, PolicyError, first_line
+from gate.package.loaded import deaths, onnx_runtime
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
-from gate.records.runtime import ORT, RECORDED, RuntimeName
+from gate.records.runtime import ORT, RECORDED, RUNTIMES, RuntimeName
 from gate.runtimes import registry
 from gate.runtimes.chosen import ChosenRuntime
 
@@ -45,9 +46,12 @@ def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
 
 
 def _installed() -> Iterator[Listed]:
+    deadly = " and ".join(f"{name}: {how}" for name, how in deaths().items())
     for name in registry.entries():
         wanted = RuntimePolicy(required="never")
-        if name == ORT:
+        if deadly and name in (*RUNTIMES, ORT):
+            yield Listed(name, name, "broken", reason=deadly)
+        elif name == ORT:
             yield _providers()
         elif name == RECORDED:
             reason = "it gives back what another machine computed: gate check --recorded"
@@ -58,8 +62,7 @@ def _installed() -> Iterator[Listed]:
 
 def _providers() -> Listed:
     try:
-        import onnxruntime
-
+        onnxruntime = onnx_runtime()
         there = ", ".join(onnxruntime.get_available_providers())
         versions = {"onnxruntime": str(onnxruntime.__version__)}
     except Exception as error:  # a broken binary package raises almost anything

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from gate.errors import OutputMismatch, PolicyError
 from gate.onnxfile.placement import read_placement
 from gate.onnxfile.session import NO_SPINNING, open_session, session_options
+from gate.package.loaded import onnx_runtime
 from gate.policy.ort_options import OrtOptions, OrtSettings, OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, RuntimeName
 from gate.runtimes.precision import normal, precision_of
@@ -205,8 +206,7 @@ class Ort(_OnnxRuntime):
 
 def _missing(providers: Sequence[str]) -> str | None:
     """Which provider this build does not have; None: it has all of them."""
-    import onnxruntime
-
+    onnxruntime = onnx_runtime()
     there, anywhere = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()
     version = f"ONNX Runtime {onnxruntime.__version__}"
     missing = [name for name in providers if name not in there]
@@ -231,6 +231,4 @@ def _stem(provider: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import onnxruntime
-
-    return {"onnxruntime": str(onnxruntime.__version__)}
+    return {"onnxruntime": str(onnx_runtime().__version__)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, RuntimeUnusable
 from gate.records.runtime import CUDA_PROVIDER, RuntimeName
 from gate.runtimes.runtime import Batch, Conditions, Promises, RunnableFile, Runtime, Session
 
@@ -37,12 +37,12 @@ class TorchCuda(Runtime):
         conditions: Conditions,  # noqa: ARG002 - PyTorch's own switches
         example: Batch,  # noqa: ARG002 - nothing is traced
     ) -> Session:
-        """Raises EvidenceError where PyTorch can't use the device that is there."""
+        """Raises RuntimeUnusable where PyTorch can't use the device that is there."""
         from gate.runtimes.cuda import cuda_unusable_reason
 
         unusable = cuda_unusable_reason()
         if unusable is not None:
-            raise EvidenceError(unusable)
+            raise RuntimeUnusable(unusable)
         if file.in_torch is None:
             raise EvidenceError(
                 "torch-cuda runs the model, and only a file was given. Measure it where the model "

@@ -119,6 +119,8 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
 def _of_runtime(check: CheckResult, evidence: Evidence) -> CauseKind:
     """It broke, or its device is not there, or nobody measured it."""
     runtime = evidence.runtime(check.runtime) if check.runtime else None
+    if runtime is not None and runtime.failure and runtime.unusable:
+        return "device"
     if runtime is not None and runtime.failure:
         # A constant shape that has the batch of the export in it.
         nobody = not any(other.measured for other in evidence.runtimes)

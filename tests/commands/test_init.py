@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -81,6 +83,81 @@ def test_nothing_is_written_where_one_file_has_no_room(capsys: Capture) -> None:
     code, _, err = run(capsys, "--pipeline")
     assert (code, contents()) == (2, before)
     assert "Add this by hand" in err
+
+
+def stage() -> dict[str, Any]:
+    return YAML(typ="safe").load(Path("dvc.yaml"))["stages"]["gate"]
+
+
+@pytest.mark.parametrize(
+    ("files", "reference", "sources"),
+    [
+        (["mymodel.py"], "mymodel:build", ["mymodel.py"]),
+        (["mine/__init__.py", "mine/nets.py"], "mine.nets:build", ["mine"]),
+        (["mine/nets.py"], "mine.nets:build", ["mine"]),
+        ([], "torchvision.models:resnet18", []),
+        ([], "json:loads", []),
+        ([], "nowhere:build", []),
+    ],
+)
+def test_the_stage_reads_the_source_of_the_model(
+    capsys: Capture, files: list[str], reference: str, sources: list[str]
+) -> None:
+    for name in files:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    code, told = as_json(capsys, "--pipeline", "--reference", reference)
+    assert (code, stage()["deps"]) == (0, ["model.onnx", "samples.npy", *sources])
+    notes = {file["path"]: file["note"] for file in told["files"]}
+    assert ("by hand" in notes["dvc.yaml"]) is (not sources)
+    assert (".dvcignore" in notes) is (sources == ["mine"])
+
+
+def test_a_data_set_has_a_source_too_and_a_url_none(capsys: Capture) -> None:
+    Path("mymodel.py").touch()
+    Path("mydata.py").touch()
+    assert run(capsys, "--pipeline", "--inputs", "mydata:samples")[0] == 0
+    assert stage()["deps"] == ["model.onnx", "mymodel.py", "mydata.py"]
+    Path("dvc.yaml").unlink()
+    assert run(capsys, "--pipeline", "--inputs", "s3://bucket/shards")[0] == 0
+    assert stage()["deps"] == ["model.onnx", "mymodel.py"]
+
+
+def test_a_line_is_added_to_what_dvc_ignores_once(capsys: Capture) -> None:
+    Path("mine").mkdir()
+    Path(".dvcignore").write_text("*.tmp")
+    for _ in range(2):
+        assert run(capsys, "--pipeline", "--reference", "mine.nets:build")[0] == 0
+        assert Path(".dvcignore").read_text() == "*.tmp\n__pycache__\n"
+
+
+@pytest.mark.proof
+def test_an_edited_source_is_judged_anew(
+    capsys: Capture, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By dvc itself; in place of `gate check` stands what writes a report."""
+    for name in ("mine/nets.py", "model.onnx", "samples.npy", "bin/gate"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("#!/bin/sh\nmkdir -p report mine/__pycache__\n"
+                              "date +%N > mine/__pycache__/nets.pyc\ntouch report/report.html\n")  # fmt: skip
+    Path("bin/gate").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+    assert run(capsys, "--pipeline", "--reference", "mine.nets:build")[0] == 0
+
+    def dvc(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    dvc("init", "-q", "--no-scm")
+    dvc("repro", "gate")
+    Path("mine/__pycache__/nets.pyc").write_text("another Python")
+    assert "up to date" in dvc("status")
+    Path("mine/nets.py").write_text("# edited\n")
+    assert "modified:" in dvc("status")
+    assert "didn't change" not in dvc("repro", "gate")
+    assert "up to date" in dvc("status")
 
 
 @pytest.mark.proof

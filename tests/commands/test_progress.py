@@ -9,16 +9,24 @@ import os
 import pty
 import sys
 import threading
+import warnings
+from pathlib import Path
 
 import click
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
 
+from gate import cli
 from gate.commands import progress
 from gate.commands.child import Line
 from gate.commands.progress import Bar, bar, spinner
+from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
+from tests.parts import tiny as parts
+from tests.scale import tiny as small
 
 STEPS = logging.getLogger("gate.steps")
 
@@ -33,6 +41,78 @@ def test_a_bar_never_passes_its_total(total: int, calls: list[int], step: bool) 
         else:
             made(number, total)
         assert shown.tasks[0].completed <= total
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small file with its samples, of which the last batch is short; a release of two parts."""
+    folder = tmp_path_factory.mktemp("checked")
+    model = small.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (torch.zeros(2, 6),), folder / "model.onnx", dynamo=False,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    rows = np.random.default_rng(0).normal(size=(70, 6)).astype(np.float32)
+    np.save(folder / "rows.npy", rows)
+    parts.exported(folder)
+    parts.release(folder, encoder="encoder.onnx", head="head.onnx")
+    return folder
+
+
+ONE = ["model.onnx", "--reference", "tests.scale.tiny:build", "--inputs", "rows.npy"]
+RELEASE = ["release.yaml", "--reference", "tests.parts.tiny:build", "--inputs", "x.npy"]
+
+
+@pytest.mark.parametrize(
+    ("line", "instruments"),
+    [
+        pytest.param(ONE, {}, id="plain"),
+        pytest.param([*ONE, "--batch-size", "64"], {}, id="a short last batch"),
+        pytest.param(ONE, {"search_inputs": 0, "stability_samples": 3}, id="little beside"),
+        pytest.param(ONE, {"probes": False}, id="no probes"),
+        pytest.param(ONE, {"absent": True}, id="nobody computes"),
+        pytest.param([*ONE, "--jobs", "2"], {}, id="two processes", marks=pytest.mark.proof),
+        pytest.param(RELEASE, {}, id="a release"),
+    ],
+)
+def test_a_check_counts_what_it_promised(
+    checked: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], instruments: dict[str, int]
+) -> None:
+    """`Bar` would hide what is too much: so what it is called with is read."""
+    monkeypatch.chdir(checked)
+    calls: list[tuple[int, int]] = []
+
+    def recorded(self: Bar, done: int, total: int) -> None:
+        calls.append((done, total))
+
+    monkeypatch.setattr(Bar, "__call__", recorded)
+    wanted = dict(instruments)
+    if wanted.pop("absent", False):
+        monkeypatch.setattr(Ort, "absent_reason", lambda _self, _options: "not here")
+        monkeypatch.setattr(OrtCpu, "absent_reason", lambda _self, _options: "not here")
+        monkeypatch.setattr(OrtCpuOptimized, "absent_reason", lambda _self, _options: "not here")
+    settings = [f"--set=instruments.{name}={str(value).lower()}" for name, value in wanted.items()]
+    assert cli.main(["check", *line, *settings]) == (2 if "absent" in instruments else 0)
+    (total,) = {total for _, total in calls}
+    counts = [done for done, _ in calls]
+    assert counts == sorted(counts)
+    assert counts[-1] == total
+    assert total >= 70 or line == RELEASE
+
+
+@pytest.mark.parametrize("samples", [8, 64, 1000])
+def test_a_calibration_counts_what_it_promised(
+    checked: Path, monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    monkeypatch.chdir(checked)
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(Bar, "__call__", lambda _self, *call: calls.append(call))
+    line = ["quantize", "model.onnx", "--calibration", "rows.npy", "--output", "twin.onnx"]
+    assert cli.main([*line, "--samples", str(samples)]) == 0
+    assert calls[-1] == (min(samples, 70),) * 2
+    assert all(done <= total for done, total in calls)
 
 
 def test_on_a_terminal_what_is_begun_stands_behind_the_spinner(monkeypatch) -> None:

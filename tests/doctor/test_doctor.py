@@ -27,6 +27,7 @@ def rows() -> tuple[listing.Listed, ...]:
 @pytest.fixture(autouse=True)
 def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[listing.Listed, ...]) -> None:
     monkeypatch.setattr(listing, "listed", lambda: rows)
+    monkeypatch.setattr(doctor, "deaths", dict)
 
 
 def _fine() -> None:
@@ -155,8 +156,21 @@ def test_without_a_needed_package_nothing_can_be_judged(
     assert not diagnosis.can_judge
     assert found[name].state == "missing"
     assert "libgomp" in found[name].seen
-    package = {"onnxruntime": next(iter(doctor._onnxruntimes()))}.get(name, name)
+    package = {"onnxruntime": next(iter(extras.onnx_runtimes()))}.get(name, name)
     assert found[name].remedy.endswith(f"pip install --force-reinstall {package}")
+
+
+def test_what_kills_a_process_is_not_imported_but_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "deaths", lambda: {"onnxruntime": "importing it kills"})
+    monkeypatch.setattr(doctor, "active_provider", lambda _: pytest.fail("this would be the end"))
+    found = _examine(tmp_path)
+    assert found["onnxruntime"].state == found["ort-cpu"].state == "missing"
+    assert found["onnxruntime"].seen == "importing it kills"
+    assert found["onnxruntime"].remedy.startswith("Install it again: pip install --force-reins")
+    assert found["ort-cpu"].seen == "not tried: onnxruntime would end this process"
+    assert not Diagnosis(tuple(found.values())).can_judge
 
 
 @pytest.mark.parametrize("lacks", [{"torch"}, {"onnxruntime"}, {"torch", "onnxruntime"}])

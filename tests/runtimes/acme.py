@@ -66,6 +66,11 @@ class RaisesInLook(Acme):
         raise OSError("a driver is broken")
 
 
+class LacksLibrary(Acme):
+    def open(self, file, **_):
+        raise ImportError("libacme.so.1: cannot open shared object file")
+
+
 class Exits(Acme):
     def open(self, file, **_):
         sys.exit(0)

@@ -73,7 +73,6 @@ def test_a_session_is_closed_before_its_process_is_ended(judged, good):
     ("name", "words"),
     [
         ("RaisesInOpen", "it raised RuntimeError: cannot open"),
-        ("RaisesInLook", "it raised OSError: a driver is broken"),
         ("Exits", "it raised SystemExit: 0"),
         ("Dies", "ended with code 0. It last said: illegal instruction"),
         ("Hangs", "took longer than 0.5 s and was ended"),
@@ -83,7 +82,6 @@ def test_a_session_is_closed_before_its_process_is_ended(judged, good):
         ("AsksItself", "the session overrides has_probe, run_probe"),
         ("NoProof", "it raised RuntimeError: no counters"),
         ("BadProof", "validation error"),
-        ("Nothing", "is no runtime: it is a Nothing"),
     ],
 )
 def test_one_that_breaks_fails_alone(judged, name, words):
@@ -95,6 +93,23 @@ def test_one_that_breaks_fails_alone(judged, name, words):
     assert ours.outputs[0].samples == 20
     assert decision.verdict is Verdict.FAIL
     assert decision.runtimes == ("ort-cpu",)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RaisesInLook", "it raised OSError: a driver is broken"),
+        ("Nothing", "is no runtime: it is a Nothing"),
+        ("LacksLibrary", "it raised ImportError: libacme.so.1: cannot open"),
+    ],
+)
+def test_one_that_can_run_no_file_is_an_error_and_no_fault_of_the_file(judged, name, words):
+    (theirs, ours), decision = judged(name, required="when_present")
+    assert words in theirs.failure
+    assert theirs.unusable
+    assert ours.outputs[0].samples == 20
+    assert checks_of(decision)["runtime"].verdict is Verdict.ERROR
+    assert decision.verdict is Verdict.ERROR
 
 
 def test_one_that_answers_from_another_model_fails_by_its_numbers(judged):

@@ -137,7 +137,7 @@ def test_the_build_is_asked_before_the_device(monkeypatch, provider):
 
 
 @pytest.mark.skipif(bool(cuda.cuda_traces()), reason="a CUDA device is here")
-def test_one_that_does_not_load_is_absent_without_a_device_and_fails_with_one(
+def test_one_that_does_not_load_is_absent_without_a_device_and_an_error_with_one(
     model, good, monkeypatch
 ):
     if TENSORRT not in onnxruntime.get_available_providers():
@@ -148,7 +148,8 @@ def test_one_that_does_not_load_is_absent_without_a_device_and_fails_with_one(
     monkeypatch.setattr(cuda, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
     record, _, verdict = judged(model, good, wanted, "trt")
     assert f"could not load {TENSORRT} and offered {CPU_PROVIDER}" in record.failure
-    assert verdict is Verdict.FAIL
+    assert record.unusable
+    assert verdict is Verdict.ERROR
 
 
 class Pretender:

@@ -73,11 +73,14 @@ def missing(
     *,
     chained: bool,
 ) -> CheckResult:
-    """The only check of a runtime without outputs: absent may be waived, failed never. `chained`:
+    """The only check of a runtime without outputs: absent may be waived, failed never;
+    what could run no file at all is no fault of this one. `chained`:
     it ran several files, and what is between them."""
     verdict, remedy = Verdict.ERROR, REMEDIES["runtime"]
     if runtime is None:
         reason = "there is no record of it: neither numbers nor a reason"
+    elif runtime.failure and runtime.unusable:
+        reason = f"it can run no file here: {runtime.failure}"
     elif runtime.failure:
         verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
         remedy = CHAIN if chained else remedy

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from gate.package.loaded import onnx_runtime
 from gate.parity.runners.processor import describe_processor
 from gate.records.environment import Determinism, Environment
 
@@ -54,9 +55,7 @@ def _versions() -> dict[str, str]:
             break
     versions["torch"] = str(torch.__version__)
     if "onnxruntime" in versions:  # several builds may be installed, of which one is imported
-        import onnxruntime
-
-        versions["onnxruntime"] = str(onnxruntime.__version__)
+        versions["onnxruntime"] = str(onnx_runtime().__version__)
     return versions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, RuntimeUnusable
 from gate.parity.float64.runtime_floor import RuntimeFloor
 from gate.parity.track import Track
 from gate.parity.units.packing import packed, unpacked
@@ -29,7 +29,9 @@ def part_of(track: Track) -> TrackPart:
     compared, seconds, proof = track.cut_off(), track.meter.drain(), proof_of(track)
     if proof is not None:
         return TrackPart(proof=proof, seconds=seconds, compared=compared.state())
-    return TrackPart(absent_reason=track.absent_reason, failure=track.failure)
+    return TrackPart(
+        absent_reason=track.absent_reason, failure=track.failure, unusable=track.unusable
+    )
 
 
 def proof_of(track: Track) -> RunProof | None:
@@ -62,7 +64,7 @@ def take(track: Track, part: TrackPart, *, own: RunProof | None, anywhere: bool)
 def _verify(name: str, part: TrackPart, *, own: RunProof | None, anywhere: bool) -> None:
     reason = part.failure or part.absent_reason
     if reason is not None:
-        raise EvidenceError(reason)
+        raise RuntimeUnusable(reason) if part.unusable else EvidenceError(reason)
     proof = part.proof
     if anywhere and own is not None and proof is not None:
         own, proof = own.anywhere(), proof.anywhere()

@@ -12,7 +12,7 @@ from gate.records.crew import CrewRecord
 from gate.records.environment import Environment
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
-from gate.storage.record import Count, Measured, Record, Sha256
+from gate.storage.record import Count, Measured, Record, Sha256, later
 
 
 class RunProof(Record):
@@ -43,6 +43,8 @@ class TrackPart(Record):
 
     absent_reason: str | None = None
     failure: str | None = None
+    unusable: bool = later(False)
+    """As `RuntimeEvidence.unusable`."""
     proof: RunProof | None = None
     seconds: tuple[Measured, ...] = ()
     """Of its full batches, without the first one of a process, which warms up."""

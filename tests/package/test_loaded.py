@@ -1,0 +1,94 @@
+"""A package that is there and does not load is named; no file is blamed for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gate.errors import PackageBroken, PackageMissing
+from gate.package import extras, loaded
+from tests.golden_vectors import vectors
+from tests.hidden import CALLS, ROOT
+
+LIBRARY = "libgomp.so.1: cannot open shared object file"
+BROKEN = {
+    "a library is missing": f"raise ImportError({LIBRARY!r})",
+    "loaded by ctypes": f"raise OSError({LIBRARY!r})",
+    "half of it was removed": "from onnxruntime.capi import _pybind_state",
+    "nothing is left in it": "",
+    "loads and is not whole": "__version__ = '1.0'",
+    "loads late": f"__version__ = '1.0'\ndef __getattr__(name):\n    raise ImportError({LIBRARY!r})",
+}
+
+
+def _fake(folder: Path, package: str, text: str) -> None:
+    (folder / "path" / package).mkdir(parents=True)
+    (folder / "path" / package / "__init__.py").write_text(text)
+
+
+def _answers(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Of command lines in a process that finds the packages of `folder` first."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
+    own["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), str(ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, json.dumps(lines)],
+        cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])[0]]
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_with_a_broken_onnx_runtime_no_release_is_rejected(tmp_path: Path, how: str) -> None:
+    vectors.made(tmp_path)
+    _fake(tmp_path, "onnxruntime", BROKEN[how])
+    ((code, out, err),) = _answers(
+        tmp_path, [["verify-release", "model.onnx", "--golden", "golden"]]
+    )
+    assert (code, out) == (2, "")
+    lead = "error: gate verify-release needs ONNX Runtime, and the one that is installed does not"
+    assert err.splitlines()[-1].startswith(lead)  # before it: what takes long
+    assert "pip install --force-reinstall onnxruntime" in err
+    assert "gate doctor" in err
+
+
+def test_a_broken_pytorch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\ndef build(): ...\n")
+    _fake(tmp_path, "torch", BROKEN["loaded by ctypes"])
+    ((code, out, err),) = _answers(tmp_path, [["lint", "mine:build"]])
+    assert (code, out) == (2, "")
+    lead = "error: gate lint needs PyTorch, and the one that is installed does not"
+    assert err.splitlines()[-1].startswith(lead)
+    assert LIBRARY in err
+
+
+def test_a_package_that_loads_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded.find_broken("verify-release") is None
+    assert loaded.find_broken("keys") is None
+    assert loaded.onnx_runtime().InferenceSession
+    monkeypatch.setattr(extras, "is_installed", lambda _: False)
+    assert loaded.find_broken("verify-release") is None  # it is not there: another error
+    with pytest.raises(PackageMissing) as raised:
+        loaded.onnx_runtime()
+    assert not isinstance(raised.value, PackageBroken)
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 7)", "importing it kills the process by SIGBUS"),
+        ("raise ImportError('it says so itself')", ""),
+    ],
+)
+def test_an_import_that_kills_is_tried_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: str
+) -> None:
+    _fake(tmp_path, "deadlypackage", text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    assert loaded._death("deadlypackage") == how
+    loaded._death.cache_clear()
