@@ -151,11 +151,6 @@ class ReleaseParams(_Section):
         return self
 
     @property
-    def references(self) -> dict[str, str]:
-        """By part, the path of its module in the model."""
-        return {name: part.reference or name for name, part in self.parts.items()}
-
-    @property
     def path(self) -> Path:
         """The file that is measured and promoted: of several the release file."""
         path = paths.MODELS / self.output
