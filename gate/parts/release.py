@@ -16,7 +16,7 @@ from gate.onnxfile.foreign import release_within
 from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
-from gate.parts.beside import ConsumerChain
+from gate.parts.beside import ConsumerChain, Forms
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.parts.chain_session import ChainSession, OpenPart
@@ -103,9 +103,9 @@ class OpenRelease:
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
     def beside(self, file: Candidate) -> ConsumerChain:
-        """As `ConsumerChain.open`, by this chain."""
+        """As `Forms.beside`, by this chain."""
         forms = {part.name: self.calls.of(part.name).form for part in self.parts}
-        return ConsumerChain.open(file, self.chain.function, forms)
+        return Forms(self.chain.function, forms).beside(file)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever
