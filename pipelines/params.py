@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +23,7 @@ from gate.storage.yaml_section import first_problem, load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
 
 
 class _Section(Record):
@@ -180,9 +182,11 @@ def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
     return load_section(QuantizeSettings, path, "quantize")
 
 
-def check_release(path: Path = paths.PARAMS) -> None:
-    """Raise PolicyError for settings of one file that do not go with a release of several."""
-    release, export, policy = ReleaseParams.load(path), load_export(path), load_policy(path)
+def check_release(
+    release: ReleaseParams, export: ExportSettings, policy: Policy, *, path: Path = paths.PARAMS
+) -> None:
+    """Raise PolicyError for settings of one file that do not go with a release of several.
+    `path`: where they were read from."""
     if not release.parts:
         return
     for name in ("input_names", "output_names", "dynamic_axes"):
@@ -200,20 +204,20 @@ def check_release(path: Path = paths.PARAMS) -> None:
 
 def check_all(path: Path) -> None:
     """Raise PolicyError, one line per wrong field of any section."""
-    sections = (
-        PrepareParams,
-        ModelParams,
-        TrainParams,
-        ParityParams,
-        ReleaseParams,
-        RegistryParams,
-    )
     problems = []
-    for load in (*(section.load for section in sections), load_export, load_quantize, load_policy):
+
+    def loaded(load: Callable[[Path], T]) -> T | None:
         try:
-            load(path)
+            return load(path)
         except PolicyError as error:
             problems.append(str(error))
-    if problems:
+            return None
+
+    for section in (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams):
+        loaded(section.load)
+    loaded(load_quantize)
+    release, export = loaded(ReleaseParams.load), loaded(load_export)
+    policy = loaded(load_policy)
+    if problems or release is None or export is None or policy is None:
         raise PolicyError("\n".join(problems))
-    check_release(path)
+    check_release(release, export, policy, path=path)

@@ -14,13 +14,21 @@ from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.records import RECORDS
 from gate.storage import atomic
 from pipelines import paths, stage
-from pipelines.params import ParityParams, ReleaseParams, check_release, load_policy, load_quantize
+from pipelines.params import (
+    ParityParams,
+    ReleaseParams,
+    check_release,
+    load_export,
+    load_policy,
+    load_quantize,
+)
 from pipelines.twin_files import NAME
 
 
 def main() -> int:
     """Write models/twin/: the file, its evidence and golden vectors; or why there are none."""
-    policy = load_policy().twin
+    exact = load_policy()
+    policy = exact.twin
     staged = paths.TWIN.with_name("twin.new")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -28,13 +36,15 @@ def main() -> int:
         atomic.write_text(staged / "none.txt", "the policy names no twin (gate.twin)\n")
         print("twin: the policy names none (gate.twin)")
     else:
-        _make(policy, staged)
+        release = ReleaseParams.load()
+        check_release(release, load_export(), exact)
+        _make(policy, release.path, staged)
     shutil.rmtree(paths.TWIN, ignore_errors=True)
     staged.rename(paths.TWIN)
     return Status.DONE
 
 
-def _make(policy: Policy, folder: Path) -> None:
+def _make(policy: Policy, onnx: Path, folder: Path) -> None:
     from gate.export.quantized import quantize
     from gate.registry.port import GOLDEN
     from pipelines import signing
@@ -44,8 +54,6 @@ def _make(policy: Policy, folder: Path) -> None:
     who = signing.signatory()
 
     settings = load_quantize()
-    check_release()
-    onnx = ReleaseParams.load().path
     calibration = _calibration(onnx, settings.batch_size)
     made = quantize(onnx, calibration, folder / NAME, settings=settings)
     report = ExportReport.load(paths.EXPORT_REPORT)
