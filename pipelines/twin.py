@@ -49,7 +49,7 @@ def _make(policy: Policy, onnx: Path, folder: Path) -> None:
     from gate.registry.port import GOLDEN
     from pipelines import signing
     from pipelines.export_report import ExportReport
-    from pipelines.measuring import measured, write_golden
+    from pipelines.measuring import measured, with_records, write_golden
 
     who = signing.signatory()
 
@@ -57,12 +57,8 @@ def _make(policy: Policy, onnx: Path, folder: Path) -> None:
     calibration = _calibration(onnx, settings.batch_size)
     made = quantize(onnx, calibration, folder / NAME, settings=settings)
     report = ExportReport.load(paths.EXPORT_REPORT)
-    evidence, case, _ = measured(
-        folder / NAME,
-        policy,
-        report=report.model_copy(update={"record": made.record}),
-        title="twin",
-    )
+    evidence, case, _ = measured(folder / NAME, policy, source=report.source, title="twin")
+    evidence = with_records(evidence, made.record, {})
     golden = write_golden(folder / GOLDEN, case, evidence)
     statement = folder / RECORDS / EVIDENCE_STATEMENT
     signing.write_measured(statement, who, folder / NAME, evidence, golden=golden)
