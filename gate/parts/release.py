@@ -98,6 +98,11 @@ class OpenRelease:
         subject = files.subject(inputs=inputs, outputs=outputs or ())
         return cls(parts, chain, calls, subject, files.file.chain)
 
+    def given(self, part: Part) -> Samples:
+        """What the chain gives a part, whether it has samples of its own or not. Raises
+        EvidenceError for another number of tensors than its file takes."""
+        return _given(self.calls, part.candidate, name=part.name)
+
     def cases(self, whole: Case) -> dict[str, Case]:
         """Each part, to look into."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
@@ -136,6 +141,10 @@ def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str
     own = file.parts[name].inputs
     if own is not None:
         return Samples.open(own)
+    return _given(calls, candidate, name=name)
+
+
+def _given(calls: Calls, candidate: Candidate, *, name: str) -> Samples:
     found = calls.of(name)
     names = tuple(spec.name for spec in candidate.subject.inputs)
     if len(names) != len(found.example):
