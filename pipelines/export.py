@@ -26,7 +26,6 @@ from pipelines.params import (
     ReleaseParams,
     check_release,
     load_export,
-    load_policy,
 )
 from pipelines.run import Tracker, known_run
 
@@ -38,7 +37,7 @@ def main() -> int:
     """Write the file, or the folder of a release, and reports/export.json; a failure leaves what
     was there before."""
     model_params, release, settings = ModelParams.load(), ReleaseParams.load(), load_export()
-    check_release(release, settings, load_policy())
+    check_release(release, settings)
     tracker = Tracker(RegistryParams.load().experiment)
     with tracker.new_run("export") as page:
         model, checkpoint = trained(model_params)

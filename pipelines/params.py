@@ -183,7 +183,7 @@ def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
 
 
 def check_release(
-    release: ReleaseParams, export: ExportSettings, policy: Policy, *, path: Path = paths.PARAMS
+    release: ReleaseParams, export: ExportSettings, *, path: Path = paths.PARAMS
 ) -> None:
     """Raise PolicyError for settings of one file that do not go with a release of several.
     `path`: where they were read from."""
@@ -196,8 +196,6 @@ def check_release(
                 f"{path}: export.{name} names the tensors of one file, and release has parts. Say "
                 f"it of each part (release.parts.NAME.{name}), and set it to {empty} here."
             )
-    if policy.twin is not None:
-        raise PolicyError(f"{path}: gate.twin: a release of parts has no quantized twin yet.")
     for part in release.parts.values():
         part.settings(export)
 
@@ -216,8 +214,8 @@ def check_all(path: Path) -> None:
     for section in (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams):
         loaded(section.load)
     loaded(load_quantize)
+    loaded(load_policy)
     release, export = loaded(ReleaseParams.load), loaded(load_export)
-    policy = loaded(load_policy)
-    if problems or release is None or export is None or policy is None:
+    if problems or release is None or export is None:
         raise PolicyError("\n".join(problems))
-    check_release(release, export, policy, path=path)
+    check_release(release, export, path=path)
