@@ -122,8 +122,8 @@ class Policy(PolicyRecord):
     there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
     """Which runtimes are measured, and within which bounds, by name."""
+    # No field, so that nobody can set it in a file: `of_part` does.
     _judged_in_chain: bool = PrivateAttr(default=False)
-    """No field: nobody can set it in a file. `of_part` does."""
 
     @model_validator(mode="after")
     def _has_a_fitting_twin(self) -> Self:

@@ -15,6 +15,7 @@ import torch
 from onnx import numpy_helper
 
 from gate import cli
+from gate.decision.decision import Decision
 from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.store import Store
 from gate.records.evidence import Evidence
@@ -151,10 +152,18 @@ def _exchanged(release: Path) -> None:
 
 
 def _too_far(release: Path) -> None:
-    """Its rounding comes out in the chain."""
+    """The first part takes its input in coarse steps: what that does comes out in the chain, and
+    is judged there alone."""
     twin = release.parent / "twin"
-    _weaken(twin / "encoder.onnx")
+    model = onnx.load(str(twin / "encoder.onnx"))
+    (first,) = [n for n in model.graph.node if n.input[0] == model.graph.input[0].name]
+    (scale,) = [t for t in model.graph.initializer if t.name == first.input[1]]
+    coarse = numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(60), scale.name)
+    scale.CopyFrom(coarse)
+    onnx.save(model, str(twin / "encoder.onnx"))
     assert judged(twin / release.name, "twin.yaml") == 1
+    decision = Decision.load(twin / "report" / "decision.json")
+    assert {(check.part, check.name) for check in decision.problems} == {(None, "scaled_diff")}
 
 
 def _weaken(path: Path) -> None:
