@@ -68,6 +68,13 @@ def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain() -> N
     assert names.isdisjoint({"top1_agreement", "confidence_over_5_percent", "agreement"})
 
 
+def test_nobody_is_asked_whether_features_are_classes() -> None:
+    one = builders.class_parity(predicted_classes=1)
+    decision = judge(release(measured(output("features", classification=one))))
+    assert decision.passed, problems(decision)
+    assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
+
+
 def test_in_the_chain_all_stays_as_strict() -> None:
     whole = measured(output("logits", classification=FLIPS))
     decision = judge(release(measured(FEATURES), whole))
