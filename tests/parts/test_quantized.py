@@ -13,10 +13,13 @@ from onnx import TensorProto, helper
 
 from gate.errors import ExportError, NothingQuantized, StorageError
 from gate.export.quantize_settings import QuantizeSettings
+from gate.front_door import Reference, check
 from gate.onnxfile.origin import quantized_from
 from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
+from gate.parity.workload import Workload
 from gate.parts.quantized import QuantizedRelease, ReleaseQuantization
+from gate.policy.policy import Policy
 from gate.storage.digest import Digest
 from tests.parts import tiny
 
@@ -198,3 +201,31 @@ def test_a_part_that_can_not_be_quantized_is_named(
         quantized(exact, tmp_path / "release.yaml")
     assert not isinstance(found.value, NothingQuantized)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> None:
+    model = tiny.near_ties()
+    assert isinstance(model, tiny.NearTies)
+    folder = tmp_path / "exact"
+    folder.mkdir()
+    tiny.export(model.encoder, folder / "encoder.onnx", shape=(6,), name="features")
+    tiny.export(model.head, folder / "head.onnx", shape=(4,), name="logits")
+    rows = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path.write_text(path.read_text().replace("tiny:run", "tiny:runs_two"))
+    np.save(folder / "x.npy", rows)
+    samples = Samples.open(folder / "x.npy")
+    made = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
+    policy = Policy.quantized()
+    found = check(
+        made.path,
+        reference=Reference.load("tests.parts.tiny:near_ties"),
+        workload=Workload(samples, batch_size=50),
+        policy=policy.model_copy(
+            update={"instruments": policy.instruments.model_copy(update={"probes": False})}
+        ),
+    )
+    features = found.evidence.parts["encoder"].runtimes[0].outputs[0].classification
+    assert features is not None
+    assert features.top1_agreement < 0.9
+    assert found.decision.passed, found.decision.problems
