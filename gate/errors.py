@@ -93,6 +93,10 @@ class ExportError(GateError):
     """The export produced no file, or not the file that was asked for."""
 
 
+class NothingQuantized(ExportError):
+    """The file has nothing that could compute in eight bits."""
+
+
 class ExportRefused(ExportError):
     """The rules of trace safety forbid every strategy that may be tried: a verdict on the model's
     source, no fault. Callers turn it into a rejection."""

@@ -57,8 +57,6 @@ class Reference:
     source: Source
     export: ExportRecord | None = None
     """How the file was asked for, where that is known."""
-    exports: Mapping[str, ExportRecord] = field(default_factory=dict)
-    """The same of each part of a release."""
     spec: PreprocessSpec | None = None
     """How the samples were made of pictures, where that is known."""
     note: ExportNote | None = None
@@ -245,9 +243,7 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
         try:
             found[part.name], _, _ = evidence_on(
                 part.candidate.path,
-                reference=Reference(
-                    part.module, reference.source, reference.exports.get(part.name)
-                ),
+                reference=Reference(part.module, reference.source),
                 workload=Workload(part.samples, batch_size=case.batch_size),
                 policy=part.policy(case.policy),
             )

@@ -11,11 +11,10 @@ from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import ComparedWith
 from gate.ledger.history import History
 from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.release_file import is_release
+from gate.onnxfile.release_file import ReleaseFile, is_release
 from gate.parity.arrays.samples import Samples, open_labels
-from gate.parity.case import Chained
+from gate.parity.case import Opener
 from gate.parity.incumbent import Compared, measure_incumbent
-from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.incumbent import Incumbent
@@ -51,21 +50,24 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbe
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
     onnx, size = ReleaseParams.load().path, ParityParams.load().batch_size
-    chained = _chained(onnx, Workload(samples, batch_size=size), policy, evidence)
-    beside = Compared(Candidate(onnx, evidence.subject), samples, labels, size, policy, chained)
+    candidate = Candidate(onnx, evidence.subject)
+    opener = _opener(onnx, samples, size) if is_release(onnx) else None
+    beside = Compared(candidate, samples, labels, size, policy, opener)
     return measure_incumbent(champion, beside=beside, evidence=evidence)
 
 
-def _chained(onnx: Path, workload: Workload, policy: Policy, evidence: Evidence) -> Chained | None:
-    """What runs the files of a release, which the model's own calls tell; None of one file."""
-    if not is_release(onnx):
-        return None
-    from gate.front_door import Reference, case_of
+def _opener(onnx: Path, samples: Samples, batch_size: int) -> Opener:
+    """What runs the files of a release, which a call of each module tells."""
+    from gate.parts.beside import Forms
+    from gate.parts.chain import ChainedModel
     from pipelines.model import trained
 
     model, _ = trained(ModelParams.load())
-    reference = Reference(model, evidence.source)
-    return case_of(onnx, reference=reference, workload=workload, policy=policy).chained
+    file = ReleaseFile.load(onnx)
+    chain = ChainedModel.of(
+        model, chain=file.chain, references=file.references, inputs=samples.names
+    )
+    return Forms.of(chain, samples.batches(batch_size))
 
 
 def _measured_before(champion: Champion, evidence: Evidence, history: History) -> Incumbent | None:

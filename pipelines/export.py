@@ -36,9 +36,8 @@ _INPUT = "input"
 def main() -> int:
     """Write the file, or the folder of a release, and reports/export.json; a failure leaves what
     was there before."""
-    check_release()
-    model_params, release = ModelParams.load(), ReleaseParams.load()
-    settings = load_export()
+    model_params, release, settings = ModelParams.load(), ReleaseParams.load(), load_export()
+    check_release(release, settings)
     tracker = Tracker(RegistryParams.load().experiment)
     with tracker.new_run("export") as page:
         model, checkpoint = trained(model_params)

@@ -13,7 +13,7 @@ from gate.errors import GateError
 from gate.export.export import export_model
 from gate.export.self_check import self_check
 from gate.onnxfile.foreign import release_within
-from gate.onnxfile.release_file import PartEntry, release_text
+from gate.onnxfile.release_file import PartEntry, references_of, release_text
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.records.evidence import Source
@@ -41,7 +41,10 @@ def export_release(
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     chain = ChainedModel.of(
-        model, chain=str(params.chain), references=params.references, inputs=tuple(example)
+        model,
+        chain=str(params.chain),
+        references=references_of(params.parts),
+        inputs=tuple(example),
     )
     calls = Calls()
     calls.record(chain, example)

@@ -55,10 +55,6 @@ class ExportReport(Record):
             for line in (*record.tracer_warnings, *record.hazards, *record.notices)
         )
 
-    def unexported(self) -> ExportReport:
-        """Of a file that came from elsewhere: nothing is known of its export."""
-        return self.model_copy(update={"record": None, "parts": {}})
-
     def self_check_numbers(self) -> dict[str, float]:
         """The self-check as metrics."""
         return {f"self_check/{name}": value for name, value in self.self_check.items()}

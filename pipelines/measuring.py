@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,46 +21,56 @@ from gate.parity.statistics.table import SampleTable
 from gate.parity.workload import SamplesOrigin, Workload
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence
+from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.preprocessing import PreprocessingParity
 from gate.storage import atomic
 from gate.storage.digest import Digest
 from pipelines import paths
-from pipelines.export_report import ExportReport
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
 from pipelines.shares import shared_out
 
 
 def measured(
-    onnx: Path, policy: Policy, *, report: ExportReport, title: str
+    onnx: Path, policy: Policy, *, source: Source, title: str
 ) -> tuple[Evidence, Case, SampleTable]:
     """The evidence on `onnx` over the evaluation samples, with a progress bar, what it was measured
-    on, and one row a sample.
+    on, and one row a sample. How the file was made is not in it yet: `with_records`.
 
-    The source of `report` gets the digest of the checkpoint and of the code that were used. Raises
-    GateError where nothing can be measured.
+    `source` gets the digest of the checkpoint and of the code that were used. Raises GateError
+    where nothing can be measured.
     """
     params = ModelParams.load()
     model, checkpoint = trained(params)
     code = code_of(model, factory=params.name)
-    used = report.source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
+    used = source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
     samples = Samples.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
     origin = SamplesOrigin(str(paths.EVAL_IMAGES), None if labels is None else paths.EVAL_LABELS)
     workload = Workload(
-        samples, labels, report.source.labels_sha256, ParityParams.load().batch_size, origin=origin
+        samples, labels, source.labels_sha256, ParityParams.load().batch_size, origin=origin
     )
     with shared_out(onnx, workload, policy) as shared, bar(title) as progress:
         return evidence_on(
             onnx,
-            reference=Reference(model, used, report.record, report.records),
+            reference=Reference(model, used),
             workload=shared,
             policy=policy,
             progress=progress,
         )
+
+
+def with_records(
+    evidence: Evidence, record: ExportRecord | None, parts: Mapping[str, ExportRecord]
+) -> Evidence:
+    """The evidence with how the file was made; `parts`: the same of each part of a release."""
+    own = {
+        name: measured.model_copy(update={"export": parts.get(name)})
+        for name, measured in evidence.parts.items()
+    }
+    return evidence.model_copy(update={"export": record, "parts": own})
 
 
 def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +23,7 @@ from gate.storage.yaml_section import first_problem, load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
 
 
 class _Section(Record):
@@ -151,11 +153,6 @@ class ReleaseParams(_Section):
         return self
 
     @property
-    def references(self) -> dict[str, str]:
-        """By part, the path of its module in the model."""
-        return {name: part.reference or name for name, part in self.parts.items()}
-
-    @property
     def path(self) -> Path:
         """The file that is measured and promoted: of several the release file."""
         path = paths.MODELS / self.output
@@ -185,9 +182,11 @@ def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
     return load_section(QuantizeSettings, path, "quantize")
 
 
-def check_release(path: Path = paths.PARAMS) -> None:
-    """Raise PolicyError for settings of one file that do not go with a release of several."""
-    release, export, policy = ReleaseParams.load(path), load_export(path), load_policy(path)
+def check_release(
+    release: ReleaseParams, export: ExportSettings, *, path: Path = paths.PARAMS
+) -> None:
+    """Raise PolicyError for settings of one file that do not go with a release of several.
+    `path`: where they were read from."""
     if not release.parts:
         return
     for name in ("input_names", "output_names", "dynamic_axes"):
@@ -197,28 +196,26 @@ def check_release(path: Path = paths.PARAMS) -> None:
                 f"{path}: export.{name} names the tensors of one file, and release has parts. Say "
                 f"it of each part (release.parts.NAME.{name}), and set it to {empty} here."
             )
-    if policy.twin is not None:
-        raise PolicyError(f"{path}: gate.twin: a release of parts has no quantized twin yet.")
     for part in release.parts.values():
         part.settings(export)
 
 
 def check_all(path: Path) -> None:
     """Raise PolicyError, one line per wrong field of any section."""
-    sections = (
-        PrepareParams,
-        ModelParams,
-        TrainParams,
-        ParityParams,
-        ReleaseParams,
-        RegistryParams,
-    )
     problems = []
-    for load in (*(section.load for section in sections), load_export, load_quantize, load_policy):
+
+    def loaded(load: Callable[[Path], T]) -> T | None:
         try:
-            load(path)
+            return load(path)
         except PolicyError as error:
             problems.append(str(error))
-    if problems:
+            return None
+
+    for section in (PrepareParams, ModelParams, TrainParams, ParityParams, RegistryParams):
+        loaded(section.load)
+    loaded(load_quantize)
+    loaded(load_policy)
+    release, export = loaded(ReleaseParams.load), loaded(load_export)
+    if problems or release is None or export is None:
         raise PolicyError("\n".join(problems))
-    check_release(path)
+    check_release(release, export, path=path)

@@ -14,7 +14,6 @@ from pathlib import Path
 from gate.commands.status import Status
 from gate.decision.decision import decide
 from gate.front_door import explained
-from gate.onnxfile.foreign import subject_within
 from gate.parity.case import Case
 from gate.parity.statistics.table import SampleTable
 from gate.policy.policy import Policy
@@ -27,7 +26,13 @@ from gate.tracking.page import RunPage
 from gate.tracking.record import runtime_state, switches
 from pipelines import numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
-from pipelines.measuring import measured, preprocessing_of, write_golden, write_samples
+from pipelines.measuring import (
+    measured,
+    preprocessing_of,
+    with_records,
+    write_golden,
+    write_samples,
+)
 from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.run import Tracker
 
@@ -71,10 +76,9 @@ def main() -> int:
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case, SampleTable]:
     onnx = ReleaseParams.load().path
-    same = _is_exported(onnx, subject_within(onnx, None), report)
-    evidence, case, table = measured(
-        onnx, policy, report=report if same else report.unexported(), title="parity"
-    )
+    evidence, case, table = measured(onnx, policy, source=report.source, title="parity")
+    if _is_exported(onnx, evidence.subject, report):
+        evidence = with_records(evidence, report.record, report.records)
     seen = preprocessing_of(policy, onnx)
     return evidence.model_copy(update={"preprocessing": seen}), case, table
 
@@ -85,7 +89,7 @@ def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
         return True
     print(
         f"parity: {onnx} is {subject.sha256}, export wrote {report.subject.sha256}. "
-        "The file as it is now is measured, without a record of its export."
+        "The file as it is now was measured, without a record of its export."
     )
     return False
 

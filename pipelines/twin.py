@@ -1,12 +1,12 @@
-"""Stage `twin`: the quantized twin of the exported file and what is measured on it, if the policy
-names one."""
+"""Stage `twin`: the quantized twin of the exported file or release, and what is measured on it, if
+the policy names one."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gate.commands.status import Status
 from gate.policy.policy import Policy
@@ -14,12 +14,26 @@ from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.records import RECORDS
 from gate.storage import atomic
 from pipelines import paths, stage
-from pipelines.params import ParityParams, ReleaseParams, check_release, load_policy, load_quantize
+from pipelines.params import (
+    ModelParams,
+    ParityParams,
+    ReleaseParams,
+    load_policy,
+    load_quantize,
+)
 from pipelines.twin_files import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gate.export.quantize_settings import QuantizeSettings
+    from gate.records.evidence import ExportRecord, Subject
+    from pipelines.export_report import ExportReport
 
 
 def main() -> int:
-    """Write models/twin/: the file, its evidence and golden vectors; or why there are none."""
+    """Write models/twin/: the file or release, its evidence and golden vectors; or why there are
+    none."""
     policy = load_policy().twin
     staged = paths.TWIN.with_name("twin.new")
     shutil.rmtree(staged, ignore_errors=True)
@@ -34,34 +48,64 @@ def main() -> int:
     return Status.DONE
 
 
+class _Made(NamedTuple):
+    """What was quantized, and how."""
+
+    path: Path
+    subject: Subject
+    record: ExportRecord | None
+    parts: Mapping[str, ExportRecord]
+    """Of a release: how each part was quantized, or else exported."""
+
+
 def _make(policy: Policy, folder: Path) -> None:
-    from gate.export.quantized import quantize
     from gate.registry.port import GOLDEN
     from pipelines import signing
     from pipelines.export_report import ExportReport
-    from pipelines.measuring import measured, write_golden
+    from pipelines.measuring import measured, with_records, write_golden
 
     who = signing.signatory()
-
-    settings = load_quantize()
-    check_release()
-    onnx = ReleaseParams.load().path
-    calibration = _calibration(onnx, settings.batch_size)
-    made = quantize(onnx, calibration, folder / NAME, settings=settings)
+    settings, release = load_quantize(), ReleaseParams.load()
     report = ExportReport.load(paths.EXPORT_REPORT)
-    evidence, case, _ = measured(
-        folder / NAME,
-        policy,
-        report=report.model_copy(update={"record": made.record}),
-        title="twin",
-    )
+    size = min(settings.batch_size, ParityParams.load().batch_size)
+    if release.parts:
+        settings = settings.model_copy(update={"batch_size": size})
+        made = _of_release(release.path, folder / release.path.name, settings, report)
+    else:
+        made = _of_file(release.path, folder / NAME, settings, batch_size=size)
+    evidence, case, _ = measured(made.path, policy, source=report.source, title="twin")
+    evidence = with_records(evidence, made.record, made.parts)
     golden = write_golden(folder / GOLDEN, case, evidence)
     statement = folder / RECORDS / EVIDENCE_STATEMENT
-    signing.write_measured(statement, who, folder / NAME, evidence, golden=golden)
+    signing.write_measured(statement, who, made.path, evidence, golden=golden)
     evidence.save(folder / RECORDS / EVIDENCE)
     print(
-        f"{paths.TWIN / NAME}: {made.subject.sha256}, {made.subject.size_bytes} bytes, "
+        f"{paths.TWIN / made.path.name}: {made.subject.sha256}, {made.subject.size_bytes} bytes, "
         f"{evidence.dataset.samples} samples measured"
+    )
+
+
+def _of_file(onnx: Path, output: Path, settings: QuantizeSettings, *, batch_size: int) -> _Made:
+    from gate.export.quantized import quantize
+
+    made = quantize(onnx, _calibration(onnx, batch_size), output, settings=settings)
+    return _Made(made.path, made.subject, made.record, {})
+
+
+def _of_release(
+    path: Path, output: Path, settings: QuantizeSettings, report: ExportReport
+) -> _Made:
+    from gate.parity.arrays.samples import Samples
+    from gate.parts.quantized import ReleaseQuantization
+    from pipelines.model import trained
+
+    model, _ = trained(ModelParams.load())
+    samples = Samples.open(paths.TRAIN_IMAGES)
+    quantization = ReleaseQuantization(model=model, samples=samples, settings=settings)
+    made = quantization.write(path, output)
+    same = made.of.sha256 == report.subject.sha256
+    return _Made(
+        made.path, made.subject, None, {**(report.records if same else {}), **made.records}
     )
 
 
@@ -73,8 +117,7 @@ def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:
 
     samples = Samples.open(paths.TRAIN_IMAGES)
     subject = read_subject(onnx)
-    size = min(batch_size, ParityParams.load().batch_size)
-    binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=size)
+    binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=batch_size)
     for batch in samples.batches(binding.batch_size):
         yield binding.by_input(batch)
 

@@ -13,9 +13,11 @@ from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS
+from gate.registry.twin import twin_file
 from pipelines import paths
 
 NAME = "model.onnx"
+"""Of a release the twin's file is called as the release's."""
 STATEMENT = paths.TWIN / RECORDS / EVIDENCE_STATEMENT
 VECTORS = paths.TWIN / GOLDEN
 
@@ -33,7 +35,7 @@ def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | No
     if made:
         refit(VECTORS, folder / GOLDEN, policy=policy.twin, evidence=evidence)
     return Judged(
-        onnx_path=paths.TWIN / NAME,
+        onnx_path=twin_file(paths.TWIN),
         evidence=evidence,
         decision=decision,
         golden=GoldenFolder.open(folder / GOLDEN) if made else None,

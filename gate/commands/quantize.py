@@ -1,4 +1,4 @@
-"""`gate quantize`: the static int8 twin of an exported file."""
+"""`gate quantize`: the static int8 twin of an exported file, or of a release of several."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from gate.commands.given import NEW_FILE, SAMPLES
-from gate.commands.options import MODEL
+from gate.commands.given import NEW_FILE, SAMPLES, Factory
+from gate.commands.loading import loading
+from gate.commands.options import CHECKPOINT, MODEL
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import bar
 from gate.commands.status import Status
@@ -16,7 +17,9 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.export.quantize_settings import QuantizeSettings
     from gate.export.quantized import Quantized
+    from gate.parts.quantized import QuantizedRelease
 
 
 class _Request(TypedDict):
@@ -25,6 +28,9 @@ class _Request(TypedDict):
     model: Path
     calibration: Path
     output: Path
+    reference: str | None
+    checkpoint: Path | None
+    parts: tuple[str, ...]
     samples: int
     method: Literal["minmax", "entropy", "percentile"]
     per_channel: bool
@@ -36,9 +42,23 @@ class _Request(TypedDict):
 @click.option(
     "--calibration", type=SAMPLES, required=True,
     help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
-    "with one array per input, or a folder of such.",
+    "with one array per input, or a folder of such. For a release: the inputs of its chain.",
 )  # fmt: skip
-@click.option("--output", type=NEW_FILE, required=True, help="The file to write.")
+@click.option(
+    "--output", type=NEW_FILE, required=True,
+    help="The file to write; for a release its release file, in a folder of its own.",
+)  # fmt: skip
+@click.option(
+    "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
+    help="For a release: a callable without arguments that returns the nn.Module, whose chain says "
+    "what each part is given.",
+)  # fmt: skip
+@CHECKPOINT
+@click.option(
+    "--part", "parts", multiple=True, metavar="NAME",
+    help="Of a release quantize this part only; the others stay as they are. Repeatable. Default: "
+    "all that can be.",
+)  # fmt: skip
 @click.option(
     "--samples", type=click.IntRange(min=1), default=128, show_default=True,
     help="Calibrate on the first N samples.",
@@ -57,7 +77,8 @@ class _Request(TypedDict):
 )  # fmt: skip
 @machine_options
 def command(**request: Unpack[_Request]) -> Outcome:
-    """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer.
+    """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer; of a release of several
+    files (release.yaml) each part, on what the chain gives it.
 
     The twin answers otherwise than the exact file, so it is judged by a policy of its own
     (precision: quantized) and promoted beside the exact file, never in its place.
@@ -65,28 +86,42 @@ def command(**request: Unpack[_Request]) -> Outcome:
     \b
     Examples:
       gate quantize model.onnx --calibration train.npy --output twin/model.onnx
+      gate quantize release.yaml --reference mypackage.models:build --calibration train.npy \\
+          --output twin/release.yaml --part encoder
       gate check twin/model.onnx --reference mypackage.models:build --inputs eval.npy \\
           --policy twin.yaml --report twin/report
     """
-    from gate.errors import OnnxFileError
     from gate.export.quantize_settings import QuantizeSettings
-    from gate.export.quantized import Batches, quantize
     from gate.onnxfile.release_file import is_release
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.binding import bind
-    from gate.parity.arrays.samples import Samples
 
+    model, output = request["model"], request["output"]
+    of_release = [f"--{name}" for name in ("reference", "checkpoint") if request[name]]
+    of_release += ["--part"] if request["parts"] else []
+    if is_release(model) != is_release(output):
+        raise click.UsageError(
+            f"{model} and {output} are not of one kind: the twin of a release is a release "
+            "(--output twin/release.yaml), that of a file a file (--output twin/model.onnx)."
+        )
+    if of_release and not is_release(model):
+        raise click.UsageError(
+            f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
+            "calibrated on the samples themselves."
+        )
     settings = QuantizeSettings(
         samples=request["samples"],
         method=request["method"],
         per_channel=request["per_channel"],
         reduce_range=request["reduce_range"],
     )
-    if is_release(request["model"]):
-        raise OnnxFileError(
-            f"{request['model']} is a release of several files, which has no quantized twin yet. "
-            "Quantize single files only."
-        )
+    return _release(request, settings) if is_release(model) else _file(request, settings)
+
+
+def _file(request: _Request, settings: QuantizeSettings) -> Outcome:
+    from gate.export.quantized import Batches, quantize
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.binding import bind
+    from gate.parity.arrays.samples import Samples
+
     subject = read_subject(request["model"])
     samples = Samples.open(request["calibration"])
     binding = bind(
@@ -109,6 +144,57 @@ def command(**request: Unpack[_Request]) -> Outcome:
         "of": subject.to_plain(),
     }
     return Outcome(Status.DONE, plain, lambda console: _show(made, subject.size_bytes, console))
+
+
+def _release(request: _Request, settings: QuantizeSettings) -> Outcome:
+    factory = request["reference"]
+    if factory is None:
+        raise click.UsageError(
+            f"{request['model']} is a release: its parts are calibrated on what the model's chain "
+            "gives them. Name the model: --reference PKG.MODULE:FACTORY."
+        )
+    with loading():
+        from gate.model.loading import build_model, load_checkpoint
+        from gate.parity.arrays.samples import Samples
+        from gate.parts.quantized import ReleaseQuantization
+
+        samples = Samples.open(request["calibration"])
+        model = build_model(factory)
+        if request["checkpoint"] is not None:
+            load_checkpoint(model, request["checkpoint"])
+    with bar("calibrating") as progress:
+        made = ReleaseQuantization(
+            model=model,
+            samples=samples,
+            settings=settings,
+            only=request["parts"],
+            progress=progress,
+        ).write(request["model"], request["output"])
+    plain = {
+        "path": str(made.path),
+        "subject": made.subject.to_plain(),
+        "parts": {
+            name: made.records[name].to_plain() if name in made.records else None
+            for name in made.subject.parts
+        },
+        "of": made.of.to_plain(),
+    }
+    return Outcome(Status.DONE, plain, lambda console: _show_release(made, console))
+
+
+def _show_release(made: QuantizedRelease, console: Console) -> None:
+    size, before = made.subject.size_bytes, made.of.size_bytes
+    console.print(f"{made.path}: {made.subject.sha256}")
+    console.print(f"{size} bytes, {size / before:.0%} of the exact release")
+    for name in made.subject.parts:
+        record = made.records.get(name)
+        how = (
+            "the exact file, byte by byte"
+            if record is None
+            else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
+        )
+        console.print(f"  {name}: {how}")
+    console.print("Judge it by a policy with precision: quantized, beside the exact release.")
 
 
 def _show(made: Quantized, before: int, console: Console) -> None:

@@ -64,9 +64,9 @@ def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployme
             staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
         except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
-        if len(staged) > 1 and any(entry.slot.parts for entry in staged.values()):
-            reason = "a release of several files has no quantized twin yet: deploy it alone"
-            return Deployment("refused", name, live, reason)
+        mixed = _mixed({slot: entry.slot for slot, entry in staged.items()})
+        if mixed is not None:
+            return Deployment("refused", name, live, mixed)
         for entry in staged.values():
             store_staged(store, entry)
         served = {slot: entry.slot for slot, entry in staged.items()}
@@ -113,6 +113,20 @@ def serves(
     if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
         return False
     return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
+
+
+def _mixed(slots: Mapping[str, Slot]) -> str | None:
+    """Why the slots can't be replaced as one: a consumer of each runs the same parts."""
+    exact = slots[EXACT].parts
+    for label, slot in slots.items():
+        if slot.parts.keys() != exact.keys():
+            here, there = (", ".join(sorted(parts)) for parts in (slot.parts, exact))
+            return (
+                f"the slot {label} has {f'the parts {here}' if here else 'one file'}, the slot "
+                f"{EXACT} {f'the parts {there}' if there else 'one file'}: deploy a release with "
+                "the twin of that release, a file with that of the file"
+            )
+    return None
 
 
 def _is(slot: Slot, source: SlotSource) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from gate.errors import ExportError, first_line
+from gate.errors import ExportError, NothingQuantized, first_line
 from gate.export.quantize_settings import QuantizeSettings
 from gate.onnxfile.origin import QUANTIZED_FROM
 from gate.onnxfile.subject import read_subject
@@ -47,8 +47,8 @@ def quantize(
 
     `calibration` gives batches until `settings.samples` are used. The same file, samples and
     settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
-    nothing can be calibrated or quantized, PackageBroken, StorageError; an older
-    `output` stays then.
+    nothing can be calibrated, NothingQuantized, PackageBroken, StorageError; an older `output`
+    stays then.
     """
     onnx_runtime()  # or the file would be blamed for it
     subject = read_subject(exact)
@@ -68,7 +68,7 @@ def quantize(
             ) from error
         proto = onnx.load(str(made))
         if not _is_quantized(proto):
-            raise ExportError(
+            raise NothingQuantized(
                 f"nothing in {exact} could be quantized: it has no operator that the quantizer "
                 "knows (Conv, MatMul, Gemm and others). Serve the exact file."
             )

@@ -53,10 +53,10 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     Top-1 agreement as the policy bounds it, for the outputs that it judges as classes.
     """
     runtime = _served(evidence)
-    bounds = policy.runtimes[runtime.runtime].bounds if runtime else _bounds(policy)
+    served = runtime.runtime if runtime else _to_be_served(policy)
     measured = {output.name: output for output in runtime.outputs} if runtime else {}
     return {
-        spec.name: _tolerance(policy, bounds, measured.get(spec.name))
+        spec.name: _tolerance(policy, policy.bounds_of(served, spec.name), measured.get(spec.name))
         for spec in evidence.subject.outputs
     }
 
@@ -114,10 +114,10 @@ def _served(evidence: Evidence) -> RuntimeEvidence | None:
     return next((runtime for runtime in found if runtime and runtime.outputs), None)
 
 
-def _bounds(policy: Policy) -> Bounds:
-    """Of what would have been served, had it been measured."""
+def _to_be_served(policy: Policy) -> RuntimeName:
+    """What would have been served, had it been measured."""
     required = [
-        policy.runtimes[name].bounds
+        name
         for name in (*_SERVED, *policy.runtimes)
         if name in policy.runtimes
         and policy.runtimes[name].required != "never"

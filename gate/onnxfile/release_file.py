@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Protocol, Self
 
 from pydantic import Field
 
@@ -59,8 +59,21 @@ class ReleaseFile(Record):
 
     @property
     def references(self) -> dict[str, str]:
-        """By part, the path in the whole model of the module that it must compute like."""
-        return {name: part.reference or name for name, part in self.parts.items()}
+        """As `references_of`."""
+        return references_of(self.parts)
+
+
+class HasReference(Protocol):
+    """What says which module it must compute like."""
+
+    @property
+    def reference(self) -> str | None:
+        """Its path in the whole model; None: the name of the part."""
+
+
+def references_of(parts: Mapping[str, HasReference]) -> dict[str, str]:
+    """By part, the path in the whole model of the module that it must compute like."""
+    return {name: part.reference or name for name, part in parts.items()}
 
 
 def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:

@@ -37,7 +37,14 @@ class NamedRun(Protocol):
         """The outputs of these names. Raises anything."""
 
 
-class Chained(Protocol):
+class Opener(Protocol):
+    """Whoever opens the files of a release as a consumer does."""
+
+    def beside(self, file: Candidate) -> NamedRun:
+        """The files of this or another release of the same parts, by one chain. Raises anything."""
+
+
+class Chained(Opener, Protocol):
     """Several files that are run as one."""
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
@@ -45,10 +52,6 @@ class Chained(Protocol):
 
     def cases(self, whole: Case) -> Mapping[str, Case]:
         """Each file with its model, by the name of the part, as the case of all of them is."""
-
-    def beside(self, file: Candidate) -> NamedRun:
-        """The files of this or another release of the same parts, as a consumer opens them. Raises
-        anything."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.session import open_session, quiet_options, refuse_out_of_memory
 from gate.parity.arrays.binding import Binding, bind
 from gate.parity.arrays.samples import Samples
-from gate.parity.case import Chained
+from gate.parity.case import Opener
 from gate.parity.runners.latency import Stopwatch
 from gate.parity.statistics.answers import ClassAnswers
 from gate.parity.statistics.classification import ClassStatistics
@@ -44,7 +44,7 @@ class Compared:
     """Class indices, shape (samples,)."""
     batch_size: int
     policy: Policy
-    chained: Chained | None = None
+    chained: Opener | None = None
     """Of a release: runs its files, and those of the version that serves."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from gate.errors import OutputMismatch
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.session import open_session, quiet_options
-from gate.parts.chain import ChainFunction
+from gate.parts.calls import Calls
+from gate.parts.chain import ChainedModel, ChainFunction
 from gate.parts.chain_session import ChainSession, OpenPart
 from gate.policy.runtimes import plain_setup
 from gate.runtimes.runtime import Batch, Proof, Session
@@ -49,25 +50,43 @@ class ConsumerChain:
     names: tuple[str, ...]
     session: ChainSession
 
-    @classmethod
-    def open(
-        cls, release: Candidate, function: ChainFunction, forms: Mapping[str, Any]
-    ) -> ConsumerChain:
-        """`forms`: what each module returns (`OpenPart.form`). Raises OutputMismatch for a release
-        of other parts, and whatever ONNX Runtime raises."""
-        files = release_within(release.path, None)
-        if files.parts.keys() != forms.keys():
-            raise OutputMismatch(
-                f"it has the parts {', '.join(files.parts)}, the new release {', '.join(forms)}"
-            )
-        parts = [
-            OpenPart(name, ConsumerSession(part), part.subject, forms[name])
-            for name, part in files.parts.items()
-        ]
-        session = ChainSession(function, parts, release.subject.outputs, ended=lambda: None)
-        return cls(tuple(spec.name for spec in release.subject.outputs), session)
-
     def run(self, outputs: Sequence[str], feed: Batch) -> list[Array]:
         """The outputs of these names."""
         found = dict(zip(self.names, self.session.run(feed), strict=True))
         return [np.asarray(found[name]) for name in outputs]
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A chain, and what each of its modules returns: all that files need to take their places."""
+
+    function: ChainFunction
+    by_part: Mapping[str, Any]
+    """As `OpenPart.form`."""
+
+    @classmethod
+    def of(cls, chain: ChainedModel, batches: Iterable[Batch]) -> Forms:
+        """Run the chain with its modules until it has called all of them. Raises ModelError where
+        it breaks, or never calls one; DataError."""
+        calls = Calls()
+        for batch in batches:
+            calls.record(chain, batch)
+            if calls.by_part.keys() >= chain.parts.keys():
+                break
+        return cls(chain.function, {name: calls.of(name).form for name in chain.parts})
+
+    def beside(self, file: Candidate) -> ConsumerChain:
+        """Open a release of the same parts. Raises OutputMismatch for one of others, and whatever
+        ONNX Runtime raises."""
+        files = release_within(file.path, None)
+        if files.parts.keys() != self.by_part.keys():
+            raise OutputMismatch(
+                f"it has the parts {', '.join(files.parts)}, the new release "
+                f"{', '.join(self.by_part)}"
+            )
+        parts = [
+            OpenPart(name, ConsumerSession(part), part.subject, self.by_part[name])
+            for name, part in files.parts.items()
+        ]
+        session = ChainSession(self.function, parts, file.subject.outputs, ended=lambda: None)
+        return ConsumerChain(tuple(spec.name for spec in file.subject.outputs), session)

@@ -16,7 +16,7 @@ from gate.onnxfile.foreign import release_within
 from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
-from gate.parts.beside import ConsumerChain
+from gate.parts.beside import ConsumerChain, Forms
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.parts.chain_session import ChainSession, OpenPart
@@ -98,14 +98,19 @@ class OpenRelease:
         subject = files.subject(inputs=inputs, outputs=outputs or ())
         return cls(parts, chain, calls, subject, files.file.chain)
 
+    def given(self, part: Part) -> Samples:
+        """What the chain gives a part, whether it has samples of its own or not. Raises
+        EvidenceError for another number of tensors than its file takes."""
+        return _given(self.calls, part.candidate, name=part.name)
+
     def cases(self, whole: Case) -> dict[str, Case]:
         """Each part, to look into."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
     def beside(self, file: Candidate) -> ConsumerChain:
-        """As `ConsumerChain.open`, by this chain."""
+        """As `Forms.beside`, by this chain."""
         forms = {part.name: self.calls.of(part.name).form for part in self.parts}
-        return ConsumerChain.open(file, self.chain.function, forms)
+        return Forms(self.chain.function, forms).beside(file)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever
@@ -136,6 +141,10 @@ def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str
     own = file.parts[name].inputs
     if own is not None:
         return Samples.open(own)
+    return _given(calls, candidate, name=name)
+
+
+def _given(calls: Calls, candidate: Candidate, *, name: str) -> Samples:
     found = calls.of(name)
     names = tuple(spec.name for spec in candidate.subject.inputs)
     if len(names) != len(found.example):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 
 from gate.errors import PolicyError
 from gate.policy.built_in import (
@@ -122,6 +122,8 @@ class Policy(PolicyRecord):
     there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
     """Which runtimes are measured, and within which bounds, by name."""
+    # No field, so that nobody can set it in a file: `of_part` does.
+    _judged_in_chain: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _has_a_fitting_twin(self) -> Self:
@@ -257,9 +259,15 @@ class Policy(PolicyRecord):
 
     def of_part(self, outputs: Sequence[str]) -> Self:
         """By which a part of a release, with these outputs, is judged: as the whole, but for what
-        is said of others, of pictures, and of the version that serves."""
+        is said of others, of pictures, and of the version that serves.
+
+        Eight bits at a seam are no answers: of a quantized release the numbers of a part's output
+        are judged only where the policy names that output (`judges`), and nobody guesses classes.
+        What the rounding of a part does is judged where it comes out, in the chain.
+        """
+        quantized = self.precision == "quantized"
         update = {
-            "task": "auto",
+            "task": "tensors" if quantized else "auto",
             "outputs": {name: role for name, role in self.outputs.items() if name in outputs},
             "logits": tuple(name for name in self.logits if name in outputs),
             "operating_points": (),
@@ -267,7 +275,18 @@ class Policy(PolicyRecord):
             "incumbent": None,
             "twin": None,
         }
-        return self.model_copy(update=update)
+        part = self.model_copy(update=update)
+        part._judged_in_chain = quantized
+        return part
+
+    def judges(self, name: str) -> bool:
+        """Whether the numbers of an output of this name are bounded by this policy; False: by that
+        of the whole, in the chain (`of_part`)."""
+        return not self._judged_in_chain or self.role_of(name) is not None
+
+    def bounds_of(self, runtime: RuntimeName, output: str) -> Bounds:
+        """Of the numbers of an output of this name in a runtime of the policy."""
+        return self.runtimes[runtime].bounds if self.judges(output) else Bounds()
 
     @classmethod
     def default(cls, *, task: Task = "auto") -> Self:

@@ -14,7 +14,7 @@ from gate.policy.policy import Policy
 from gate.records.trend import Trend
 from gate.registry.judged import Judged
 from gate.registry.port import GOLDEN, Draft, Tag
-from gate.registry.twin import digests_of
+from gate.registry.twin import digests_of, verify_origin
 from gate.storage.digest import Digest
 from gate.storage.quota import Extent
 
@@ -46,15 +46,9 @@ class Release(Judged):
         """Prove that all of it belongs together, the twin too.
 
         Raises DigestMismatch and EvidenceError, as `Judged.verify`; EvidenceError for a twin that
-        the policy does not name, or names and is not there, or is of another model, and for any
-        twin of a release of several files.
+        the policy does not name, or names and is not there, or is of another model, and as
+        `verify_origin`.
         """
-        if self.evidence.subject.parts and (self.twin is not None or policy.twin is not None):
-            raise EvidenceError(
-                f"{self.onnx_path} is a release of {len(self.evidence.subject.parts)} files, and a "
-                "release of several files has no quantized twin yet. Leave out the twin, and take "
-                "gate.twin out of the policy."
-            )
         super().verify(policy, limits=limits)
         if self.twin is None and policy.twin is None:
             return
@@ -65,7 +59,7 @@ class Release(Judged):
                 f"the release has {there}, the policy {names} (gate.twin). Give both or neither."
             )
         self.twin.verify(policy.twin, limits=limits)
-        self._verify_origin(self.twin, limits)
+        verify_origin(self.twin, exact=self, limits=limits)
         ours, its = (
             (source.factory, source.checkpoint_sha256, source.preprocess_sha256)
             for source in (self.evidence.source, self.twin.evidence.source)
@@ -81,23 +75,6 @@ class Release(Judged):
             raise EvidenceError(
                 "the model's code is not the same in the twin's evidence: "
                 f"{', '.join(quantized.changes_since(exact))}. Measure both again."
-            )
-
-    def _verify_origin(self, twin: Judged, limits: ChildLimits | None) -> None:
-        """A twin is of these very bytes, as its own metadata says."""
-        from gate.onnxfile.foreign import origin_within
-
-        if twin.onnx_path.suffix != ".onnx":
-            raise EvidenceError(
-                f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
-                "judge it again."
-            )
-        origin = origin_within(twin.onnx_path, limits)
-        exact = str(self.evidence.subject.sha256)
-        if origin != exact:
-            raise EvidenceError(
-                f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "
-                f"exact file is {exact}. Quantize this file (gate quantize), and judge its twin."
             )
 
     @property

@@ -1,6 +1,7 @@
 """The quantized twin of a release: a folder beside the exact file, so that both move together.
 
-quantized/model.onnx           the file (whatever its name), with its external data
+quantized/model.onnx           the file (whatever its name), with its external data; of a release of
+                               several files its release file, with the parts
 quantized/gate/…               its own evidence and decision
 quantized/golden/…             its own golden vectors
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from gate.bounded.limits import ChildLimits
 from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.entry import TwinDigests
+from gate.onnxfile.release_file import ReleaseFile, is_release
 from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.port import GOLDEN
 from gate.registry.records import RECORDS, Records
@@ -69,12 +72,87 @@ def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
 
 
 def twin_file(folder: Path) -> Path:
-    """The one ONNX file of the folder. Raises EvidenceError."""
-    found = sorted(p for p in folder.glob("*.onnx") if p.is_file() and not p.is_symlink())
+    """The one release file of the folder, beside which its parts may lie; without any the one ONNX
+    file. Raises EvidenceError."""
+    there = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
+    releases = [path for path in there if is_release(path)]
+    found = releases or [path for path in there if path.suffix == ".onnx"]
     if len(found) != 1:
+        kind = "release" if releases else "ONNX"
         names = ", ".join(path.name for path in found) or "none"
         raise EvidenceError(
-            f"{folder} holds the ONNX files {names}, expected exactly one: the quantized twin. "
+            f"{folder} holds the {kind} files {names}, expected exactly one: the quantized twin. "
             "Make it with gate quantize, judge it with gate check --report, and put both there."
         )
     return found[0]
+
+
+def verify_origin(twin: Judged, *, exact: Judged, limits: ChildLimits | None) -> None:
+    """A twin is of these very bytes, as its own metadata says; of a release it has the same chain
+    and parts, each of which is the exact one of that name or was quantized from it.
+
+    Both are to be verified before. `limits`: as of `Judged.verify`. Raises EvidenceError with the
+    name of the part, and as `origin_within`.
+    """
+    from gate.onnxfile.foreign import origin_within
+
+    several = is_release(exact.onnx_path)
+    if several != is_release(twin.onnx_path):
+        kinds = [
+            "a release of several files" if each else "one file" for each in (several, not several)
+        ]
+        raise EvidenceError(
+            f"{exact.onnx_path} is {kinds[0]}, its twin {twin.onnx_path} is {kinds[1]}. Quantize "
+            "what is promoted (gate quantize), and judge that twin."
+        )
+    if several:
+        _verify_parts(twin, exact, limits)
+        return
+    if twin.onnx_path.suffix != ".onnx":
+        raise EvidenceError(
+            f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
+            "judge it again."
+        )
+    origin = origin_within(twin.onnx_path, limits)
+    sha256 = str(exact.evidence.subject.sha256)
+    if origin != sha256:
+        raise EvidenceError(
+            f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "
+            f"exact file is {sha256}. Quantize this file (gate quantize), and judge its twin."
+        )
+
+
+def _verify_parts(twin: Judged, exact: Judged, limits: ChildLimits | None) -> None:
+    from gate.onnxfile.foreign import origin_within
+
+    ours, its = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
+    remedy = "Quantize this release (gate quantize), and judge its twin."
+    if its.chain != ours.chain:
+        raise EvidenceError(
+            f"the chain of the twin {twin.onnx_path} is {its.chain}, that of the exact release is "
+            f"{ours.chain}. {remedy}"
+        )
+    for name in sorted({*ours.references} | {*its.references}):
+        reference, of_twin = ours.references.get(name), its.references.get(name)
+        if reference != of_twin:
+            raise EvidenceError(
+                f"the part {name} of the twin {twin.onnx_path} computes like "
+                f"{of_twin or 'nothing: there is none'}, that of the exact release like "
+                f"{reference or 'nothing: there is none'}. {remedy}"
+            )
+    quantized = False
+    for name, part in twin.evidence.subject.parts.items():
+        sha256 = exact.evidence.subject.parts[name].sha256
+        if part.sha256 == sha256:
+            continue
+        origin = origin_within(twin.onnx_path.parent / part.file, limits)
+        if origin != str(sha256):
+            raise EvidenceError(
+                f"the part {name} of the twin {twin.onnx_path} was quantized from "
+                f"{origin or 'an unknown file'}, the exact part is {sha256}. {remedy}"
+            )
+        quantized = True
+    if not quantized:
+        raise EvidenceError(
+            f"no part of the twin {twin.onnx_path} is quantized: all are the exact ones. {remedy}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,11 +95,42 @@ def test_a_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFi
     assert "no submodule 'neck'" in capsys.readouterr().err
 
 
-def test_a_release_is_not_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tiny.release(place, encoder="encoder.onnx", head="head.onnx")
-    code = cli.main(["quantize", str(path), "--calibration", "x.npy", "--output", "twin.onnx"])
-    assert code == 2
-    assert "has no quantized twin yet" in capsys.readouterr().err
+def test_a_release_is_quantized_by_the_model_that_it_names(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny.release(place, encoder="encoder.onnx", head="head.onnx"))
+    asked = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
+    assert cli.main([*asked, *REFERENCE, "--part", "head", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["parts"]["encoder"] is None
+    assert told["parts"]["head"]["settings"]["calibration_samples"] == 24
+    assert set(told["subject"]["parts"]) == set(told["of"]["parts"]) == {"encoder", "head"}
+    assert told["path"] == "twin/release.yaml"
+    assert cli.main([*asked, *REFERENCE]) == 0
+    out = capsys.readouterr().out
+    assert "head: quantized, calibrated on 24 samples" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("release.yaml", "--output", "t.yaml"), "calibrated on what the model's chain gives them"),
+        (("release.yaml", "--output", "t.onnx", *REFERENCE), "are not of one kind"),
+        (("head.onnx", "--output", "t.yaml"), "are not of one kind"),
+        (("head.onnx", "--output", "t.onnx", *REFERENCE), "--reference is for a release"),
+        (("head.onnx", "--output", "t.onnx", "--part", "head"), "--part is for a release"),
+        (("release.yaml", "--output", "t/r.yaml", *REFERENCE, "--part", "neck"), "no part neck"),
+        (("release.yaml", "--output", "t.yaml", *REFERENCE), "over the exact ones"),
+    ],
+)
+def test_what_is_not_quantized_so_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+) -> None:
+    tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+    before = sorted(place.iterdir())
+    assert cli.main(["quantize", *arguments, "--calibration", "x.npy"]) == 2
+    assert wanted in capsys.readouterr().err
+    assert sorted(place.iterdir()) == before
 
 
 def test_parts_are_found_from_wherever_they_are_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from gate.deploy.deploy import deploy, rollback
-from gate.deploy.manifest import EXACT, Manifest, Slot
+from gate.deploy.manifest import EXACT, QUANTIZED, Manifest, Slot
 from gate.deploy.serving import store_app
 from gate.deploy.source import SlotSource
 from gate.deploy.store import Store
@@ -155,26 +156,67 @@ def test_without_vectors_each_part_is_loaded(store: Store, tmp_path: Path) -> No
     assert "can't load the part head" in done.reason
 
 
-def test_it_has_no_twin_yet(store: Store, tmp_path: Path) -> None:
-    slots = {EXACT: models.of_parts(tmp_path, 1), "quantized": models.source(tmp_path, 2)}
-    done = deploy(store, NAME, slots)
+def test_a_release_and_its_twin_are_replaced_together(store: Store, tmp_path: Path) -> None:
+    def slots(seed: int) -> dict[str, SlotSource]:
+        twin = models.of_parts(tmp_path / "twins", seed)
+        return {EXACT: models.of_parts(tmp_path, seed), QUANTIZED: twin}
+
+    for seed in (1, 2):
+        assert deploy(store, NAME, slots(seed)).outcome == "deployed"
+    live = check_whole(store)
+    assert set(live.slots) == {EXACT, QUANTIZED}
+    assert all(set(slot.parts) == set(parts.NAMES) for slot in live.slots.values())
+    assert rollback(store, NAME).outcome == "rolled_back"
+    for label, folder in ((EXACT, tmp_path), (QUANTIZED, tmp_path / "twins")):
+        there = Digest.of_file(folder / "parts-1" / "head.onnx")
+        assert check_whole(store).slots[label].parts["head"].sha256 == there
+    check_tidy(store)
+
+
+def _one_part(folder: Path) -> SlotSource:
+    path = parts.files(folder / "one-part")
+    path.write_text(path.read_text().replace("  head: {file: head.onnx}\n", ""))
+    return SlotSource.local(path)
+
+
+@pytest.mark.parametrize(
+    ("exact", "twin", "wanted"),
+    [
+        (models.of_parts, models.source, "slot quantized has one file, the slot exact the parts"),
+        (models.source, models.of_parts, "quantized has the parts encoder, head, .* one file"),
+        (models.of_parts, _one_part, "quantized has the parts encoder, the .* encoder, head"),
+    ],
+    ids=["twin of a file", "twin of a release", "other parts"],
+)
+def test_slots_of_other_parts_are_not_mixed(
+    store: Store,
+    tmp_path: Path,
+    exact: Callable[[Path], SlotSource],
+    twin: Callable[[Path], SlotSource],
+    wanted: str,
+) -> None:
+    done = deploy(store, NAME, {EXACT: exact(tmp_path), QUANTIZED: twin(tmp_path / "twin")})
     assert done.outcome == "refused"
-    assert "no quantized twin yet" in done.reason
+    assert re.search(wanted, done.reason), done.reason
     assert store.live(NAME) is None
 
 
 def test_parts_are_named_by_digest_only(store: Store, tmp_path: Path) -> None:
     """By their names, one after the other, a client could get those of two releases."""
-    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    twin = models.of_parts(tmp_path / "twin", 2)
+    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1), QUANTIZED: twin})
     app = Starlette(routes=[Mount("/models", store_app(store))])
     with serving(app) as address, httpx.Client(base_url=f"{address}/models/") as client:
-        for path in ("model.onnx", "exact/encoder.onnx", "exact/release.yaml"):
-            assert client.get(f"{NAME}/{path}").status_code == 404
-        slot = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots[EXACT]
-        assert slot.golden is not None
-        for entry in (*slot.files, *slot.parts.values(), slot.golden):
-            answer = client.get(f"{NAME}/{entry.url}")
-            assert Digest.of_bytes(answer.content) == entry.sha256
+        slots = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots
+        assert client.get(f"{NAME}/model.onnx").status_code == 404
+        for label in (EXACT, QUANTIZED):
+            for file in ("encoder.onnx", "release.yaml"):
+                assert client.get(f"{NAME}/{label}/{file}").status_code == 404
+            slot = slots[label]
+            assert slot.golden is not None
+            for entry in (*slot.files, *slot.parts.values(), slot.golden):
+                answer = client.get(f"{NAME}/{entry.url}")
+                assert Digest.of_bytes(answer.content) == entry.sha256
 
 
 def test_a_manifest_names_only_parts_that_it_holds(store: Store, tmp_path: Path) -> None:

@@ -125,3 +125,22 @@ def test_another_policy_fits_the_same_vectors(tmp_path: Path) -> None:
     assert after.golden.outputs[0].sha256 == before.golden.outputs[0].sha256
     with pytest.raises(DigestMismatch):
         refit(folder, tmp_path / "no", policy=other, evidence=builders.evidence())
+
+
+@pytest.mark.parametrize(("named", "expected"), [((), 2.0 * 1.7e-5), (("logits",), 0.5)])
+def test_a_part_of_a_quantized_release_has_the_bounds_that_name_its_output(
+    named: tuple[str, ...], expected: float
+) -> None:
+    bounds = Bounds(max_abs_diff=0.5, top1_agreement=0.9)
+    runtime = RuntimePolicy(required="always", bounds=bounds)
+    twin = builders.policy(
+        task="auto",
+        precision="quantized",
+        instruments=Policy.quantized().instruments,
+        logits=named,
+        runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime},
+    )
+    found = tolerances(twin.of_part(["logits"]), vectors.evidence())["logits"]
+    assert found.max_abs_diff == pytest.approx(expected)
+    assert found.top1_agreement == (0.9 if named else None)
+    assert tolerances(twin, vectors.evidence())["logits"].max_abs_diff == 0.5

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gate.decision.champion import Champion
+from gate.errors import ModelError
 from gate.front_door import Reference, Verdicted, case_of, check
 from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.workload import Workload
+from gate.parts.beside import Forms
+from gate.parts.chain import ChainedModel, ChainFunction
 from gate.policy.policy import Policy
 from gate.records.incumbent import Incumbent
 from tests.parts import tiny
@@ -94,3 +102,42 @@ def test_a_release_of_other_parts_is_incomparable(
     found = beside(folder, good, old)
     assert found.state == "incomparable"
     assert "it has the parts encoder, neck" in str(found.absent)
+
+
+def chain_of(function: ChainFunction) -> ChainedModel:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    return ChainedModel(function, {"encoder": model.encoder, "head": model.head}, ["input"])
+
+
+def test_one_call_of_each_module_says_what_it_returns(folder: Path, good: Verdicted) -> None:
+    taken = 0
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        nonlocal taken
+        for batch in Samples.open(folder / "x.npy").batches(8):
+            taken += 1
+            yield batch
+
+    forms = Forms.of(chain_of(tiny.run), batches())
+    assert taken == 1
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    found = forms.beside(Candidate(path, good.evidence.subject))
+    (batch,) = Samples.open(folder / "x.npy").batches(24)
+    names = [spec.name for spec in good.evidence.subject.outputs]
+    computed = dict(zip(names, found.run(names, batch), strict=True))
+    assert computed["boxes"].shape == (24, 3)
+
+
+def test_a_part_may_be_called_late_and_not_never(folder: Path) -> None:
+    def late(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+        voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+        calls.append(len(voxels))
+        return parts["head"](voxels) if len(calls) > 2 else voxels
+
+    calls: list[int] = []
+    forms = Forms.of(chain_of(late), Samples.open(folder / "x.npy").batches(8))
+    assert calls == [8, 8, 8]
+    assert set(forms.by_part) == {"encoder", "head"}
+    with pytest.raises(ModelError, match="never calls the part head"):
+        Forms.of(chain_of(tiny.never_calls_head), Samples.open(folder / "x.npy").batches(8))

@@ -111,3 +111,26 @@ def exported(folder: Path) -> None:
     export(Turned(model.encoder), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
     rows = np.random.default_rng(0).normal(size=(24, 2, 5, 5)).astype(np.float32)
     np.save(folder / "x.npy", rows)
+
+
+class NearTies(nn.Module):
+    """Features of nearly equal columns, whose argmax any rounding turns; answers of their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.head = nn.Linear(6, 4), nn.Linear(4, 3)
+        with torch.no_grad():
+            noise = 1e-3 * torch.randn(4, 6)
+            self.encoder.weight.copy_(self.encoder.weight[:1] + noise)
+            self.encoder.bias.zero_()
+            self.head.weight.copy_(torch.tensor([[8.0], [-8.0], [0.0]]).expand(3, 4))
+            self.head.bias.copy_(torch.tensor([0.0, 0.0, -1.0]))
+
+
+def runs_two(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tensor]) -> Any:
+    return {"logits": parts["head"](parts["encoder"](batch["input"]))}
+
+
+def near_ties() -> nn.Module:
+    return NearTies().eval()

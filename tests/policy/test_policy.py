@@ -284,3 +284,25 @@ def test_a_policy_without_runtimes_is_told_the_lines_that_make_it_one(tmp_path: 
         Policy.of_file(path)
     path.write_text(f"review: signed\n{str(refused.value).partition(chr(10))[2]}\n")
     assert Policy.of_file(path) == made
+
+
+def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
+    exact, twin = builders.policy(), quantized(logits=("answers",))
+    for policy in (exact, twin, exact.of_part(["voxels"])):
+        assert policy.judges("voxels")
+        assert policy.bounds_of("ort-cpu", "voxels") == policy.runtimes["ort-cpu"].bounds
+    part = twin.of_part(["voxels", "answers"])
+    assert not part.judges("voxels")
+    assert part.bounds_of("ort-cpu", "voxels") == Bounds()
+    assert part.bounds_of("ort-cpu", "answers") == part.runtimes["ort-cpu"].bounds
+    assert not part.counts_classes("voxels")
+    assert part.counts_classes("answers")
+
+
+def test_nobody_leaves_numbers_to_the_chain_by_a_file():
+    tensors = quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
+    part = tensors.of_part(["voxels"])
+    assert not part.judges("voxels")
+    assert Policy.from_json(part.to_json()).judges("voxels")
+    with pytest.raises(ValidationError):
+        Policy.model_validate({**quantized().model_dump(), "_judged_in_chain": True})

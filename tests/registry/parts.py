@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gate.decision.decision import decide
 from gate.golden.record import Golden, GoldenModel
 from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.subject import read_subject
+from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
-from gate.registry.judged import GoldenFolder
+from gate.registry.judged import GoldenFolder, Judged
 from gate.registry.release import Release
 from tests import builders
 from tests.golden_vectors import vectors
@@ -82,3 +84,34 @@ def with_golden(of: Release) -> Release:
     origin = made.origin.model_copy(update={"policy_sha256": of.decision.policy_sha256})
     made.model_copy(update={"origin": origin}).save(folder / "golden.json")
     return replace(of, golden=GoldenFolder.open(folder))
+
+
+def twin_files(folder: Path, *, of: Path, seed: int = 0, exact: tuple[str, ...] = ()) -> Path:
+    """The release file of a twin, whose parts say that they were quantized from those of `of`;
+    `exact`: those that travelled byte by byte."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, name in enumerate(NAMES):
+        there = of.with_name(f"{name}.onnx")
+        if name in exact:
+            (folder / there.name).write_bytes(there.read_bytes())
+        else:
+            releases.twin_file(folder / there.name, of=there, seed=5000 + 1000 * place + seed)
+    path = folder / of.name
+    path.write_bytes(of.read_bytes())
+    return path
+
+
+def twin(path: Path, *, policy: Policy, **overrides: Any) -> Judged:
+    """A judged release that can be a twin of `release(...)`."""
+    return releases.twin_of(path, policy=policy, evidence=evidence(path), **overrides)
+
+
+def with_twin(
+    of: Release, *, policy: Policy, seed: int = 0, exact: tuple[str, ...] = ()
+) -> Release:
+    """`of`, decided by `policy`, with its twin in a folder of its own."""
+    assert policy.twin is not None
+    path = twin_files(of.onnx_path.parent / f"twin-{seed}", of=of.onnx_path, seed=seed, exact=exact)
+    decision = decide(policy, of.evidence, decided_at=releases.DECIDED_AT)
+    both = replace(of, decision=decision, twin=twin(path, policy=policy.twin))
+    return both if of.golden is None else with_golden(both)

@@ -10,7 +10,7 @@ import pytest
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
-from gate.errors import DigestMismatch, EvidenceError, GateError
+from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
 from gate.registry.answers import answer_in
@@ -151,14 +151,6 @@ def test_one_part_that_fails_keeps_all_out(release: Release, ledger: Ledger) -> 
     assert done.outcome == "refused"
     assert "in the part head: " in done.reason
     assert registry.versions == []
-
-
-def test_it_has_no_twin_yet(release: Release) -> None:
-    twin = releases.twin_of(release.onnx_path.with_name("head.onnx"), policy=releases.twin_policy())
-    policy = builders.policy(twin=releases.twin_policy())
-    for of, by in ((dataclasses.replace(release, twin=twin), POLICY), (release, policy)):
-        with pytest.raises(GateError, match="a release of several files has no quantized twin yet"):
-            of.verify(by)
 
 
 PAGE = b"<html><body>502 Bad Gateway</body></html>"

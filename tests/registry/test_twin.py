@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from gate.registry.port import CHAMPION, Tag
 from gate.registry.promotion import Release, promote, rollback
 from gate.registry.proof import prove_twin
 from gate.registry.twin import QUANTIZED, digests_of, lay_out, twin_in
+from gate.registry.twin import twin_file as twin_file_in
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
+from tests.registry import parts
 from tests.registry.releases import (
     NAME,
     evidence,
@@ -270,7 +273,10 @@ def test_a_folder_keeps_a_twin_whole(tmp_path: Path) -> None:
     again.verify(TWIN)
 
 
-@pytest.mark.parametrize("files", [[], ["a.onnx", "b.onnx"]])
+@pytest.mark.parametrize(
+    "files",
+    [[], ["a.onnx", "b.onnx"], ["a.yaml", "b.yml", "a.onnx"], ["a.yaml", "b.yaml"], ["notes.txt"]],
+)
 def test_a_folder_with_no_single_file_is_no_twin(tmp_path: Path, files: list[str]) -> None:
     for name in files:
         onnx_file(tmp_path / name)
@@ -278,8 +284,148 @@ def test_a_folder_with_no_single_file_is_no_twin(tmp_path: Path, files: list[str
         twin_in(tmp_path)
 
 
+def test_a_release_file_goes_before_its_parts(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    assert twin_file_in(tmp_path) == path
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere.yaml")
+    with pytest.raises(EvidenceError, match=r"encoder.onnx, head.onnx, expected exactly one"):
+        twin_file_in(tmp_path)
+
+
 def test_a_link_is_no_twin(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "model.onnx").symlink_to(onnx_file(tmp_path / "out.onnx"))
     with pytest.raises(EvidenceError, match="exactly one"):
         twin_in(tmp_path / "in")
+
+
+def several(folder: Path, *, exact: tuple[str, ...] = ()) -> Release:
+    return parts.with_twin(parts.release(parts.files(folder)), policy=POLICY, exact=exact)
+
+
+@pytest.mark.parametrize("exact", [(), ("encoder",), ("head",)])
+def test_a_release_and_its_twin_become_one_version(
+    tmp_path: Path, ledger: Ledger, exact: tuple[str, ...]
+) -> None:
+    registry, of = Simulator(), several(tmp_path, exact=exact)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    assert of.twin is not None
+    stored = registry.versions[0].beside
+    for name in ("release.yaml", "encoder.onnx", "head.onnx"):
+        there = of.twin.onnx_path.with_name(name).read_bytes()
+        assert stored[f"{QUANTIZED}/{name}"] == there
+    (line,) = ledger.entries()
+    assert line.twin == digests_of(of.twin)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+
+
+def _judged_again(of: Release, path: Path) -> Release:
+    return replace(of, twin=parts.twin(path, policy=TWIN))
+
+
+def _yesterday(of: Release) -> Release:
+    path = _path(of)
+    old = onnx_file(of.onnx_path.parent / "yesterday" / "head.onnx", seed=77)
+    twin_file(path.with_name("head.onnx"), of=old, seed=3)
+    return _judged_again(of, path)
+
+
+def _swapped(of: Release) -> Release:
+    path = _path(of)
+    one, two = (path.with_name(f"{name}.onnx") for name in parts.NAMES)
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    return _judged_again(of, path)
+
+
+def _rewritten(of: Release, old: str, new: str) -> Release:
+    path = _path(of)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return _judged_again(of, path)
+
+
+def _single(of: Release) -> Release:
+    small = twin_file(of.onnx_path.parent / "single" / "model.onnx", of=of.onnx_path, seed=3)
+    return replace(of, twin=twin_of(small, policy=TWIN))
+
+
+def _of_a_single(of: Release) -> Release:
+    exact = of.onnx_path.with_name("head.onnx")
+    return release(exact, policy=POLICY, twin=of.twin)
+
+
+def _unknown(of: Release) -> Release:
+    onnx_file(_path(of).with_name("encoder.onnx"), seed=4)
+    return _judged_again(of, _path(of))
+
+
+def _all_exact(of: Release) -> Release:
+    folder = of.onnx_path.parent / "all-exact"
+    return _judged_again(of, parts.twin_files(folder, of=of.onnx_path, exact=parts.NAMES))
+
+
+def _exchanged(of: Release) -> Release:
+    exact = of.onnx_path.with_name("head.onnx")
+    twin_file(_path(of).with_name("head.onnx"), of=exact, seed=99)
+    return of
+
+
+def _path(of: Release) -> Path:
+    assert of.twin is not None
+    return of.twin.onnx_path
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wanted"),
+    [
+        (_yesterday, "the part head of the twin .* was quantized from sha256"),
+        (_swapped, "the part encoder of the twin .* was quantized from sha256"),
+        (_unknown, "the part encoder of the twin .* was quantized from an unknown file"),
+        (_all_exact, "no part of the twin .* is quantized"),
+        (_exchanged, r"the part head \(.*head.onnx\) has digest"),
+        (lambda of: _rewritten(of, "tiny:run", "tiny:other"), "the chain of the twin .* is .*other"),
+        (
+            lambda of: _rewritten(of, "  head: {file", "  neck: {file"),
+            "the part head of the twin .* computes like nothing: there is none",
+        ),
+        (
+            lambda of: _rewritten(of, "head.onnx}", "head.onnx, reference: again}"),
+            "the part head of the twin .* computes like again, .* like head",
+        ),
+        (_single, "is a release of several files, its twin .* is one file"),
+        (_of_a_single, "is one file, its twin .* is a release of several files"),
+    ],
+    ids=[
+        "yesterday", "swapped", "unknown", "all exact", "exchanged", "chain", "part", "reference",
+        "single", "of a single",
+    ],
+)  # fmt: skip
+def test_a_twin_of_another_release_is_refused_by_the_part(
+    tmp_path: Path, ledger: Ledger, spoil: Callable[[Release], Release], wanted: str
+) -> None:
+    registry = Simulator()
+    with pytest.raises((DigestMismatch, EvidenceError), match=wanted):
+        promote(registry, spoil(several(tmp_path)), policy=POLICY, ledger=ledger)
+    assert registry.versions == []
+    assert [entry.action for entry in ledger.entries()] == ["refused"]
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx", "head.onnx", "release.yaml"])
+def test_every_file_of_a_downloaded_twin_is_proven(
+    tmp_path: Path, ledger: Ledger, file: str
+) -> None:
+    registry, of = Simulator(), several(tmp_path)
+    promote(registry, of, policy=POLICY, ledger=ledger)
+    (tmp_path / "down").mkdir()
+    path = registry.download(NAME, "1", tmp_path / "down")
+    assert of.twin is not None
+    digests = digests_of(of.twin)
+    prove_twin(path.parent / QUANTIZED, digests, what="version 1")
+    place = path.parent / QUANTIZED / file
+    place.write_bytes(place.read_bytes() + b" ")
+    with pytest.raises(DigestMismatch):
+        prove_twin(path.parent / QUANTIZED, digests, what="version 1")

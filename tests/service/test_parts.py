@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gate.deploy.manifest import EXACT
+from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.registry.port import CHAMPION
 from gate.registry.promotion import promote, rollback
 from gate.registry.release import Release
 from gate.storage.digest import Digest
+from tests import builders
 from tests.registry import parts
-from tests.registry.releases import NAME
+from tests.registry.releases import NAME, twin_policy
 from tests.registry.signed import Signing
 from tests.service.handing_in import World
 from tests.service.test_reconciler import Service
@@ -119,3 +120,53 @@ def test_what_was_exchanged_after_it_was_signed_never_serves(tmp_path: Path, fil
     world.look()
     assert world.about(number) == ["refused"]
     assert world.store.live(NAME) is None
+
+
+TWINNED = builders.policy(twin=twin_policy())
+
+
+def hand_in_both(service: Service, seed: int) -> Release:
+    path = parts.files(service.place.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_twin(parts.with_golden(parts.release(path)), policy=TWINNED, seed=seed)
+    done = promote(service.place.registry, made, policy=TWINNED, ledger=service.place.ledger)
+    assert done.outcome == "promoted", done.reason
+    return made
+
+
+def both(service: Service) -> dict[str, Digest]:
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    return {label: slot.sha256 for label, slot in manifest.slots.items()}
+
+
+def digests(of: Release) -> dict[str, Digest]:
+    assert of.twin is not None
+    return {EXACT: of.evidence.subject.sha256, QUANTIZED: of.twin.evidence.subject.sha256}
+
+
+def test_a_release_and_its_twin_serve_and_go_back_together(tmp_path: Path) -> None:
+    service = Service(tmp_path, TWINNED)
+    first = hand_in_both(service, 1)
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert both(service) == digests(first)
+    assert service.look() == []
+    second = hand_in_both(service, 2)
+    service.look()
+    assert both(service) == digests(second)
+    rollback(service.place.registry, NAME, ledger=service.place.ledger, reason="worse")
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert both(service) == digests(first)
+
+
+def test_the_guard_takes_the_alias_from_a_release_whose_twin_was_exchanged(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path, TWINNED)
+    first = hand_in_both(service, 1)
+    service.look()
+    hand_in_both(service, 2)
+    service.place.stored("2").beside["quantized/head.onnx"] = b"\x08\x08" * 40
+    service.look()
+    assert service.place.champion == "1"
+    assert both(service) == digests(first)
+    assert ("violation", "2") in service.place.lines()

@@ -88,20 +88,22 @@ def _of_runtime(
         yield outputs.reference(policy, runtime, output)
         yield outputs.finite(policy, runtime, output)
         yield from roles.role(policy, runtime, output)
-        compared = roles.comparisons(policy, runtime_policy.bounds, output)
+        bounds = policy.bounds_of(name, output.name)
+        compared = roles.comparisons(policy, bounds, output)
         checks = [
             comparisons.judged(policy, comparisons.check(c, runtime, output), output)
             for c in compared
             if c.bound is not None
         ]
         if not all_nonfinite(output):
-            checks += thresholds.crossings(policy, runtime_policy.bounds, runtime, output)
+            checks += thresholds.crossings(policy, bounds, runtime, output)
         if roles.judges_noise(policy, output):
-            checks += noise.noise(policy, runtime_policy.bounds, evidence, (runtime, output))
+            checks += noise.noise(policy, bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
-            yield outputs.unbounded(runtime, output)
+            yield outputs.unbounded(policy, runtime, output)
         yield from checks
-        yield from comparisons.near_ties(policy, runtime, output)
+        if policy.judges(output.name):
+            yield from comparisons.near_ties(policy, runtime, output)
         yield from instruments.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
     yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)

@@ -163,12 +163,9 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
         are_numbers = not any(math.isnan(number) for number in numbers)
         verdict = Verdict.PASS if held and are_numbers else Verdict.FAIL
         explanation = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
-        if policy.precision == "quantized" and probe.kind == "value" and are_numbers and not held:
-            # Beyond the calibrated range values are cut off on purpose; a failure still counts.
+        if are_numbers and not held and (why := _unjudged(policy, runtime, probe)):
             verdict = Verdict.WAIVED
-            explanation += (
-                " It may lie outside of the calibrated range, which a quantized file cuts off."
-            )
+            explanation += f" {why}"
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -180,6 +177,17 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
         explanation=explanation,
         remedy=REMEDIES[f"probe_{probe.kind}"],
     )
+
+
+def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> str | None:
+    """Why finite numbers of a probe refuse nothing, None where they do; a failure always does."""
+    if policy.precision != "quantized":
+        return None
+    if probe.kind == "value":  # cut off on purpose
+        return "It may lie outside of the calibrated range, which a quantized file cuts off."
+    if not all(policy.judges(output.name) for output in runtime.outputs):
+        return "What a part of a quantized release rounds is judged in the chain."
+    return None
 
 
 def _unread(evidence: Evidence, report: GraphReport | None) -> str | None:

@@ -1,0 +1,170 @@
+"""Parts of a release: each is judged by the policy of the whole; eight bits at a seam are no
+answers, and are judged where they come out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gate.decision.checks import CheckResult, Verdict
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.records.evidence import Evidence, SubjectPart, TensorSpec
+from gate.records.output_parity import OutputParity
+from tests import builders
+from tests.registry.releases import twin_policy
+
+AT = "2026-01-01T00:00:00+00:00"
+TWIN = twin_policy()
+FLIPS = builders.class_parity(top1_agreement=0.4, top1_disagreements=240)
+"""The argmax of 400 samples flips in 240."""
+
+
+def output(name: str, **fields: Any) -> OutputParity:
+    return builders.output_parity(name=name, **fields)
+
+
+def measured(*outputs: OutputParity, **fields: Any) -> Evidence:
+    specs = tuple(TensorSpec(name=o.name, dtype="float32", shape=("n", 10)) for o in outputs)
+    seen = builders.evidence()
+    runtime = builders.runtime_evidence("ort-cpu", outputs=outputs, **fields)
+    subject = seen.subject.model_copy(update={"outputs": specs})
+    made = seen.model_copy(update={"subject": subject, "runtimes": (runtime,)})
+    return builders.with_drawn_probes(made)
+
+
+def release(part: Evidence, whole: Evidence | None = None) -> Evidence:
+    """Of one part, with the chain around it."""
+    whole = whole or measured(output("logits"))
+    named = {"encoder": SubjectPart(file="encoder.onnx", sha256=part.subject.sha256)}
+    subject = whole.subject.model_copy(update={"parts": named, "external_data": ("encoder.onnx",)})
+    return whole.model_copy(update={"subject": subject, "parts": {"encoder": part}, "graph": None})
+
+
+def judge(evidence: Evidence, policy: Policy = TWIN) -> Decision:
+    return decide(policy, evidence, decided_at=AT)
+
+
+def problems(decision: Decision) -> list[tuple[str, str, Verdict]]:
+    return [(check.part or "", check.name, check.verdict) for check in decision.problems]
+
+
+def found(decision: Decision, name: str, part: str | None = "encoder") -> CheckResult:
+    (check,) = [c for c in decision.checks if c.name == name and c.part == part]
+    return check
+
+
+FEATURES = output("features", classification=FLIPS, max_abs_diff=7.0, scaled_diff=2.0)
+
+
+def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain() -> None:
+    decision = judge(release(measured(FEATURES)))
+    assert decision.verdict is Verdict.PASS, problems(decision)
+    check = found(decision, "bounds")
+    assert (check.verdict, check.observed) == (Verdict.PASS, "judged in the chain")
+    names = {c.name for c in decision.checks if c.part == "encoder"}
+    assert names.isdisjoint({"top1_agreement", "confidence_over_5_percent", "agreement"})
+
+
+def test_nobody_is_asked_whether_features_are_classes() -> None:
+    one = builders.class_parity(predicted_classes=1)
+    decision = judge(release(measured(output("features", classification=one))))
+    assert decision.passed, problems(decision)
+    assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
+
+
+def test_in_the_chain_all_stays_as_strict() -> None:
+    whole = measured(output("logits", classification=FLIPS))
+    decision = judge(release(measured(FEATURES), whole))
+    assert problems(decision) == [("", "top1_agreement", Verdict.FAIL)]
+
+
+def test_an_output_of_the_chain_without_a_bound_is_an_error() -> None:
+    policy = twin_policy(
+        task="auto",
+        runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(unequal_share=0.0))},
+    )
+    whole = measured(output("boxes", classification=None))
+    decision = judge(release(measured(FEATURES), whole), policy)
+    assert problems(decision) == [("", "bounds", Verdict.ERROR)]
+
+
+@pytest.mark.parametrize("named", [{"logits": ("features",)}, {"outputs": {"features": "logits"}}])
+def test_an_output_that_the_policy_names_is_judged_in_its_part(named: dict[str, Any]) -> None:
+    whole = measured(output("features"))
+    decision = judge(release(measured(FEATURES), whole), twin_policy(**named))
+    assert problems(decision) == [("encoder", "top1_agreement", Verdict.FAIL)]
+
+
+@pytest.mark.parametrize("role", [None, "tensor"])
+def test_numeric_bounds_are_the_chains_too(role: str | None) -> None:
+    bounds = Bounds(scaled_diff=0.3)
+    policy = twin_policy(
+        task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
+    )
+    whole = measured(output("features" if role else "boxes", scaled_diff=0.1))
+    if role:
+        policy = policy.model_copy(update={"outputs": {"features": role}})
+    decision = judge(release(measured(FEATURES), whole), policy)
+    assert problems(decision) == ([("encoder", "scaled_diff", Verdict.FAIL)] if role else [])
+    whole = measured(output("boxes", scaled_diff=0.4))
+    assert not judge(release(measured(output("features")), whole), policy).passed
+
+
+def test_an_exact_release_is_judged_in_every_part() -> None:
+    whole = measured(output("logits"))
+    decision = judge(release(measured(FEATURES), whole), builders.policy())
+    assert ("encoder", "max_abs_diff", Verdict.FAIL) in problems(decision)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "verdict"),
+    [
+        ({"nonfinite_mismatched": 1}, "finite", Verdict.FAIL),
+        ({"samples": 1}, "outputs", Verdict.ERROR),
+        ({"reference_abs_max": math.nan}, "reference", Verdict.ERROR),
+    ],
+)
+def test_a_part_must_fit_all_the_same(spoil: dict[str, Any], name: str, verdict: Verdict) -> None:
+    part = measured(FEATURES.model_copy(update=spoil))
+    assert ("encoder", name, verdict) in problems(judge(release(part)))
+
+
+def test_a_part_that_breaks_or_was_exchanged_is_no_pass() -> None:
+    broken = measured(FEATURES)
+    failed = broken.runtimes[0].model_copy(update={"outputs": (), "failure": "it broke"})
+    broken = broken.model_copy(update={"runtimes": (failed,)})
+    assert not judge(release(broken)).passed
+    good = release(measured(FEATURES))
+    other = good.parts["encoder"].subject.model_copy(update={"sha256": builders.digest("other")})
+    parts = {"encoder": good.parts["encoder"].model_copy(update={"subject": other})}
+    assert ("encoder", "part", Verdict.ERROR) in problems(
+        judge(good.model_copy(update={"parts": parts}))
+    )
+    nobody = good.model_copy(update={"parts": {}})
+    assert problems(judge(nobody)) == [("encoder", "part", Verdict.ERROR)]
+
+
+@pytest.mark.parametrize("kind", ["batch", "search"])
+def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind: Any) -> None:
+    def probed(**fields: Any) -> Evidence:
+        probe = builders.probe_parity("more", kind=kind, **fields)
+        seen = measured(FEATURES)
+        runtime = seen.runtimes[0]
+        changed = runtime.model_copy(update={"probes": (*runtime.probes, probe)})
+        return seen.model_copy(update={"runtimes": (changed,)})
+
+    far = {"noise_ratio": None, "relative_diff": 0.9}
+    decision = judge(release(probed(**far)))
+    assert decision.passed, problems(decision)
+    assert "judged in the chain" in found(decision, "probe_more").explanation
+    named = twin_policy(logits=("features",))
+    whole = measured(output("features"))
+    steady = FEATURES.model_copy(update={"classification": builders.class_parity()})
+    runtime = probed(**far).runtimes[0].model_copy(update={"outputs": (steady,)})
+    part = probed(**far).model_copy(update={"runtimes": (runtime,)})
+    assert problems(judge(release(part, whole), named)) == [("encoder", "probe_more", Verdict.FAIL)]
+    bad = probed(noise_ratio=None, relative_diff=None, failure="another shape")
+    assert problems(judge(release(bad))) == [("encoder", "probe_more", Verdict.FAIL)]

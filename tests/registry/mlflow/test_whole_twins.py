@@ -1,0 +1,193 @@
+"""A release of several files and its quantized twin on a real MLflow server: quantized, judged,
+promoted, deployed and rolled back as one; or refused with the right name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from gate import cli
+from gate.decision.decision import Decision
+from gate.deploy.manifest import EXACT, QUANTIZED
+from gate.deploy.store import Store
+from gate.records.evidence import Evidence
+from gate.storage.digest import Digest
+from tests.parts import tiny
+from tests.parts.exports import export
+from tests.registry.servers import Server
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+TWIN = """precision: quantized
+task: tensors
+instruments: {noise_samples: 0, stability_samples: 0, probes: false, search_inputs: 0}
+runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 0.3}}}
+"""
+EXACT_POLICY = (
+    """task: tensors
+instruments: {probes: false, search_inputs: 0}
+runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001}}}
+twin:
+  """
+    + TWIN.strip().replace("\n", "\n  ")
+    + "\n"
+)
+FACTORY = "tests.parts.tiny:build"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, reused_charts: None
+) -> Path:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text(EXACT_POLICY)
+    (tmp_path / "twin.yaml").write_text(TWIN)
+    rows = np.random.default_rng(0).normal(size=(24, 2, 5, 5)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    return tmp_path
+
+
+def made(folder: Path, *, opset: int = 17) -> Path:
+    """The exact release with its report, its twin in `twin/` with its own."""
+    folder.mkdir()
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
+    export(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    assert judged(path, "policy.yaml") == 0
+    asked = ["--reference", FACTORY, "--calibration", "x.npy"]
+    assert (
+        cli.main(["quantize", str(path), *asked, "--output", str(folder / "twin" / path.name)]) == 0
+    )
+    return path
+
+
+def judged(release: Path, policy: str) -> int:
+    asked = ["--reference", FACTORY, "--inputs", "x.npy", "--batch-size", "8"]
+    report = str(release.with_name("report"))
+    return cli.main(["check", str(release), *asked, "--policy", policy, "--report", report])
+
+
+def promoted(release: Path, name: str, capsys: Capture, twin: Path | None = None) -> Any:
+    twin = twin or release.parent / "twin" / release.name
+    capsys.readouterr()
+    code = cli.main([
+        "promote", str(release), "--name", name, "--report", str(release.with_name("report")),
+        "--policy", "policy.yaml", "--twin", str(twin),
+        "--twin-report", str(twin.with_name("report")), "--json",
+    ])  # fmt: skip
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def look(name: str) -> dict[str, Digest]:
+    """What the service does after an event; what serves then."""
+    assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
+    live = Store(Path("store")).live(name)
+    assert live is not None
+    assert all(set(slot.parts) == {"encoder", "head"} for slot in live.slots.values())
+    return {label: slot.sha256 for label, slot in live.slots.items()}
+
+
+def test_both_go_the_whole_way_and_back_as_one(place: Path, capsys: Capture) -> None:
+    seen = []
+    for number, opset in enumerate((17, 16), start=1):
+        release = made(place / f"release-{number}", opset=opset)
+        twin = release.parent / "twin" / release.name
+        assert judged(twin, "twin.yaml") == 0, capsys.readouterr()
+        code, told, _ = promoted(release, "twins", capsys)
+        assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
+        seen.append(look("twins"))
+        its = Evidence.load(twin.with_name("report") / "evidence.json").subject.sha256
+        assert seen[-1] == {EXACT: Digest.parse(told["digest"].split(":")[1]), QUANTIZED: its}
+    assert cli.main(["rollback", "twins", "--yes", "--reason", "a test"]) == 0
+    assert look("twins") == seen[0]
+    files = ["--file", str(release), "--golden", str(release.with_name("report") / "golden")]
+    files += ["--twin", str(twin), "--twin-golden", str(twin.with_name("report") / "golden")]
+    assert cli.main(["deploy", "by-hand", "--store", "store", *files]) == 0
+    live = Store(Path("store")).live("by-hand")
+    assert live is not None
+    assert {label: slot.sha256 for label, slot in live.slots.items()} == seen[1]
+    single = ["--file", str(release), "--twin", str(twin.with_name("head.onnx"))]
+    assert cli.main(["deploy", "by-hand", "--store", "store", *single]) == 1
+
+
+def _yesterday(release: Path) -> None:
+    """The head of today is another than the one that was quantized."""
+    twin = release.parent / "twin"
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    old = release.parent / "old"
+    old.mkdir()
+    export(model.encoder, old / "encoder.onnx", torch.zeros(2, 2, 5, 5))
+    export(model.head, old / "head.onnx", torch.zeros(2, 4), opset=15)
+    path = tiny.release(old, encoder="encoder.onnx", head="head.onnx")
+    asked = ["--reference", FACTORY, "--calibration", "x.npy", "--part", "head"]
+    assert cli.main(["quantize", str(path), *asked, "--output", str(old / "twin" / path.name)]) == 0
+    (twin / "head.onnx").write_bytes((old / "twin" / "head.onnx").read_bytes())
+    assert judged(twin / release.name, "twin.yaml") == 0
+
+
+def _exchanged(release: Path) -> None:
+    """After it was judged."""
+    twin = release.parent / "twin"
+    assert judged(twin / release.name, "twin.yaml") == 0
+    _weaken(twin / "head.onnx")
+
+
+def _too_far(release: Path) -> None:
+    """The first part takes its input in coarse steps: what that does comes out in the chain, and
+    is judged there alone."""
+    twin = release.parent / "twin"
+    model = onnx.load(str(twin / "encoder.onnx"))
+    (first,) = [n for n in model.graph.node if n.input[0] == model.graph.input[0].name]
+    (scale,) = [t for t in model.graph.initializer if t.name == first.input[1]]
+    coarse = numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(60), scale.name)
+    scale.CopyFrom(coarse)
+    onnx.save(model, str(twin / "encoder.onnx"))
+    assert judged(twin / release.name, "twin.yaml") == 1
+    decision = Decision.load(twin / "report" / "decision.json")
+    assert {(check.part, check.name) for check in decision.problems} == {(None, "scaled_diff")}
+
+
+def _weaken(path: Path) -> None:
+    model = onnx.load(str(path))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.INT8 and tensor.dims:
+            values = numpy_helper.to_array(tensor) // 8
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, str(path))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "wanted"),
+    [
+        (_yesterday, 2, "the part head of the twin"),
+        (_exchanged, 2, "the part head ("),
+        (_too_far, 1, "the quantized twin: FAIL"),
+    ],
+)
+def test_a_wrong_twin_keeps_both_out(
+    place: Path, capsys: Capture, spoil: Callable[[Path], None], code: int, wanted: str
+) -> None:
+    release = made(place / "release")
+    spoil(release)
+    found, told, error = promoted(release, f"wrong{spoil.__name__}", capsys)
+    assert found == code
+    assert wanted in json.dumps(told) + error
