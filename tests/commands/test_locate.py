@@ -214,7 +214,7 @@ class TestCouldNotTell:
             pytest.skip("CUDA is here")
         arguments = ("good.onnx", *REFERENCE, *INPUTS, "--runtime", "ort-cuda")
         code, told = _json(capsys, *arguments)
-        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+        assert (code, told["error"]["type"]) == (2, "RuntimeUnusable")
         assert "CUDA" in told["error"]["message"]
 
     def test_a_reference_that_ends_the_process(self, capsys) -> None:
