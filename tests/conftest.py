@@ -12,6 +12,8 @@ import pytest
 from coverage import Coverage
 from hypothesis import settings
 
+from tests.exhaustive import leave_out
+
 # Two processes run the tests on two cores: more threads in each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -51,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     several. A further row of a table is marked: it runs the lines that the first one ran."""
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "proof")))}
     items.sort(key=lambda item: item.path not in slow)
+    leave_out(items)
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
         rows[test := (item.path, item.nodeid.partition("[")[0])] += 1

@@ -7,7 +7,9 @@ Which rows those are does not change from run to run, so that a red one is red a
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -18,6 +20,23 @@ EXHAUSTIVE = bool(os.environ.get("GATE_EXHAUSTIVE"))
 exhaustive = pytest.mark.skipif(
     not EXHAUSTIVE, reason="an exhaustive proof, which make exhaustive runs"
 )
+
+
+FURTHER = 4
+"""Of a table's rows that are proofs, `make check` runs the first and every so-manieth after it."""
+
+
+def leave_out(items: Iterable[pytest.Item]) -> None:
+    """Leaves to `make exhaustive` what FURTHER says. A test all of whose rows are proofs keeps them:
+    such a table is one to choose from by hand."""
+    rows: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None or all(mark.name != "proof" for mark in call.marks):
+            continue
+        rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
+        if (rows[test] - 1) % FURTHER:
+            item.add_marker(exhaustive)
 
 
 def some(table: dict[str, T], every: int) -> dict[str, T]:

@@ -44,7 +44,9 @@ def temporary_folder() -> Iterator[Path]:
 def sweep() -> None:
     """Remove what killed processes of this user left. What can't be removed stays."""
     with contextlib.suppress(OSError):
-        for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with os.scandir(tempfile.gettempdir()) as found:
+            places = [Path(entry.path) for entry in found if entry.name.startswith(_PREFIX)]
+        for place in places:
             with contextlib.suppress(OSError):
                 _sweep(place)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -182,11 +182,31 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
 
 
 def _nearest(problem: Any, model: type[BaseModel]) -> str:
-    """Which setting a mistyped one of the section itself may mean."""
-    if problem["type"] != "extra_forbidden" or len(problem["loc"]) != 1:
+    """Which setting a mistyped one, at any depth, may mean."""
+    if problem["type"] != "extra_forbidden":
         return ""
-    near = difflib.get_close_matches(str(problem["loc"][0]), model.model_fields, n=1)
+    *place, name = problem["loc"]
+    near = difflib.get_close_matches(str(name), _settings_in(model, place), n=1)
     return f". Did you mean {near[0]}?" if near else ""
+
+
+def _settings_in(model: type[BaseModel], place: Sequence[int | str]) -> set[str]:
+    """The settings there: `place` has the fields on the way, and keys, indices and the names of
+    kinds between them, which are no fields."""
+    models = {model}
+    for step in place:
+        fields = [one.model_fields[str(step)] for one in models if str(step) in one.model_fields]
+        if fields:
+            models = {one for field in fields for one in _models_in(field.annotation)}
+    return {name for one in models for name in one.model_fields}
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in `dict[str, A]`, `A | None`, `Annotated[A | B, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _addition(problem: Any, lacking: Mapping[str, str], *, indent: str) -> str:

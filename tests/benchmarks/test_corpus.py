@@ -37,8 +37,8 @@ SLOW = {"resnet", "mobilenet", "segmenter", "recurrent", "denoiser", "stylist", 
 """Architectures of which one judgement takes longer than a second."""
 
 
-LEAST = 60 if EXHAUSTIVE else 30
-"""Faults that are judged: one of each class, and of every second class in make check."""
+LEAST = 60 if EXHAUSTIVE else 20
+"""Faults that are judged: one of each class, and of every third class in make check."""
 
 
 def _part() -> list[Entry]:
@@ -50,7 +50,7 @@ def _part() -> list[Entry]:
         if _slowness(fault) < _slowness(faults.setdefault(fault.kind, fault)):
             faults[fault.kind] = fault
     correct = {one.name: one for one in CORRECT_PAIRS if _is_drawn(one)}
-    return [*some(correct, 2).values(), *some(faults, 2).values()]
+    return [*some(correct, 3).values(), *some(faults, 3).values()]
 
 
 def _slowness(fault: Entry) -> tuple[bool, bool]:

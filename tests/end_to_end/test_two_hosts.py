@@ -287,6 +287,7 @@ def test_postgresql_is_restarted_while_something_is_handed_in(
     wait_until_all_serve(world, number, *services)
 
 
+@exhaustive
 def test_killed_while_the_other_goes_on_and_each_line_is_there_once(
     world: World, ci: Program, services: list[Service]
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import itertools
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -27,11 +30,19 @@ from torch import nn, Tensor
 _numbers = itertools.count()
 
 
+@functools.cache
+def _folder() -> Path:
+    """One for all that this process writes, which it removes as it ends: the rules read the source
+    again."""
+    folder = tempfile.mkdtemp(prefix="lint-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def module(text: str) -> ModuleType:
     """Import this source."""
     name = f"written_{next(_numbers)}"
-    folder = Path(tempfile.mkdtemp(prefix="lint-"))
-    path = folder / f"{name}.py"
+    path = _folder() / f"{name}.py"
     path.write_text(_PRELUDE + textwrap.dedent(text))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

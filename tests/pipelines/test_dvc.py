@@ -229,6 +229,7 @@ def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     assert project.running() == []
 
 
+@exhaustive
 def test_an_experiment_does_not_promote_and_make_repro_then_does(project: Project) -> None:
     """Into another registry, which knows nothing of the runs so far."""
     versions = len(project.client.search_model_versions("name = 'tiny'"))

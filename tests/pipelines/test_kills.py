@@ -41,7 +41,7 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
         pytest.param("export", "models/model.onnx", marks=exhaustive),
         ("export", "reports/export.json"),
         pytest.param("parity", "reports/evidence.json", marks=exhaustive),
-        ("promote", "reports/promotion.json"),
+        pytest.param("promote", "reports/promotion.json", marks=exhaustive),
     ],
 )
 def test_nothing_half_written_is_taken_for_whole(

@@ -153,7 +153,7 @@ STEPS = {
     [
         pytest.param(approval, marks=exhaustive),
         pytest.param(offence, marks=exhaustive),
-        rejection,
+        pytest.param(rejection, marks=exhaustive),
         handing_in,
         forgery,
     ],

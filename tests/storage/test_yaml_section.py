@@ -60,6 +60,25 @@ def test_a_mistyped_setting_is_answered_with_the_nearest(tmp_path):
         load(tmp_path, GOOD.replace("min_samples", "min_sample"))
 
 
+@pytest.mark.parametrize(
+    ("name", "mistyped", "place"),
+    [
+        ("max_abs_diff", "max_abs_dif", r"gate\.runtimes\.ort-cpu\.bounds\.max_abs_dif"),
+        ("required", "require", r"gate\.runtimes\.ort-cpu\.require"),
+    ],
+)
+def test_so_is_one_inside_another(tmp_path, name, mistyped, place):
+    with pytest.raises(PolicyError, match=rf"{place}: .* Did you mean {name}\?"):
+        load(tmp_path, GOOD.replace(f"{name}:", f"{mistyped}:"))
+
+
+def test_a_setting_like_none_of_its_place_is_answered_with_none(tmp_path):
+    # `confidence` is a setting of the section, not of bounds.
+    with pytest.raises(PolicyError) as caught:
+        load(tmp_path, GOOD.replace("max_abs_diff:", "confidences:"))
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_every_bad_field_gets_its_own_line(tmp_path):
     text = GOOD.replace("1e-4", "-1").replace("300", "1").replace("1.0", "2.0")
     with pytest.raises(PolicyError) as caught:
@@ -96,7 +115,7 @@ def test_every_bad_field_gets_its_own_line(tmp_path):
         ("gate: *nowhere", "not valid YAML"),
         (b"\xff\xfe", "not UTF-8"),
         (b"gate: 1\n#" + b" " * (1 << 20), "no settings"),
-        ("gate: " + "[" * 1000 + "]" * 1000, "nested too deeply"),
+        ("gate: " + "[" * 500 + "]" * 500, "nested too deeply"),
         (YAML_BOMB.replace(b"i: &i", b"gate: &i"), "aliases make more than"),
     ],
 )
