@@ -14,7 +14,7 @@ from gate.records.evidence import ONLY_BATCHES, Evidence
 from gate.records.localisation import Explanation
 from gate.records.runtime import traits_of
 from gate.story.causes import TITLES
-from gate.story.findings import Group, worst_of
+from gate.story.group import Group, worst_of
 from gate.story.located import located, nonfinite
 from gate.story.scene import Account, Scene, broken, capital, clean, short, with_number
 from gate.story.story import CauseKind, Finding

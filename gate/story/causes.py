@@ -101,6 +101,8 @@ def cause_of(check: CheckResult, evidence: Evidence) -> CauseKind:
     """What one check points at where nothing else is known."""
     if check.verdict is Verdict.WAIVED:
         return "waived"
+    # A part of a release has runtimes, probes and a trace of its own.
+    evidence = evidence.parts.get(check.part or "", evidence)
     by_remedy = next((c for name, c in _BY_REMEDY.items() if check.remedy == REMEDIES[name]), None)
     if by_remedy is not None:
         return by_remedy

@@ -6,9 +6,7 @@ explains, on every runtime that computes the same file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import Decision
@@ -16,8 +14,8 @@ from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, Localisation
 from gate.records.runtime import RuntimeName, traits_of
 from gate.story.causes import SYMPTOMS, cause_of
+from gate.story.group import Group
 from gate.story.story import CauseKind
-from gate.story.words import strain
 
 _WEIGHT_CAUSES: frozenset[CauseKind] = frozenset({"weights", "training_mode", "nonfinite"})
 """Findings in the graph that are the same fault as the layer that diverges."""
@@ -27,30 +25,6 @@ _ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
 """Checks of answers, by how they begin: all that near-ties explain."""
 _ALONE = ("runtime", "graph_fixed_batch")
 """What is no symptom of another fault: it would be there without it."""
-
-
-@dataclass
-class Group:
-    """Checks with one cause, while they are put together."""
-
-    cause: CauseKind
-    checks: list[CheckResult] = field(default_factory=list)
-    localisation: Localisation | None = None
-    """The layer, where one is to blame."""
-    cpu_agrees: bool = False
-    """Whether ONNX Runtime passed on the CPU: then the file is right."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its checks."""
-        verdicts = {check.verdict for check in self.checks}
-        order = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED)
-        return next(verdict for verdict in order if verdict in verdicts)
-
-    @property
-    def ordered(self) -> tuple[CheckResult, ...]:
-        """What fails first, then what can't be judged; each the farthest beyond its bound first."""
-        return tuple(sorted(self.checks, key=_place))
 
 
 def groups_of(decision: Decision, evidence: Evidence, explanation: Explanation) -> list[Group]:
@@ -244,16 +218,3 @@ def _rank(group: Group) -> tuple[int, int, int]:
     certain = group.cause not in ("numbers", "evidence")
     first = -1 if group.cause == "model" and _draws(group) else order[group.verdict]
     return first, -len(group.checks) if certain else 0, 0 if certain else 1
-
-
-def _place(check: CheckResult) -> tuple[int, int, float]:
-    used = strain(check)
-    shows = 0 if not check.name.startswith(("graph_", "probe_")) else 1
-    verdict = 0 if check.verdict is Verdict.FAIL else 1
-    return verdict, shows, -(used if used is not None and not math.isnan(used) else 0.0)
-
-
-def worst_of(checks: Iterable[CheckResult], beginning: str) -> CheckResult | None:
-    """The check of this name that is farthest beyond its bound, or None."""
-    named = [check for check in checks if check.name.startswith(beginning)]
-    return max(named, key=lambda check: strain(check) or 0.0, default=None)

@@ -6,7 +6,7 @@ import re
 
 from gate.decision.remedies import OPTIMISER, REMEDIES
 from gate.records.localisation import Localisation, OptimiserBlame, listed
-from gate.story.findings import worst_of
+from gate.story.group import worst_of
 from gate.story.scene import Account, Scene, broken, capital, clean, short, with_number
 from gate.story.wording import printable
 from gate.story.words import measure

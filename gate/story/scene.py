@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gate.decision.checks import CheckResult, Verdict
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation
-from gate.story.findings import Group, worst_of
+from gate.story.group import Group, worst_of
 from gate.story.wording import printable
 from gate.story.words import measure
 

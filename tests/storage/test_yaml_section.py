@@ -73,9 +73,9 @@ def test_so_is_one_inside_another(tmp_path, name, mistyped, place):
 
 
 def test_a_setting_like_none_of_its_place_is_answered_with_none(tmp_path):
-    # `confidence` is a setting of the section, not of bounds.
+    # `min_samples` is a setting of the section, not of bounds.
     with pytest.raises(PolicyError) as caught:
-        load(tmp_path, GOOD.replace("max_abs_diff:", "confidences:"))
+        load(tmp_path, GOOD.replace("max_abs_diff:", "min_sample:"))
     assert "Did you mean" not in str(caught.value)
 
 

@@ -10,7 +10,8 @@ from gate.decision.remedies import REMEDIES
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, LayerRow, Localisation, OptimiserBlame
 from gate.story.accounts import account_of
-from gate.story.findings import Group, groups_of
+from gate.story.findings import groups_of
+from gate.story.group import Group
 from tests.builders import digest, evidence, policy
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
