@@ -221,10 +221,19 @@ def _cost(scene: Scene) -> Account:
 
 
 def _waived(scene: Scene) -> Account:
-    check = scene.shown
-    why = check.explanation.rpartition("only when present: ")[2].partition(": ")[0]
-    names = ", ".join(dict.fromkeys(c.runtime or c.name for c in scene.group.checks))
-    return Account(None, clean(f"{names}: not measured, as the policy allows ({why})"), None)
+    """What was not measured, and what was measured where nobody can judge it."""
+    checks = scene.group.checks
+    judged = [c for c in checks if c.name.startswith("probe_") and c.observed is not None]
+    lacking = [check for check in checks if check not in judged]
+    texts = []
+    if lacking:
+        why = lacking[0].explanation.rpartition("only when present: ")[2].partition(": ")[0]
+        names = ", ".join(dict.fromkeys(c.runtime or c.name for c in lacking))
+        texts.append(f"{names}: not measured, as the policy allows ({short(why)})")
+    if judged:
+        names = ", ".join(dict.fromkeys(c.name for c in judged))
+        texts.append(f"{names}: measured, and not judged ({short(judged[0].explanation)})")
+    return Account(None, clean("; ".join(texts)), None)
 
 
 def _model(scene: Scene) -> Account:

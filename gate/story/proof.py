@@ -29,7 +29,8 @@ def proof_of(decision: Decision, evidence: Evidence) -> tuple[RuntimeProof, ...]
 
 def _row(name: str, decision: Decision, runtime: RuntimeEvidence | None) -> RuntimeProof:
     checks = [check for check in decision.checks if check.runtime == name]
-    strained = [(strain(check), check) for check in checks if not is_about_samples(check)]
+    judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
+    strained = [(strain(check), check) for check in judged if not is_about_samples(check)]
     numbered = [(used, check) for used, check in strained if used is not None]
     used, worst = max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
     agreements = [c.observed for c in checks if c.name == "top1_agreement"]

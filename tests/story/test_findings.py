@@ -10,9 +10,10 @@ from gate.decision.remedies import REMEDIES
 from gate.records.evidence import Evidence
 from gate.records.localisation import Explanation, LayerRow, Localisation, OptimiserBlame
 from gate.story.accounts import account_of
+from gate.story.causes import cause_of
 from gate.story.findings import groups_of
 from gate.story.group import Group
-from tests.builders import digest, evidence, policy
+from tests.builders import digest, evidence, policy, runtime_evidence
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
 
@@ -367,3 +368,30 @@ def test_a_lower_precision_explains_the_numbers_of_its_runtime_and_no_others() -
     assert {c.name for c in group.checks} == {"noise_ratio", "precision"}
     groups = grouped(check("noise_ratio", runtime="other"), lower, passed=("ort-cpu",))
     assert sorted(len(group.checks) for group in groups) == [1, 1]
+
+
+def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured() -> None:
+    absent = check(
+        "runtime",
+        runtime="ort-cuda",
+        verdict=Verdict.WAIVED,
+        observed=None,
+        explanation="ort-cuda was not measured; the policy asks for it only when present: no GPU",
+    )
+    far = check("probe_value_far", verdict=Verdict.WAIVED, explanation="Nobody can judge it.")
+    (group,) = grouped(absent, far)
+    sentence = account_of(group, evidence(), Explanation()).sentence
+    assert sentence == (
+        "ort-cuda: not measured, as the policy allows (no GPU); "
+        "probe_value_far: measured, and not judged (Nobody can judge it)"
+    )
+
+
+def test_the_other_outputs_of_a_part_are_read_from_its_own_evidence() -> None:
+    failure = "it failed: the model returns 1 output and the file 2. Export both."
+    broken = runtime_evidence("ort-cpu", outputs=(), failure=failure)
+    of_part = evidence(runtimes=(broken,))
+    whole = evidence().model_copy(update={"parts": {"head": of_part}})
+    shown = check("runtime", part="head", explanation=failure)
+    assert cause_of(shown, whole) == "outputs"
+    assert cause_of(shown.model_copy(update={"part": None}), whole) != "outputs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gate.decision.checks import CheckResult, Verdict
 from gate.decision.decision import decide
 from gate.story.proof import proof_of
 from tests.builders import evidence, output_parity, policy, runtime_evidence
@@ -47,3 +48,18 @@ def test_an_error_alone_is_not_judged() -> None:
     measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(constant,)),))
     rows = proof_of(decide(policy(), measured, decided_at="now"), measured)
     assert next(row for row in rows if row.runtime == "ort-cpu").state in ("failed", "not judged")
+
+
+def test_what_is_waived_is_never_the_worst() -> None:
+    decision, measured = passed()
+    waived = CheckResult(
+        name="probe_value_far",
+        runtime="ort-cpu",
+        observed=9.0,
+        bound=1.0,
+        relation="<=",
+        verdict=Verdict.WAIVED,
+        explanation="noise_ratio is 9 on this input, allowed <= 1. Nobody can judge it.",
+    )
+    beside = decision.model_copy(update={"checks": (*decision.checks, waived)})
+    assert proof_of(beside, measured) == proof_of(decision, measured)
