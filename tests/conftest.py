@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -21,6 +22,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 _MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+# A check that a script starts in the background ignores Ctrl-C, and all that it starts would.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # How fast an example is says something about the machine alone.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gate.attestation.trust import Trust
+from gate.decision.checks import CheckResult
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -34,6 +36,9 @@ from gate.registry.signatures import verify_signatures
 from gate.registry.vouching import others_signing
 
 __all__ = ["Promotion", "Release", "promote", "refuse", "rollback"]
+
+_TITLES = 3
+"""Of waived checks in a reason."""
 
 
 def promote(
@@ -189,8 +194,15 @@ class _Attempt:
 def _why(release: Release) -> str:
     reason = f"PASS on {', '.join(release.decision.runtimes)}"
     if release.decision.waived:
-        reason += f"; waived: {', '.join(check.title for check in release.decision.waived)}"
+        reason += f"; waived: {_titles(release.decision.waived)}"
     return reason
+
+
+def _titles(checks: Sequence[CheckResult]) -> str:
+    """Some of them: a release of several files may waive dozens, which its report lists."""
+    titles = [check.title for check in checks[:_TITLES]]
+    more = len(checks) - len(titles)
+    return ", ".join(titles) + (f" and {more} more" if more else "")
 
 
 def refuse(

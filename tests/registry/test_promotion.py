@@ -102,7 +102,19 @@ def test_the_first_promotion(ledger: Ledger, first: Release) -> None:
     assert line.policy_sha256 == POLICY.digest()
     assert line.evidence_sha256 == first.evidence.digest()
     assert (line.action, line.model, line.version, line.run_id) == ("promoted", NAME, "1", "run")
-    assert "waived: torch-cuda" in line.reason
+    assert line.reason == (
+        "PASS on ort-cpu, ort-cpu-optimized; "
+        "waived: torch-cuda / runtime, ort-cuda / runtime, ort-cuda-optimized / runtime"
+    )
+
+
+def test_a_reason_names_some_of_many_waived_checks(
+    ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion, "_TITLES", 2)
+    promote(Simulator(), first, policy=POLICY, ledger=ledger)
+    (line,) = ledger.entries()
+    assert line.reason.endswith("torch-cuda / runtime, ort-cuda / runtime and 1 more")
 
 
 def test_nothing_waived_leaves_no_tag(ledger: Ledger, first: Release) -> None:
