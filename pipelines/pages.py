@@ -6,10 +6,10 @@ from __future__ import annotations
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT, PLOTS, SAMPLES
+from gate.story.judgement import Judgement
 from gate.tracking import record
 from gate.tracking.names import unjudged_name
 from gate.tracking.page import RunPage
-from gate.tracking.record import Judgement
 from pipelines import paths
 from pipelines.export_report import ExportReport
 from pipelines.promotion_report import PromotionReport

@@ -28,10 +28,11 @@ from gate.report.terminal import print_story
 from gate.storage import atomic
 from gate.storage.temporary import temporary_folder
 from gate.story.change import change_of
+from gate.story.judgement import Judgement
 from gate.story.story import Step, Story
 from gate.story.wording import printable
 from gate.tracking.page import RunPage, cut
-from gate.tracking.record import Judgement, write_promotion, write_twin
+from gate.tracking.record import write_promotion, write_twin
 from pipelines import ci_files, pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.front_door import Reference, Verdicted
-    from gate.tracking.record import Judgement
+    from gate.story.judgement import Judgement
     from gate.tracking.runs import Runs
 
 

@@ -61,7 +61,7 @@ def judged(
         from gate.parity.workload import Workload
         from gate.scale.crew import CheckedFile
         from gate.storage.temporary import temporary_folder
-        from gate.tracking.record import Judgement
+        from gate.story.judgement import Judgement
 
         workload = replace(
             Workload.open(

@@ -122,7 +122,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     from gate.registry.promotion import Release
     from gate.registry.registered_model import RegisteredModel
     from gate.report.records import change_beside, explanation_beside
-    from gate.tracking.record import Judgement
+    from gate.story.judgement import Judgement
 
     uri, report = tracking_uri(request["tracking_uri"]), request["report"]
     trust = local_keys().trust(request["trust"], key=request["key"])

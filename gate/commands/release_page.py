@@ -12,8 +12,8 @@ from gate.commands.tracked import page_of_release
 if TYPE_CHECKING:
     from gate.registry.judged import Judged
     from gate.registry.release import Promotion
+    from gate.story.judgement import Judgement
     from gate.tracking.page import RunPage
-    from gate.tracking.record import Judgement
     from gate.tracking.runs import Runs
 
 
@@ -30,7 +30,7 @@ class ReleasePage:
     def open(self, judgement: Judgement, twin: Judged | None) -> AbstractContextManager[RunPage]:
         """Open it, to be written. Raises as `Runs.page` and `page_of_release`."""
         from gate.decision.decision import decide
-        from gate.tracking.record import Judgement
+        from gate.story.judgement import Judgement
 
         if self.run_id is not None:
             return nullcontext(self.runs.page(self.run_id))

@@ -13,8 +13,8 @@ from gate.commands.options import tracking_uri
 from gate.errors import GateError
 
 if TYPE_CHECKING:
+    from gate.story.judgement import Judgement
     from gate.tracking.page import RunPage
-    from gate.tracking.record import Judgement
     from gate.tracking.runs import Runs
 
 

@@ -4,8 +4,6 @@ and from `gate promote`."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from gate.decision.checks import CheckResult
 from gate.decision.decision import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, ExportRecord, Source, Subject
-from gate.records.localisation import Explanation
 from gate.records.names import (
     CHANGE,
     DECISION,
@@ -33,9 +30,7 @@ from gate.report import markdown
 from gate.storage.record import Record
 from gate.storage.redaction import redacted
 from gate.story import wording
-from gate.story.making import story_of
-from gate.story.story import Change, Step, Story
-from gate.story.wording import printable
+from gate.story.judgement import Judgement
 from gate.tracking import numbers
 from gate.tracking.names import headline_tags, judged_name, status_of
 from gate.tracking.page import RunPage
@@ -50,40 +45,6 @@ _LONG = 5000
 """Characters of a tag or param: databases other than SQLite refuse more."""
 DECIDED_TAG = "gate.decision_sha256"
 """Written last of the record: a page that has it is whole."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A decision with all that it was made of, and its story."""
-
-    decision: Decision
-    evidence: Evidence
-    policy: Policy
-    explanation: Explanation = field(default_factory=Explanation)
-    change: Change | None = None
-    """Against the champion, where somebody compared."""
-    model_name: str | None = None
-    """Of the registered model."""
-    steps: tuple[Step, ...] = ()
-    """What to do next, where that is not what follows from the decision alone."""
-    signed_by: str | None = None
-    """Name and short id of the key that signed the verdict; None: nobody did."""
-
-    @cached_property
-    def story(self) -> Story:
-        """What every surface prints."""
-        story = (
-            story_of(
-                self.decision,
-                self.evidence,
-                explanation=self.explanation,
-                change=self.change,
-                confidence=self.policy.confidence,
-            )
-            .about(name=self.model_name)
-            .signed(self.signed_by and printable(self.signed_by))
-        )
-        return story.leading_to(*self.steps) if self.steps else story
 
 
 def write_judgement(

@@ -15,12 +15,13 @@ from gate.records.evidence import Evidence
 from gate.records.samples import Crossing
 from gate.registry.release import Promotion
 from gate.report import folder as report_folder
+from gate.story.judgement import Judgement
 from gate.story.making import story_of
 from gate.story.story import Headline
 from gate.tracking import numbers
 from gate.tracking.names import judged_name, unjudged_name
 from gate.tracking.page import RunPage
-from gate.tracking.record import Judgement, write_judgement, write_promotion, write_twin
+from gate.tracking.record import write_judgement, write_promotion, write_twin
 from gate.tracking.runs import Runs
 from tests.builders import (
     class_parity,
