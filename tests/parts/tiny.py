@@ -36,6 +36,32 @@ def run(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tenso
     return {"boxes": parts["head"](voxels.mean(dim=(2, 3))), "peak": voxels.amax(dim=(1, 2, 3))}
 
 
+def run_by_keyword(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    low, high = parts["split"](batch["input"])
+    return {"fused": parts["fuse"](right=high, left=low), "mean": low.mean()}
+
+
+class Split(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.clamp(max=0.0), x.clamp(min=0.0) * 3
+
+
+class Fuse(nn.Module):
+    """Takes two tensors of one shape, which a call may exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.left(left) - 2 * self.right(right)
+
+
+def split_and_fuse() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"split": Split(), "fuse": Fuse()}).eval()
+
+
 def runs_head_twice(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
     voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
     return parts["head"](voxels), parts["again"](voxels * 100)

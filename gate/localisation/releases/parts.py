@@ -61,7 +61,7 @@ def _seam(whole: Case, release: OpenRelease, runtime: RuntimeName) -> str | None
     for name, calls in release.calls.by_part.items():
         taken = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
         try:
-            check_seam(taken, calls.example, part=name)
+            check_seam(taken, calls.taken([spec.name for spec in taken]), part=name)
         except InputMismatch as misfit:
             return str(misfit)
     chosen = ChosenRuntime(runtime, policy.runtimes[runtime])
