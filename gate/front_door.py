@@ -169,6 +169,13 @@ def explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation
             if located is not None:
                 located = located.model_copy(update={"part": part.name})
             return found.model_copy(update={"localisation": located})
+    from gate.localisation.releases.parts import blamed_on_chain
+
+    numbers = [c for c in decision.problems if c.output and c.runtime and not c.part]
+    for check in numbers[:1]:  # the numbers of the chain alone
+        return Explanation(
+            localisation=blamed_on_chain(case, case.chained, runtime=str(check.runtime))
+        )
     return Explanation()
 
 

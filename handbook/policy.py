@@ -21,6 +21,10 @@ for a number, a bound that is negative or not finite, and a policy that can refu
 refused with their line. `gate policy show` prints what is in force and where it is said,
 `gate policy explain NAME` what stands here.
 
+How a file is made is said in other sections: `export:` has its [settings](../export.md), with a
+sentence each, and the parts of a [release of several files](../releases.md) stand in the release
+file, or in `release:`.
+
 `{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is made from the models that read
 the policy.
 """

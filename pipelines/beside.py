@@ -57,8 +57,8 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbe
 
 
 def _opener(onnx: Path, samples: Samples, batch_size: int) -> Opener:
-    """What runs the files of a release, which a call of each module tells."""
-    from gate.parts.beside import Forms
+    """What runs the files of a release, whose interfaces a call of each module tells."""
+    from gate.parts.beside import Interfaces
     from gate.parts.chain import ChainedModel
     from pipelines.model import trained
 
@@ -67,7 +67,7 @@ def _opener(onnx: Path, samples: Samples, batch_size: int) -> Opener:
     chain = ChainedModel.of(
         model, chain=file.chain, references=file.references, inputs=samples.names
     )
-    return Forms.of(chain, samples.batches(batch_size))
+    return Interfaces.of(chain, samples.batches(batch_size))
 
 
 def _measured_before(champion: Champion, evidence: Evidence, history: History) -> Incumbent | None:

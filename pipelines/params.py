@@ -19,7 +19,7 @@ from gate.preprocess.by.pillow import lacking
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.strategy import ExportSettings, Labels, Names, TensorName
 from gate.storage.record import Record
-from gate.storage.yaml_section import first_problem, load_section
+from gate.storage.yaml_section import first_problem, has_section, load_section
 from pipelines import paths
 
 Positive = Annotated[int, Field(ge=1)]
@@ -112,6 +112,13 @@ class ParityParams(_Section):
     """Processes, or actors of Ray; None: as many as pay, or as the cluster has room for."""
 
 
+_WRITTEN = {
+    "file": "The stage export writes NAME.onnx for each part",
+    "inputs": "A part is exported and judged on what the chain gives it",
+}
+"""What a release file says of a part, and the pipeline does itself."""
+
+
 class PartParams(Record):
     """One module of the model as a file of its own."""
 
@@ -139,6 +146,18 @@ class ReleaseParams(_Section):
     """In models/: an ONNX file, or the folder of a release file and its parts."""
     chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None
     parts: dict[PartName, PartParams]
+
+    @classmethod
+    def load(cls, path: Path = paths.PARAMS) -> Self:
+        """Read it. Raises PolicyError, also where parts stand beside the sections, not in this
+        one: nothing would read them."""
+        for name in ("parts", "chain"):
+            if has_section(path, name):
+                raise PolicyError(
+                    f"{path}: '{name}:' stands beside the sections, where no stage reads it. Move "
+                    "it into 'release:' (docs/releases.md)."
+                )
+        return load_section(cls, path, cls.section, strange=_WRITTEN)
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:

@@ -135,8 +135,9 @@ def _show(question: _Question, found: Localisation, console: Console) -> None:
     print_layers(found, console)
     if question["report"] is not None:
         console.print(f"report  {_chart_in(question['report'])}")
-    if question["save"] is not None and found.layers:
-        console.print(f"marked  {question['save']}")
+    if question["save"] is not None:
+        nothing = "nothing was written: no part diverges, so there are no layers to mark"
+        console.print(f"marked  {question['save'] if found.layers else nothing}")
 
 
 def _chart_in(report: Path) -> Path:

@@ -54,7 +54,7 @@ def explain(name: str, policy: Path | None) -> Outcome:
         near = difflib.get_close_matches(name.rpartition(".")[2], names, n=1)
         raise PolicyError(
             f"'{name}' is no field of the policy and no check. "
-            + (f"Did you mean {near[0]}? " if near else "")
+            + (_elsewhere(name) or (f"Did you mean {near[0]}? " if near else ""))
             + "gate policy show lists what is in force."
         )
     read = Policy.of_file(policy) if policy else Policy.default()
@@ -73,6 +73,18 @@ def explain(name: str, policy: Path | None) -> Outcome:
     }
     lines = [*_lines(fields, values)] if check is None else [name, *_of_check(check)]
     return Outcome(Status.DONE, plain, lambda console: console.print("\n".join(lines)))
+
+
+def _elsewhere(name: str) -> str:
+    """Where something is said that belongs to another section than the policy."""
+    from gate.records.strategy import ExportSettings
+
+    own = name.removeprefix("export.")
+    if own in ExportSettings.model_fields:
+        return f"It is a setting of the section 'export:': docs/export.md says what {own} does. "
+    if own in ("parts", "chain"):
+        return "A release file says it, or the section 'release:': docs/releases.md. "
+    return ""
 
 
 def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Iterator[str]:

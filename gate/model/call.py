@@ -46,12 +46,23 @@ class Leaf:
     tensor: torch.Tensor
 
 
-def leaves(returned: Any) -> list[Leaf]:
+def leaves(returned: Any, *, by: str = "the model's forward") -> list[Leaf]:
     """The tensors of nested mappings, dataclasses, named tuples, tuples and lists, in their order.
 
     None is left out, as exporters do. Raises ModelError for anything else, and for two tensors
-    of one name.
+    of one name. `by`: who returned them, for the error.
     """
+    try:
+        return _leaves(returned)
+    except _NoTensor as error:
+        raise ModelError(f"{by} returned {error}") from error
+
+
+class _NoTensor(Exception):
+    """What was returned, and the way out."""
+
+
+def _leaves(returned: Any) -> list[Leaf]:
     if isinstance(returned, torch.Tensor):
         return [Leaf(_WHOLE, False, returned)]
     fields = _fields(returned)
@@ -62,10 +73,7 @@ def leaves(returned: Any) -> list[Leaf]:
     names = [leaf.name for leaf in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ModelError(
-            f"the model's forward returned two tensors that are called {twice[0]}. "
-            "Give each another key."
-        )
+        raise _NoTensor(f"two tensors that are called {twice[0]}. Give each another key.")
     return found
 
 
@@ -104,9 +112,9 @@ def _items(value: Any) -> Sequence[Any]:
         return ()
     if isinstance(value, tuple | list):
         return value
-    raise ModelError(
-        f"the model's forward returned {type(value).__name__} among its outputs. Expected "
-        "tensors, in tuples, lists, dicts or dataclasses; wrap the model to return them."
+    raise _NoTensor(
+        f"{type(value).__name__} among its outputs. Expected tensors, in tuples, lists, dicts or "
+        "dataclasses; return these alone, of a foreign model through a wrapper."
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from gate.errors import EvidenceError, OnnxFileError, StorageError
 from gate.storage.files import is_inside, open_plain, wrong_name
 from gate.storage.foreign import plain_yaml
+from gate.storage.pointer import missing_content
 from gate.storage.record import Record
 from gate.storage.yaml_section import load_section
 
@@ -41,7 +42,8 @@ class ReleaseFile(Record):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read and check it. Raises PolicyError for a wrong field, OnnxFileError for what is no
-        plain YAML, and for a part that is not there or lies outside; StorageError."""
+        plain YAML, and for a part that is not there, has a pointer in its place or lies outside;
+        StorageError."""
         _check_plain(path)
         release = load_section(cls, path, None)
         for name, part in release.parts.items():
@@ -50,6 +52,9 @@ class ReleaseFile(Record):
                     f"{path}: the part {name} is the file {part.file!r}, expected one in the "
                     "folder of this file, so that both travel together."
                 )
+            pointer = missing_content(path.parent / part.file)
+            if pointer is not None:
+                raise OnnxFileError(f"{path}: the part {name}: {pointer}")
             if not (path.parent / part.file).is_file():
                 raise OnnxFileError(
                     f"{path}: the part {name} is missing: {path.parent / part.file} does not "
@@ -96,6 +101,9 @@ def _is_inside(folder: Path, below: Path) -> bool:
 def _check_plain(path: Path) -> None:
     """It may be a stranger's: no pipe, nothing huge, nothing that multiplies. Raises OnnxFileError,
     StorageError."""
+    pointer = missing_content(path)
+    if pointer is not None:
+        raise OnnxFileError(pointer)
     try:
         with open_plain(path) as stream:
             data = stream.read(_LIMIT + 1)

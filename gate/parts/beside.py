@@ -16,6 +16,7 @@ from gate.onnxfile.session import open_session, quiet_options
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel, ChainFunction
 from gate.parts.chain_session import ChainSession, OpenPart
+from gate.parts.interface import Interface
 from gate.policy.runtimes import plain_setup
 from gate.runtimes.runtime import Batch, Proof, Session
 
@@ -57,15 +58,15 @@ class ConsumerChain:
 
 
 @dataclass(frozen=True)
-class Forms:
-    """A chain, and what each of its modules returns: all that files need to take their places."""
+class Interfaces:
+    """A chain, and what each of its modules takes and returns: all that files need to take their
+    places."""
 
     function: ChainFunction
-    by_part: Mapping[str, Any]
-    """As `OpenPart.form`."""
+    by_part: Mapping[str, Interface]
 
     @classmethod
-    def of(cls, chain: ChainedModel, batches: Iterable[Batch]) -> Forms:
+    def of(cls, chain: ChainedModel, batches: Iterable[Batch]) -> Interfaces:
         """Run the chain with its modules until it has called all of them. Raises ModelError where
         it breaks, or never calls one; DataError."""
         calls = Calls()
@@ -73,7 +74,7 @@ class Forms:
             calls.record(chain, batch)
             if calls.by_part.keys() >= chain.parts.keys():
                 break
-        return cls(chain.function, {name: calls.of(name).form for name in chain.parts})
+        return cls(chain.function, {name: calls.of(name).interface for name in chain.parts})
 
     def beside(self, file: Candidate) -> ConsumerChain:
         """Open a release of the same parts. Raises OutputMismatch for one of others, and whatever

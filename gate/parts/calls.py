@@ -4,7 +4,6 @@ form it answers."""
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from gate.errors import DataError, GateError, ModelError, describe_failure
 from gate.model.call import Leaf, leaves
 from gate.parity.arrays.samples import Samples
 from gate.parts.chain import ChainedModel
+from gate.parts.interface import Interface, Parameters, bound
 from gate.storage.temporary import temporary_folder
 
 Array = NDArray[Any]
@@ -29,6 +30,7 @@ class PartCalls:
     """Of one part. Its inputs go to the disk, call by call; the first call says how they are."""
 
     folder: Path
+    parameters: Parameters
     names: tuple[str, ...]
     """Of the tensors of its first call, by the arguments that they were given as; dotted for what
     was inside of one (`gate.model.call`)."""
@@ -38,18 +40,27 @@ class PartCalls:
     """The inputs of its first call."""
     rows: int = 0
     left_out: int = 0
-    """Calls with inputs of other shapes than the first one: steps of a loop that grow."""
+    """Calls with other arguments than the first one, or of other shapes: steps of a loop that
+    grow."""
+    overwritten: str | None = None
+    """An input into which the module writes: a file leaves what it is given as it is."""
+
+    @property
+    def interface(self) -> Interface:
+        """What its file has to take and to give."""
+        return Interface(self.parameters, self.form)
 
     @property
     def named_example(self) -> dict[str, Array]:
         """The inputs of its first call, by `names`."""
         return dict(zip(self.names, self.example, strict=True))
 
-    def add(self, inputs: list[Array], returned: Any) -> None:
-        """Note one call."""
-        if self.form is None:
-            self.form, self.example = returned, inputs
-        if [_form(array) for array in inputs] != [_form(array) for array in self.example]:
+    def add(self, names: tuple[str, ...], inputs: list[Array]) -> None:
+        """Note what one call was given."""
+        if not self.example:
+            self.example = inputs
+        alike = list(map(_kind, inputs)) == list(map(_kind, self.example))
+        if names != self.names or not alike or not _have_samples(inputs):
             self.left_out += 1
             return
         for place, array in enumerate(inputs):
@@ -57,8 +68,19 @@ class PartCalls:
                 stream.write(np.ascontiguousarray(array).tobytes())
         self.rows += len(inputs[0])
 
-    def samples(self, names: tuple[str, ...]) -> Samples:
-        """What it was given, by the names of its file's inputs."""
+    def taken(self, wanted: Sequence[str]) -> list[Array]:
+        """Of the first call, what a file with these inputs takes."""
+        return [self.example[place] for place in bound(self.names, wanted)]
+
+    def samples(self, names: tuple[str, ...], *, part: str) -> Samples:
+        """What it was given, by these names of its tensors. Raises DataError where that has no axis
+        of samples."""
+        if not self.rows:
+            shapes = ", ".join(str(array.shape) for array in self.example) or "nothing"
+            raise DataError(
+                f"the chain gives the part {part} {shapes}, which have no common axis of samples. "
+                f"Give it samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
+            )
         return Samples.of(
             {
                 name: np.memmap(
@@ -91,14 +113,14 @@ class Calls:
         return self.by_part[part]
 
     def record(self, chain: ChainedModel, batch: Mapping[str, Array]) -> list[Leaf]:
-        """Run the chain on a batch, and give its outputs. Raises ModelError where it breaks,
-        DataError where a part is given what has no axis of samples."""
+        """Run the chain on a batch, and give its outputs. Raises ModelError where it breaks, or
+        gives or takes what is no tensor."""
         with contextlib.ExitStack() as hooked, torch.no_grad():
             for name, module in chain.parts.items():
                 hooked.enter_context(self._hooked(name, module))
             tensors = [torch.from_numpy(np.array(batch[name])) for name in chain.inputs]
             try:
-                return leaves(chain(*tensors))
+                return leaves(chain(*tensors), by="the chain")
             except GateError:
                 raise
             except Exception as error:
@@ -109,49 +131,43 @@ class Calls:
                 ) from error
 
     @contextlib.contextmanager
-    def _hooked(self, name: str, module: torch.nn.Module) -> Iterator[None]:
-        def note(
-            called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], returned: Any
-        ) -> None:
-            found = leaves(_arguments(called, given, named))
+    def _hooked(self, name: str, module: nn.Module) -> Iterator[None]:
+        parameters, given = Parameters.of(module), list[tuple[Leaf, Array]]()
+
+        def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            """Noted here: a module may write into what it is given."""
+            found = parameters.tensors(args, named, part=name)
+            given[:] = [(leaf, leaf.tensor.detach().cpu().numpy().copy()) for leaf in found]
+            names = tuple(leaf.name for leaf in found)
             if name not in self.by_part:
                 folder = self._folder / name
                 folder.mkdir()
-                self.by_part[name] = PartCalls(folder, tuple(leaf.name for leaf in found))
-            inputs = [leaf.tensor.detach().cpu().numpy().copy() for leaf in found]
-            _check_axis(inputs, part=name)
-            self.by_part[name].add(inputs, returned)
+                self.by_part[name] = PartCalls(folder, parameters, names)
+            self.by_part[name].add(names, [array for _, array in given])
 
-        handle = module.register_forward_hook(note, with_kwargs=True)
+        def after(_module: nn.Module, _args: tuple[Any, ...], returned: Any) -> None:
+            of_part = self.by_part[name]
+            of_part.form = returned if of_part.form is None else of_part.form
+            for leaf, array in given:
+                if not np.array_equal(leaf.tensor.numpy(force=True), array, equal_nan=True):
+                    of_part.overwritten = leaf.name
+
+        handles = (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        )
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
 
-def _arguments(
-    module: torch.nn.Module, given: Sequence[Any], named: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What forward was given, by the names of its parameters: `input_1` for one without a name."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    by_place = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    names = [*by_place[: len(given)], *(f"input_{at}" for at in range(len(by_place), len(given)))]
-    return {**dict(zip(names, given, strict=True)), **named}
-
-
-def _check_axis(inputs: list[Array], *, part: str) -> None:
+def _have_samples(inputs: list[Array]) -> bool:
+    """Whether all of them have axis 0 in common."""
     sizes = {array.shape[:1] for array in inputs}
-    if len(sizes) != 1 or () in sizes:
-        shapes = ", ".join(str(array.shape) for array in inputs) or "nothing"
-        raise DataError(
-            f"the chain gives the part {part} {shapes}, which have no common axis of samples. Give "
-            f"it samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
-        )
+    return len(sizes) == 1 and () not in sizes
 
 
-def _form(array: Array) -> tuple[Any, tuple[int, ...]]:
+def _kind(array: Array) -> tuple[Any, tuple[int, ...]]:
     return array.dtype, array.shape[1:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from gate.errors import ModelError
 from gate.model.loading import imported
@@ -43,8 +45,33 @@ class ChainedModel(nn.Module):
         return cls(chain_function(chain), _apart(modules), inputs).eval()
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """What the function returns."""
-        return self.function(dict(self.parts.items()), dict(zip(self.inputs, tensors, strict=True)))
+        """What the function returns.
+
+        Where the float64 reference is computed, a part takes in double precision what the code
+        before it made in float32: numpy's zeros, a buffer of its own. That is rounded there, then,
+        on both sides.
+        """
+        with contextlib.ExitStack() as hooked:
+            for part in self.parts.values() if _in_double() else ():
+                hooked.callback(part.register_forward_pre_hook(_widened, with_kwargs=True).remove)
+            return self.function(
+                dict(self.parts.items()), dict(zip(self.inputs, tensors, strict=True))
+            )
+
+
+def _in_double() -> bool:
+    return torch.get_default_dtype() == torch.float64
+
+
+def _widened(module: nn.Module, args: Any, named: Any) -> Any:
+    own = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
+    if torch.float32 in own:  # it is not the part that is computed in double precision
+        return args, named
+    return pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor,
+        (args, named),
+    )
 
 
 def chain_function(named: str) -> ChainFunction:
@@ -64,6 +91,13 @@ def chain_function(named: str) -> ChainFunction:
 
 def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
     """The submodule that a part must compute like. Raises ModelError."""
+    if ":" in path:
+        raise ModelError(
+            f"the reference of the part {part} is {path}, expected the path of a module in the one "
+            "model that --reference builds, such as encoder: checkpoint, code and digest are of "
+            "one model. Of two factories make one: return nn.ModuleDict({'encoder': ..., 'head': "
+            "...})."
+        )
     try:
         return model.get_submodule(path)
     except AttributeError as error:
@@ -75,10 +109,12 @@ def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
 
 
 def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Two parts may be one module (two files of other sizes): a copy each, so that what the chain
-    gives to one is not taken for the other's."""
+    """Two parts may be one module (two files of other sizes), or one a module of the other: a copy
+    each, so that what the chain gives to one is not taken for the other's."""
     own: dict[str, nn.Module] = {}
     for name, module in modules.items():
-        again = any(module is other for other in own.values())
+        again = any(
+            module in [*other.modules()] or other in [*module.modules()] for other in own.values()
+        )
         own[name] = private_copy(module, device="cpu") if again else module
     return own

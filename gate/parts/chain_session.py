@@ -15,6 +15,7 @@ from gate.errors import InputMismatch, OutputMismatch
 from gate.model.call import leaves
 from gate.parts.chain import ChainFunction
 from gate.parts.form import reformed
+from gate.parts.interface import Interface, bound
 from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.runtime import Batch, Proof, Session
 
@@ -28,20 +29,18 @@ class OpenPart:
     name: str
     session: Session
     subject: Subject
-    form: Any
-    """What the module returned to its first call."""
+    interface: Interface
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Compute. Raises InputMismatch where the seam gives the file what it does not take."""
-        inputs = [leaf.tensor.detach().cpu().numpy() for leaf in leaves((*given, *named.values()))]
+        found = self.interface.parameters.tensors(given, named, part=self.name)
         wanted = self.subject.inputs
+        places = bound([leaf.name for leaf in found], [spec.name for spec in wanted])
+        inputs = [found[place].tensor.detach().cpu().numpy() for place in places]
         check_seam(wanted, inputs, part=self.name)
-        batch = {
-            spec.name: np.ascontiguousarray(array)
-            for spec, array in zip(wanted, inputs, strict=True)
-        }
+        batch = {spec.name: _packed(array) for spec, array in zip(wanted, inputs, strict=True)}
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
-        return reformed(self.form, outputs, part=self.name)
+        return reformed(self.interface.form, outputs, part=self.name)
 
 
 def check_seam(wanted: Sequence[TensorSpec], given: Sequence[Array], *, part: str) -> None:
@@ -86,14 +85,14 @@ class ChainSession(Session):
         """All outputs of the chain, in its order."""
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
         with torch.no_grad():
-            found = leaves(self._function(self._parts, tensors))
+            found = leaves(self._function(self._parts, tensors), by="the chain")
         names = [leaf.name for leaf in found]
         if names != self._outputs:
             raise OutputMismatch(
-                f"the chain returns {', '.join(names)} with these files, and "
-                f"{', '.join(self._outputs)} with the modules. Return the same outputs."
+                f"the chain returns {', '.join(names)} with these files, and for the first samples "
+                f"{', '.join(self._outputs)} with the modules. Return the same outputs for all."
             )
-        return [np.ascontiguousarray(leaf.tensor.numpy()) for leaf in found]
+        return [_packed(leaf.tensor.numpy()) for leaf in found]
 
     def proof(self) -> Proof:
         """Of all parts: what is proven of each."""
@@ -120,6 +119,11 @@ class ChainSession(Session):
             closing.callback(self._ended)
             for part in self._parts.values():
                 closing.callback(part.session.close)
+
+
+def _packed(array: Array) -> Array:
+    """Row by row; numpy's own function gives a number an axis."""
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def _shared(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -165,9 +165,11 @@ def _copy(part: Part, target: Path) -> None:
 
 
 def _move(room: Path, output: Path) -> None:
-    """Each file into its place, the one that names the others last."""
-    parts = (path for path in sorted(room.rglob("*")) if path.is_file())
+    """Each file into its place, the one that names the others last. Whoever ends in between leaves
+    no release file: an older one would name parts of two twins."""
+    parts = [path for path in sorted(room.rglob("*")) if path.is_file()]
     release = room / output.name
+    output.unlink(missing_ok=True)
     for made in (*(path for path in parts if path != release), release):
         target = output.parent / made.relative_to(room)
         target.parent.mkdir(parents=True, exist_ok=True)

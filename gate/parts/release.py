@@ -16,10 +16,11 @@ from gate.onnxfile.foreign import release_within
 from gate.onnxfile.release_file import ReleaseFile
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
-from gate.parts.beside import ConsumerChain, Forms
+from gate.parts.beside import ConsumerChain, Interfaces
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.parts.chain_session import ChainSession, OpenPart
+from gate.parts.interface import bound
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.chosen import ChosenRuntime
@@ -108,9 +109,9 @@ class OpenRelease:
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
     def beside(self, file: Candidate) -> ConsumerChain:
-        """As `Forms.beside`, by this chain."""
-        forms = {part.name: self.calls.of(part.name).form for part in self.parts}
-        return Forms(self.chain.function, forms).beside(file)
+        """As `Interfaces.beside`, by this chain."""
+        by_part = {part.name: self.calls.of(part.name).interface for part in self.parts}
+        return Interfaces(self.chain.function, by_part).beside(file)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises whatever
@@ -128,10 +129,10 @@ class OpenRelease:
                 session = own.open(
                     RunnableFile(part.candidate),
                     conditions=conditions,
-                    example=dict(zip(names, calls.example, strict=False)),
+                    example=dict(zip(names, calls.taken(names), strict=False)),
                 )
                 unfinished.callback(session.close)
-                opened.append(OpenPart(part.name, session, part.candidate.subject, calls.form))
+                opened.append(OpenPart(part.name, session, part.candidate.subject, calls.interface))
             unfinished.pop_all()  # the chain's session ends them
             ended: Callable[[], None] = held.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
@@ -145,14 +146,17 @@ def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str
 
 
 def _given(calls: Calls, candidate: Candidate, *, name: str) -> Samples:
+    """By the names of the arguments, which say how the module is called; where they contradict the
+    file's, by those of its inputs, one after the other."""
     found = calls.of(name)
-    names = tuple(spec.name for spec in candidate.subject.inputs)
-    if len(names) != len(found.example):
+    wanted = tuple(spec.name for spec in candidate.subject.inputs)
+    if len(bound(found.names, wanted)) != len(wanted):
         raise EvidenceError(
             f"the chain gives the part {name} {len(found.example)} tensors, its file takes "
-            f"{len(names)}: {', '.join(names)}. Export the part as the chain calls it."
+            f"{len(wanted)}: {', '.join(wanted)}. Export the part as the chain calls it."
         )
-    return found.samples(names)
+    shared = set(wanted) & set(found.names)
+    return found.samples(found.names if shared in (set(), set(wanted)) else wanted, part=name)
 
 
 def _specs(found: Sequence[Leaf]) -> tuple[TensorSpec, ...]:

@@ -59,6 +59,12 @@ __all__ = [
 ]
 
 
+_OF_RELEASES = (
+    "A policy holds for any release: name its parts and their chain in a release file beside them "
+    "(release.yaml), or in the section 'release:' of params.yaml; see docs/releases.md"
+)
+
+
 class Policy(PolicyRecord):
     """All that the gate demands."""
 
@@ -223,7 +229,13 @@ class Policy(PolicyRecord):
     @classmethod
     def load(cls, path: Path, *, section: str | None = "gate") -> Self:
         """Read the policy from a YAML file. Raises PolicyError with one line per wrong field."""
-        return load_section(cls, path, section, lacking={"runtimes": runtimes_to_add()})
+        return load_section(
+            cls,
+            path,
+            section,
+            lacking={"runtimes": runtimes_to_add()},
+            strange=dict.fromkeys(("parts", "chain"), _OF_RELEASES),
+        )
 
     @classmethod
     def of_file(cls, path: Path) -> Self:

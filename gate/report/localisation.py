@@ -44,7 +44,8 @@ def print_layers(found: Localisation, console: Console) -> None:
     shown = table(_HEADINGS, right=_HEADINGS[2:-1])
     for row in found.layers:
         add_row(shown, _cells(row), style=_STYLES[row.verdict])
-    console.print(shown)
+    if found.layers:
+        console.print(shown)
     for sentence in sentences(Explanation(localisation=found)):
         console.print(Text(sentence))
 

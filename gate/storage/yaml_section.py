@@ -30,9 +30,11 @@ def load_section(
     section: str | None,
     *,
     lacking: Mapping[str, str] = MappingProxyType({}),
+    strange: Mapping[str, str] = MappingProxyType({}),
 ) -> Model:
     """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
-    `lacking`: by a field that nobody can leave out, what to add where somebody did.
+    `lacking`: by a field that nobody can leave out, what to add where somebody did; `strange`: by
+    a field that is none here, where what is meant belongs.
 
     Raises PolicyError with one line per wrong field: file, line, dotted place, what was seen
     and what was expected.
@@ -47,7 +49,7 @@ def load_section(
         prefix = () if section is None else (section,)
         lines = [
             _describe(problem, document, path, prefix)
-            + _nearest(problem, model)
+            + (_elsewhere(problem, strange) or _nearest(problem, model))
             + _addition(problem, lacking, indent="  " * len(prefix))
             for problem in error.errors()
         ]
@@ -188,6 +190,12 @@ def _nearest(problem: Any, model: type[BaseModel]) -> str:
     *place, name = problem["loc"]
     near = difflib.get_close_matches(str(name), _settings_in(model, place), n=1)
     return f". Did you mean {near[0]}?" if near else ""
+
+
+def _elsewhere(problem: Any, strange: Mapping[str, str]) -> str:
+    """Where a field belongs that is none here."""
+    name = str(problem["loc"][-1]) if problem["type"] == "extra_forbidden" else ""
+    return f". {strange[name]}" if name in strange else ""
 
 
 def _settings_in(model: type[BaseModel], place: Sequence[int | str]) -> set[str]:

@@ -188,13 +188,14 @@ def _preprocessing(scene: Scene) -> Account:
 
 
 def _numbers(scene: Scene) -> Account:
-    check = scene.shown
+    check, found = scene.shown, scene.explanation.localisation
     text = f"{check.output or 'An output'} differs: {check.name} {measure(check)} on {scene.where}"
     if scene.explanation.failure is not None:
         text += f". The layer is not known: {short(scene.explanation.failure)}"
-    elif scene.explanation.localisation is not None:
-        text += f". {scene.explanation.localisation.cause}"
-    return Account(check.output, clean(text), check.remedy)
+    elif found is not None:
+        text += f". {found.cause}"
+    seam = found.remedy if found is not None and found.seam else None
+    return Account(check.output, clean(text), seam or check.remedy)
 
 
 def _export(scene: Scene) -> Account:

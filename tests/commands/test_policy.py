@@ -91,6 +91,22 @@ def test_explain_names_the_line_of_a_file(capsys: Capture) -> None:
     assert (value["value"], value["origin"].partition(":")[0]) == (400, PARAMS)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("keep_initializers_as_inputs", "section 'export:': docs/export.md says what keep_"),
+        ("export.verbose", "section 'export:': docs/export.md says what verbose does"),
+        ("parts", "A release file says it, or the section 'release:': docs/releases.md"),
+    ],
+)
+def test_explain_says_where_another_section_is_explained(
+    capsys: Capture, name: str, says: str
+) -> None:
+    code, _, err = run(capsys, "explain", name)
+    assert code == 2
+    assert says in " ".join(err.split())
+
+
 def test_explain_of_no_name_is_refused_with_the_nearest(capsys: Capture) -> None:
     code, _, err = run(capsys, "explain", "noise_rato")
     assert code == 2

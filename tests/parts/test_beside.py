@@ -17,7 +17,7 @@ from gate.onnxfile.candidate import Candidate
 from gate.parity.arrays.samples import Samples
 from gate.parity.incumbent import Compared, measure_incumbent
 from gate.parity.workload import Workload
-from gate.parts.beside import Forms
+from gate.parts.beside import Interfaces
 from gate.parts.chain import ChainedModel, ChainFunction
 from gate.policy.policy import Policy
 from gate.records.incumbent import Incumbent
@@ -119,10 +119,10 @@ def test_one_call_of_each_module_says_what_it_returns(folder: Path, good: Verdic
             taken += 1
             yield batch
 
-    forms = Forms.of(chain_of(tiny.run), batches())
+    interfaces = Interfaces.of(chain_of(tiny.run), batches())
     assert taken == 1
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    found = forms.beside(Candidate(path, good.evidence.subject))
+    found = interfaces.beside(Candidate(path, good.evidence.subject))
     (batch,) = Samples.open(folder / "x.npy").batches(24)
     names = [spec.name for spec in good.evidence.subject.outputs]
     computed = dict(zip(names, found.run(names, batch), strict=True))
@@ -136,8 +136,8 @@ def test_a_part_may_be_called_late_and_not_never(folder: Path) -> None:
         return parts["head"](voxels) if len(calls) > 2 else voxels
 
     calls: list[int] = []
-    forms = Forms.of(chain_of(late), Samples.open(folder / "x.npy").batches(8))
+    interfaces = Interfaces.of(chain_of(late), Samples.open(folder / "x.npy").batches(8))
     assert calls == [8, 8, 8]
-    assert set(forms.by_part) == {"encoder", "head"}
+    assert set(interfaces.by_part) == {"encoder", "head"}
     with pytest.raises(ModelError, match="never calls the part head"):
-        Forms.of(chain_of(tiny.never_calls_head), Samples.open(folder / "x.npy").batches(8))
+        Interfaces.of(chain_of(tiny.never_calls_head), Samples.open(folder / "x.npy").batches(8))

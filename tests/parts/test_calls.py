@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.errors import DataError
+from gate.errors import DataError, ModelError
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 
@@ -30,7 +30,7 @@ def test_all_calls_are_samples_in_their_order() -> None:
     given = batches(4, 4, 2)
     for batch in given:
         calls.record(doubled, batch)
-    samples = calls.of("one").samples(("y",))
+    samples = calls.of("one").samples(("y",), part="one")
     rows = np.concatenate([batch["x"] * 2 for batch in given])
     assert len(samples) == 10
     assert np.array_equal(next(samples.batches(10))["y"], rows)
@@ -50,7 +50,7 @@ def test_steps_that_grow_are_left_out_and_counted() -> None:
         calls.record(chain(steps, one=nn.Identity()), batch)
     of_one = calls.of("one")
     assert (of_one.rows, of_one.left_out) == (8, 4)
-    assert of_one.samples(("y",)).specs[0].shape == ("samples", 3)
+    assert of_one.samples(("y",), part="one").specs[0].shape == ("samples", 3)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,12 @@ def test_what_has_no_axis_of_samples_is_refused(given: tuple[torch.Tensor, ...])
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
             return torch.zeros(1)
 
-    odd = chain(lambda parts, _: parts["one"](*given), one=Takes())
+    calls = Calls()
+    calls.record(chain(lambda parts, _: parts["one"](*given), one=Takes()), batches(4)[0])
+    of_one = calls.of("one")
+    assert len(of_one.example) == len(given)  # for who has samples of its own, and for the chain
     with pytest.raises(DataError, match="the part one .* no common axis of samples"):
-        Calls().record(odd, batches(4)[0])
+        of_one.samples(of_one.names, part="one")
 
 
 def test_what_is_changed_in_place_was_noted_before() -> None:
@@ -73,7 +76,9 @@ def test_what_is_changed_in_place_was_noted_before() -> None:
 
     calls, (batch,) = Calls(), batches(4)
     calls.record(chain(shift, one=nn.Identity()), batch)
-    assert np.array_equal(next(calls.of("one").samples(("y",)).batches(4))["y"], batch["x"])
+    assert np.array_equal(
+        next(calls.of("one").samples(("y",), part="one").batches(4))["y"], batch["x"]
+    )
 
 
 def test_the_files_go_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,25 +90,82 @@ def test_the_files_go_with_the_object(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("0.bin"))
 
 
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_a_module_writes_into_was_noted_before(copied: bool) -> None:
+    calls, (batch,) = Calls(), batches(4)
+    doubled = chain(
+        lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=Doubles()
+    )
+    calls.record(doubled, batch)
+    of_one = calls.of("one")
+    (noted,) = of_one.samples(("x",), part="one").batches(4)
+    assert np.array_equal(noted["x"], batch["x"])
+    assert of_one.overwritten == "x"
+    still = Calls()
+    still.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.ReLU()), batch)
+    assert still.of("one").overwritten is None
+
+
 class Takes(nn.Module):
-    def forward(self, image: torch.Tensor, mask: Any, *more: torch.Tensor, bias: Any = None) -> Any:
+    def forward(self, image: torch.Tensor, mask: Any = None) -> torch.Tensor:
         return image
 
 
-@pytest.mark.parametrize(
-    ("run", "names"),
-    [
-        (lambda part, x: part(x, x), ("image", "mask")),
-        (lambda part, x: part(mask=x, image=x), ("mask", "image")),
-        (lambda part, x: part(x, {"one": x, "two": (x, x)}), ("image", "mask.one", "mask.two.0", "mask.two.1")),
-        (lambda part, x: part(x, None, x, bias=x), ("image", "input_2", "bias")),
-    ],
-)  # fmt: skip
-def test_inputs_have_the_names_of_the_arguments(run: Any, names: tuple[str, ...]) -> None:
+def test_a_call_with_other_arguments_is_left_out() -> None:
+    def run(parts: Any, batch: Any) -> Any:
+        x = batch["x"]
+        return parts["one"](x, x) + parts["one"](image=x) + parts["one"](mask=x, image=x)
+
     calls = Calls()
-    calls.record(
-        chain(lambda parts, batch: run(parts["one"], batch["x"]), one=Takes()), batches(4)[0]
-    )
+    calls.record(chain(run, one=Takes()), batches(4)[0])
     of_one = calls.of("one")
-    assert of_one.names == names
-    assert list(of_one.named_example) == list(names)
+    assert (of_one.rows, of_one.left_out) == (8, 1)
+    assert list(of_one.named_example) == ["image", "mask"]
+    assert len(of_one.taken(("mask",))) == 1
+
+
+def test_samples_of_several_sizes_are_never_mixed() -> None:
+    """A file has one batch axis."""
+
+    def run(parts: Any, batch: Any) -> Any:
+        x = batch["x"]
+        return parts["one"](x, x) + parts["one"](x, x[:1])
+
+    calls = Calls()
+    calls.record(chain(run, one=Takes()), batches(4)[0])
+    of_one = calls.of("one")
+    assert (of_one.rows, of_one.left_out) == (4, 1)
+
+
+def test_a_part_within_a_part_has_calls_of_its_own() -> None:
+    whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    for parts in ({"whole": whole, "inner": whole[0]}, {"inner": whole[0], "whole": whole}):
+        calls = Calls()
+        apart = ChainedModel.of(
+            nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},
+            inputs=["x"],
+        )  # fmt: skip
+        calls.record(apart, batches(4)[0])
+        assert set(calls.by_part) == {"whole"}
+
+
+def runs_whole(parts: Any, batch: Any) -> Any:
+    return parts["whole"](batch["x"])
+
+
+@pytest.mark.parametrize(
+    ("returns", "text"),
+    [
+        (lambda y: y.numpy(), "the chain returned ndarray"),
+        (lambda y: {"y": y, "count": 3}, "the chain returned int"),
+    ],
+)
+def test_what_a_chain_returns_is_tensors(returns: Any, text: str) -> None:
+    odd = chain(lambda parts, batch: returns(parts["one"](batch["x"])), one=nn.Identity())
+    with pytest.raises(ModelError, match=text):
+        Calls().record(odd, batches(4)[0])

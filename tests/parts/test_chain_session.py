@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +12,16 @@ import torch
 
 from gate.errors import InputMismatch, OutputMismatch
 from gate.parts.chain_session import ChainSession, OpenPart
+from gate.parts.interface import Interface, Parameters
 from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.runtime import Batch, Proof, Session
 from gate.storage.digest import Digest
 
 X = TensorSpec(name="x", dtype="float32", shape=("n", 3))
 Y = TensorSpec(name="y", dtype="float32", shape=("n", 3))
+
+
+PLACES = ("first", "second")
 
 
 class Doubles(Session):
@@ -38,7 +43,9 @@ def part(name: str = "one", *, session: Session | None = None, form: Any = None)
         sha256=Digest.of_bytes(b""), size_bytes=1, opset=17, producer="", inputs=(X,), outputs=(Y,)
     )
     form = torch.zeros(1) if form is None else form
-    return OpenPart(name, session or Doubles(), subject, form)
+    return OpenPart(
+        name, session or Doubles(), subject, Interface(Parameters(PLACES, PLACES), form)
+    )
 
 
 def chained(function: Any, *parts: OpenPart) -> ChainSession:
@@ -90,7 +97,9 @@ def test_a_part_answers_as_its_module_does(form: Any, read: Any) -> None:
 
 def test_other_outputs_than_the_modules_give_are_refused() -> None:
     session = chained(lambda parts, batch: {"other": parts["one"](batch["x"])}, part())
-    with pytest.raises(OutputMismatch, match="returns other with these files, and output"):
+    with pytest.raises(
+        OutputMismatch, match="returns other with these files, and for the first samples output"
+    ):
         session.run({"x": np.ones((2, 3), np.float32)})
 
 
@@ -112,3 +121,36 @@ def test_all_sessions_are_ended() -> None:
     chained(lambda parts, _: parts, part(session=one), part("two", session=two)).close()
     assert one.closed
     assert two.closed
+
+
+class Subtracts(Doubles):
+    def run(self, batch: Batch) -> Sequence[Any]:
+        return [batch["second"] - batch["first"]]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda part, x: part(x, x * 3),
+        lambda part, x: part(x, second=x * 3),
+        lambda part, x: part(second=x * 3, first=x),
+    ],
+)
+def test_a_file_gets_by_name_what_its_module_gets(call: Any) -> None:
+    """Whatever the order of its inputs, and of the call."""
+    one = part(session=Subtracts())
+    inputs = (X.model_copy(update={"name": "second"}), X.model_copy(update={"name": "first"}))
+    named = dataclasses.replace(one, subject=one.subject.model_copy(update={"inputs": inputs}))
+    (found,) = chained(lambda parts, batch: call(parts["one"], batch["x"]), named).run(
+        {"x": np.ones((2, 3), np.float32)}
+    )
+    assert (found == 2).all()
+
+
+def test_a_number_has_no_axis() -> None:
+    inputs = (X.model_copy(update={"shape": ()}),)
+    one = part()
+    scalar = dataclasses.replace(one, subject=one.subject.model_copy(update={"inputs": inputs}))
+    session = chained(lambda parts, batch: parts["one"](batch["x"].mean()).sum(), scalar)
+    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (found.shape, float(found)) == ((), 2.0)

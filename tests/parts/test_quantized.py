@@ -151,6 +151,36 @@ def test_where_nothing_can_be_quantized_an_older_twin_stays(half: Path, tmp_path
     assert before == {p: p.read_bytes() for p in output.parent.rglob("*") if p.is_file()}
 
 
+class Killed(BaseException):
+    """As of a process that ends here."""
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2])
+def test_whoever_is_killed_leaves_no_release_of_two_twins(
+    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    output = tmp_path / "release.yaml"
+    quantized(exact, output)
+    moved, replace = list[Path](), Path.replace
+
+    def dying(path: Path, target: Path) -> Path:
+        if target.parent == tmp_path:
+            if len(moved) == survived:
+                raise Killed
+            moved.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dying)
+    with pytest.raises(Killed):
+        quantized(exact, output, settings=SETTINGS.model_copy(update={"samples": 8}))
+    assert len(moved) == survived
+    with pytest.raises(StorageError, match="cannot read the release file"):
+        ReleaseFile.load(output)
+    monkeypatch.undo()
+    quantized(exact, output)
+    ReleaseFile.load(output)
+
+
 def test_two_parts_of_one_file_get_a_file_each(exact: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exact"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
+from torch import nn
 
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
@@ -29,6 +32,11 @@ from gate.report.charts.strain import strain
 from gate.scale.assignment import Assignment
 from gate.story.making import story_of
 from tests.parts import tiny
+
+QUICK = Policy.model_validate_json(
+    '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0, "stability_samples": 0},'
+    ' "runtimes": {"ort-cpu": {"required": "always", "bounds": {"noise_ratio": 1.5}}}}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +274,51 @@ def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path:
     assert found.decision.passed, found.decision.problems
     samples = found.evidence.dataset.samples
     assert {part.dataset.samples for part in found.evidence.parts.values()} == {samples}
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("right", "left"), ("a", "b")])
+def test_a_part_is_called_by_the_names_of_its_arguments(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """In any order, of the call and of the file. And a number is a number in every runtime."""
+    fuse = tiny.split_and_fuse().get_submodule("fuse")
+    module = Exchanged(fuse) if names == ("right", "left") else fuse
+    rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    x = torch.from_numpy(rows)
+    for part, given, inputs, outputs in (
+        (tiny.Split(), (x,), ["x"], ["low", "high"]),
+        (module, (x, x), list(names), ["fused"]),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                part, given, str(tmp_path / f"{outputs[-1]}.onnx"), dynamo=False,
+                input_names=inputs, output_names=outputs,
+                dynamic_axes={name: {0: "n"} for name in (*inputs, *outputs)},
+            )  # fmt: skip
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.parts.tiny:run_by_keyword\n"
+        "parts: {split: {file: high.onnx}, fuse: {file: fused.onnx}}\n"
+    )
+    found = check(
+        tmp_path / "release.yaml",
+        reference=Reference.load("tests.parts.tiny:split_and_fuse"),
+        workload=Workload.open(tmp_path / "x.npy", batch_size=24),
+        policy=QUICK,
+    )
+    assert found.decision.passed, found.decision.problems
+
+
+class Exchanged(nn.Module):
+    """The same file with its inputs in another order."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        return self.inner(left, right)
 
 
 def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(

@@ -36,6 +36,69 @@ def run(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch.Tenso
     return {"boxes": parts["head"](voxels.mean(dim=(2, 3))), "peak": voxels.amax(dim=(1, 2, 3))}
 
 
+def run_by_keyword(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    low, high = parts["split"](batch["input"])
+    return {"fused": parts["fuse"](right=high, left=low), "mean": low.mean()}
+
+
+class Split(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.clamp(max=0.0), x.clamp(min=0.0) * 3
+
+
+class Fuse(nn.Module):
+    """Takes two tensors of one shape, which a call may exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.left(left) - 2 * self.right(right)
+
+
+def split_and_fuse() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"split": Split(), "fuse": Fuse()}).eval()
+
+
+class Rectified(nn.Module):
+    """Overwrites what it is given."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner, self.act = inner, nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.act(x))
+
+
+def build_rectified() -> nn.Module:
+    model = Detector()
+    model.head = Rectified(model.head)  # type: ignore[assignment]
+    return model.eval()
+
+
+def run_and_keep(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    """Goes on with what the head left."""
+    pooled = parts["encoder"](batch["input"]).mean(dim=(2, 3)) - 0.2
+    boxes = parts["head"](pooled)
+    return {"boxes": boxes, "pooled": pooled}
+
+
+def run_on_a_copy(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    pooled = parts["encoder"](batch["input"]).mean(dim=(2, 3)) - 0.2
+    boxes = parts["head"](pooled.clone())
+    return {"boxes": boxes, "pooled": pooled}
+
+
+def run_by_kind(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    """Tells a module from a file."""
+    voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+    scale = 1.0 if isinstance(parts["head"], nn.Module) else 1.1
+    return {"boxes": parts["head"](voxels) * scale}
+
+
 def runs_head_twice(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
     voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
     return parts["head"](voxels), parts["again"](voxels * 100)

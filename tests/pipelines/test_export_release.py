@@ -184,6 +184,8 @@ def test_answers_of_one_file_are_not_counted_for_a_release(exported: Path) -> No
         ([*SEVERAL, "release.parts={1: {}}"], "release.parts"),
         ([*SEVERAL, "release.parts={head: {output_names: [a, a]}}"], "repeated: a"),
         ([*SEVERAL, "release.parts={head: {axes: 1}}"], "release.parts.head.axes"),
+        ([*SEVERAL, "release.parts={head: {file: h.onnx}}"], "export writes NAME.onnx for each"),
+        ([*SEVERAL, "release.parts={head: {inputs: x.npy}}"], "on what the chain gives it"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
@@ -194,3 +196,11 @@ def test_settings_that_do_not_go_together_are_refused(
         override(settings)
     assert paths.PARAMS.read_bytes() == before
     check_all(paths.PARAMS)
+
+
+@pytest.mark.parametrize("name", ["parts", "chain"])
+def test_what_stands_beside_its_section_is_refused(project: Path, name: str) -> None:
+    """No stage would read it."""
+    paths.PARAMS.write_text(f"{paths.PARAMS.read_text()}\n{name}: {{encoder: {{}}}}\n")
+    with pytest.raises(PolicyError, match=f"'{name}:' stands beside .* Move it into 'release:'"):
+        ReleaseParams.load()

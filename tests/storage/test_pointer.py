@@ -12,6 +12,7 @@ from torch import nn
 from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, SampleSource
 from gate.errors import CheckpointError, DataError, GateError, OnnxFileError
 from gate.model.loading import load_checkpoint
+from gate.onnxfile.release_file import ReleaseFile
 from gate.onnxfile.subject import read_subject
 from gate.parity.arrays.labels import open_labels
 from gate.parity.arrays.shards import open_shards
@@ -101,6 +102,24 @@ def test_data_beside_a_model(tmp_path: Path, how: str) -> None:
         (tmp_path / "w.bin.dvc").write_text(DVC.format("w.bin"))
     with pytest.raises(OnnxFileError, match=f"tensor .*w.bin.*{how}"):
         read_subject(path)
+
+
+@pytest.mark.parametrize("how", ["Git-LFS", "DVC"])
+@pytest.mark.parametrize(("file", "says"), [("head.onnx", "the part head: "), ("release.yaml", "")])
+def test_a_release_names_the_part(tmp_path: Path, how: str, file: str, says: str) -> None:
+    for name in ("encoder.onnx", "head.onnx"):
+        (tmp_path / name).write_bytes(b"an ONNX file")
+    release = tmp_path / "release.yaml"
+    release.write_text(
+        "chain: a.b:run\nparts: {encoder: {file: encoder.onnx}, head: {file: head.onnx}}\n"
+    )
+    if how == "Git-LFS":
+        (tmp_path / file).write_text(LFS)
+    else:
+        (tmp_path / file).unlink()
+        (tmp_path / f"{file}.dvc").write_text(DVC.format(file))
+    with pytest.raises(OnnxFileError, match=f"{says}.*{file}.*{how}"):
+        ReleaseFile.load(release)
 
 
 OTHERS = {

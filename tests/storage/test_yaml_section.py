@@ -79,6 +79,12 @@ def test_a_setting_like_none_of_its_place_is_answered_with_none(tmp_path):
     assert "Did you mean" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["parts", "chain"])
+def test_what_belongs_into_a_release_file_is_told_so(tmp_path, name):
+    with pytest.raises(PolicyError, match=rf"gate\.{name}: .* in a release file .* 'release:'"):
+        load(tmp_path, GOOD + f"  {name}: {{}}\n")
+
+
 def test_every_bad_field_gets_its_own_line(tmp_path):
     text = GOOD.replace("1e-4", "-1").replace("300", "1").replace("1.0", "2.0")
     with pytest.raises(PolicyError) as caught:

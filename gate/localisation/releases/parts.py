@@ -6,6 +6,7 @@ from contextlib import closing
 
 from gate.errors import EvidenceError, GateError, InputMismatch, PolicyError, describe_failure
 from gate.localisation.locate import locate
+from gate.localisation.releases.answers import otherwise
 from gate.parity.case import Case
 from gate.parts.chain_session import check_seam
 from gate.parts.release import OpenRelease
@@ -37,16 +38,40 @@ def locate_part(
             return found.model_copy(update={"part": name, "seam": seam})
         compared.append(name)
     alike = f"No layer diverges in {', '.join(compared) or 'a part that could be compared'}"
+    if seam is None:
+        blamed = blamed_on_chain(whole, release, runtime=runtime)
+        if blamed is not None:
+            return blamed
+        cause = f"{alike}, and each takes what the chain gives it."
+    else:
+        cause = f"{alike}; the seam is to blame: {seam}"
+    return _without_layers(whole, release, runtime, cause).model_copy(update={"seam": seam})
+
+
+def blamed_on_chain(
+    whole: Case, release: OpenRelease, *, runtime: RuntimeName
+) -> Localisation | None:
+    """Of a release whose parts are right, why the chain answers otherwise with their files; None
+    where it does not, or can't be run."""
+    found = otherwise(whole, release, runtime=runtime)
+    if found is None:
+        return None
+    cause = f"Each part is right by itself, and {found.cause}."
+    return _without_layers(whole, release, runtime, cause).model_copy(
+        update={"seam": found.cause, "remedy": found.remedy}
+    )
+
+
+def _without_layers(
+    whole: Case, release: OpenRelease, runtime: RuntimeName, cause: str
+) -> Localisation:
     return Localisation(
         subject_sha256=release.subject.sha256,
         runtime=runtime,
-        samples=min(limit, len(whole.samples)),
+        samples=min(whole.batch_size, len(whole.samples)),
         layers=(),
         first_divergence=None,
-        cause=f"{alike}, and each takes what the chain gives it."
-        if seam is None
-        else f"{alike}; the seam is to blame: {seam}",
-        seam=seam,
+        cause=cause,
     )
 
 
@@ -61,7 +86,7 @@ def _seam(whole: Case, release: OpenRelease, runtime: RuntimeName) -> str | None
     for name, calls in release.calls.by_part.items():
         taken = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
         try:
-            check_seam(taken, calls.example, part=name)
+            check_seam(taken, calls.taken([spec.name for spec in taken]), part=name)
         except InputMismatch as misfit:
             return str(misfit)
     chosen = ChosenRuntime(runtime, policy.runtimes[runtime])
