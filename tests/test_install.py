@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks import install_size
 from gate.package import extras
@@ -29,7 +30,7 @@ from tests.golden_vectors import vectors
 from tests.hidden import ROOT
 from tests.installed import all_done, run
 from tests.package.test_extras import LINES
-from tests.test_readme import README, _blocks, _lines
+from tests.test_readme import README, _blocks, _lines, write_given
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
 CORE_MB = 400
@@ -167,21 +168,16 @@ def test_the_service_deploys_without_what_it_does_not_need(
 def test_the_readme_works_from_the_wheel_with_the_users_torch(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
-    made = install_size.install(
-        place, built, "cpu,export,preprocess,registry", "torch", "torchvision", "mlflow"
-    )
-    (module,) = [block for block in _blocks("python") if block.startswith("# mymodel.py\n")]
-    (tmp_path / "mymodel.py").write_text(module)
-    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
-    np.save(tmp_path / "samples.npy", samples)
-    np.save(tmp_path / "train.npy", samples)
-    draw = (
-        "import pathlib, numpy as np; from PIL import Image; from safetensors.torch import save_file; "
-        "import mymodel; save_file(mymodel.build().state_dict(), 'weights.safetensors'); "
-        "pathlib.Path('photos').mkdir(); "
-        "Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (280, 1))).save('photos/ramp.png')"
-    )
-    assert run(tmp_path, made.python, "-c", draw).returncode == 0
+    ((*_, wanted, torch, torchvision, mlflow),) = _lines(README, "pip")
+    chosen = wanted.removeprefix("parity-gate[").removesuffix("]")
+    made = install_size.install(place, built, chosen, torch, torchvision, mlflow)
+    write_given(tmp_path, README)
+    done = run(tmp_path, made.python, "standins.py")
+    assert done.returncode == 0, done.stderr
+    shutil.copy(tmp_path / "samples.npy", tmp_path / "train.npy")
+    (tmp_path / "photos").mkdir()
+    ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
+    Image.fromarray(ramp).save(tmp_path / "photos" / "ramp.png")
     all_done(made, tmp_path, [words[1:] for words in _lines(README, "gate")])
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (tmp_path / "example.py").write_text(example)
