@@ -160,7 +160,8 @@ def of_quantized(folder: Path) -> None:
     with torch.no_grad():
         answers = build_model("mymodel:build")(torch.from_numpy(samples)).argmax(1)
     np.save(folder / "labels.npy", answers.numpy())
-    called(folder, "init", "--policy", "exact.yaml")
+    called(folder, "init")
+    (folder / "gate.yaml").rename(folder / "exact.yaml")
     (twin,) = (b.code for b in ALL if b.page.name == "quantized.md" and b.language == "yaml")
     yaml = YAML(typ="safe")
     exact, section = yaml.load(folder / "exact.yaml"), yaml.load(twin)["gate"]["twin"]
