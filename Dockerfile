@@ -32,7 +32,7 @@ FROM wheel AS registry-packages
 RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     mlflow "psycopg[binary]"
 
-# What all three run on: no compiler, no pip of ours, nobody's home but the volume's.
+# What all three run on: no compiler, nobody's home but the volume's.
 FROM python:${PYTHON} AS plain
 ENV PATH=/opt/gate/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

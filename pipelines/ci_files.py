@@ -1,4 +1,5 @@
-"""What a CI reads of the stage `promote`: summary, JUnit XML, OpenMetrics; also of a failure."""
+"""What a CI reads of the stages: summary, JUnit XML, OpenMetrics. `promote` writes them of its
+verdict, every stage of why there is none: those of an earlier run would show its colour."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def write(story: Story, report: PromotionReport) -> None:
     _write(
         CiResult(
             command="promote",
+            is_stage=True,
             exit_code=Status.of_promotion(report.outcome, report.verdict.value),
             model=report.model_name,
             sentence=report.sentence(),
@@ -33,22 +35,38 @@ def write(story: Story, report: PromotionReport) -> None:
     )
 
 
-@contextlib.contextmanager
-def also_of_a_failure() -> Iterator[None]:
-    """Take those of an earlier run away; where nothing can be judged, write why."""
+def refused(stage: str, reason: str) -> None:
+    """Write that `stage` rejected the file before anything was decided. Raises StorageError."""
+    _write_without_verdict(stage, Status.REJECTED, reason)
+
+
+def take_away() -> None:
+    """Remove those of an earlier run."""
     for path in _WRITERS:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def also_of_a_failure(stage: str) -> Iterator[None]:
+    """Where `stage` comes to no result, write why; where it is interrupted, leave none."""
     try:
         yield
-    except GateError as error:
-        failed = CiResult(
-            command="promote",
-            exit_code=Status.NOT_JUDGED,
-            sentence=Redaction().clean(str(error)),
-        )
+    except Exception as error:
+        said = str(error)
+        if not isinstance(error, GateError):
+            said = f"unexpected {type(error).__name__}: {said}"
+        take_away()
         with contextlib.suppress(GateError):
-            _write(failed)
+            _write_without_verdict(stage, Status.NOT_JUDGED, said)
         raise
+    except BaseException:
+        take_away()
+        raise
+
+
+def _write_without_verdict(stage: str, status: Status, why: str) -> None:
+    said = Redaction().clean(why)
+    _write(CiResult(command=stage, is_stage=True, exit_code=status, sentence=said))
 
 
 def _write(result: CiResult) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 from gate.commands.status import Status
 from gate.errors import EvidenceError, StorageError
 from gate.records.model_code import ModelCode
-from pipelines import paths, stage
+from pipelines import ci_files, paths, stage
 from pipelines.params import ModelParams, ReleaseParams
 
 RECORD = "code.json"
 
 
+@ci_files.also_of_a_failure("code")
 def main() -> int:
     """Write models/code/: a link for each source file, and code.json with packages and digests."""
     from gate.model.code import modules_of

@@ -15,7 +15,7 @@ from gate.model.code import code_of
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
-from pipelines import pages, paths, stage
+from pipelines import ci_files, pages, paths, stage
 from pipelines.export_file import export_file
 from pipelines.export_release import export_release
 from pipelines.export_report import ExportReport
@@ -33,6 +33,7 @@ _INPUT = "input"
 """The input's name in the file where the settings give none."""
 
 
+@ci_files.also_of_a_failure("export")
 def main() -> int:
     """Write the file, or the folder of a release, and reports/export.json; a failure leaves what
     was there before."""
@@ -57,6 +58,7 @@ def main() -> int:
                 written = write(model, example, release, settings=settings, source=source)
             except ExportRefused as refused:
                 pages.write_refused_export(page, str(refused))
+                ci_files.refused("export", str(refused))
                 print(f"refused: {refused}")
                 return Status.REJECTED
         started = {"train_run": training.run_id if training else None}

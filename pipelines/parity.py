@@ -24,7 +24,7 @@ from gate.storage import atomic
 from gate.tracking.numbers import of_outputs
 from gate.tracking.page import RunPage
 from gate.tracking.record import runtime_state, switches
-from pipelines import numbers, pages, paths, signing, stage
+from pipelines import ci_files, numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import (
     measured,
@@ -37,6 +37,7 @@ from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.run import Tracker
 
 
+@ci_files.also_of_a_failure("parity")
 def main() -> int:
     """Write reports/evidence.json, good or bad, signed, its numbers and plots, and log them all."""
     who = signing.signatory()

@@ -13,10 +13,11 @@ from gate.commands.status import Status
 from gate.policy.measured import measured_part
 from gate.policy.policy import Policy
 from gate.storage import atomic
-from pipelines import paths, stage
+from pipelines import ci_files, paths, stage
 from pipelines.params import load_policy
 
 
+@ci_files.also_of_a_failure("plan")
 def main() -> int:
     """Write reports/plan.json, and reports/twin-plan.json: null where the policy names no twin."""
     policy = load_policy()

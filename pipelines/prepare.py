@@ -18,11 +18,12 @@ from gate.commands.status import Status
 from gate.errors import DataError
 from gate.storage import atomic
 from gate.storage.digest import Digest
-from pipelines import paths, stage
+from pipelines import ci_files, paths, stage
 from pipelines.images import Source, open_source
 from pipelines.params import ModelParams, PrepareParams, load_policy
 
 
+@ci_files.also_of_a_failure("prepare")
 def main() -> int:
     """Write data/: the same source and parameters give the same bytes."""
     params = PrepareParams.load()

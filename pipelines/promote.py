@@ -44,10 +44,11 @@ from pipelines.signed_verdict import SignedVerdict
 from pipelines.twin_files import judged_twin
 
 
-@ci_files.also_of_a_failure()
+@ci_files.also_of_a_failure("promote")
 def main() -> int:
     """Write reports/decision.json, reports/promotion.json and what a CI reads; exit code by its
     outcome."""
+    ci_files.take_away()
     policy, registry_params = load_policy(), RegistryParams.load()
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)

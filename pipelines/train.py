@@ -21,7 +21,7 @@ from gate.errors import DataError, ModelError
 from gate.model.loading import load_checkpoint, save_checkpoint
 from gate.storage import atomic
 from gate.tracking.page import RunPage
-from pipelines import paths, stage
+from pipelines import ci_files, paths, stage
 from pipelines.model import build, check_labels
 from pipelines.params import ModelParams, RegistryParams, TrainParams
 from pipelines.run import Tracker
@@ -52,6 +52,7 @@ class Split:
         return torch.from_numpy(self.images[chosen]), torch.from_numpy(self.labels[chosen])
 
 
+@ci_files.also_of_a_failure("train")
 def main() -> int:
     """Write models/model.safetensors, the curves, and an MLflow run of its own."""
     params, model_params = TrainParams.load(), ModelParams.load()

@@ -13,7 +13,7 @@ from gate.policy.policy import Policy
 from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
 from gate.registry.records import RECORDS
 from gate.storage import atomic
-from pipelines import paths, stage
+from pipelines import ci_files, paths, stage
 from pipelines.params import (
     ModelParams,
     ParityParams,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.export_report import ExportReport
 
 
+@ci_files.also_of_a_failure("twin")
 def main() -> int:
     """Write models/twin/: the file or release, its evidence and golden vectors; or why there are
     none."""

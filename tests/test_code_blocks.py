@@ -1,9 +1,9 @@
-"""Every code block of the pages is checked by what it is written in, or says why it can't be.
+"""Every code block of the pages is run by a test, or says above it why it is an excerpt.
 
-A block after `<!-- excerpt: the reason -->` is checked by nobody. Of all others: command lines of
-`gate` are parsed by click, so that commands and options exist; Python is compiled, and what it imports
-of gate is there; YAML names fields of the policy or sections of params.yaml. Which of them are run
-besides, tests/test_readme.py, tests/test_docs.py and the tests of their subjects say.
+Shell blocks are run by tests/test_blocks_run.py, YAML is loaded here as what it belongs to, other
+blocks are run by the tests of their subjects, which `RUN_BY` names. Of all, excerpts too where there
+is a parser: command lines of `gate` are parsed by click, so that commands and options exist; Python is
+compiled, and what it imports of gate is there.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import importlib.util
 import json
 import re
 import shlex
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import pytest
 from ruamel.yaml import YAML
 
 from gate import cli
+from gate.errors import GateError
+from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
+from gate.records.strategy import ExportSettings
 from gate.story.policy_fields import fields_named, policy_fields
 from handbook.commands import subcommands
 
@@ -39,9 +43,29 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FIELDS = policy_fields()
+OWN = Path(__file__).relative_to(ROOT).as_posix()
 SHELLS = {"bash", "sh", "console"}
 NO_CODE = {"text"}
-"""Drawings, and what a command prints."""
+"""Drawings, formulas, settings of an environment, and what a command prints."""
+BY_README = "tests/test_readme.py"
+BY_BASH = "tests/test_blocks_run.py"
+BY_LINT = "tests/lint/test_pages.py"
+RUN_BY = {
+    ("README.md", "bash"): BY_README,
+    ("README.md", "python"): BY_README,
+    ("docs/getting-started.md", "bash"): BY_README,
+    ("docs/getting-started.md", "python"): BY_README,
+    ("docs/production.md", "bash"): "tests/end_to_end/test_two_hosts.py",
+    ("docs/attestation.md", "python"): "tests/test_docs.py",
+    ("docs/custom-operators.md", "python"): "tests/export/test_custom.py",
+    ("docs/data.md", "python"): BY_BASH,
+    ("docs/recorded.md", "json"): BY_BASH,
+    ("docs/runtimes.md", "python"): "tests/runtimes/test_package.py",
+    ("docs/runtimes.md", "toml"): "tests/runtimes/test_package.py",
+}
+"""Which test runs the blocks of a page in a language, where it is not `runner` that says it."""
+TAKEN = {BY_README: "gate ", "tests/end_to_end/test_two_hosts.py": "# "}
+"""How a shell block begins that these tests take."""
 
 
 class Block(NamedTuple):
@@ -67,10 +91,31 @@ ALL = [block for page in PAGES for block in blocks(page)]
 CHECKED = [block for block in ALL if block.reason is None and block.language not in NO_CODE]
 
 
+def runner(block: Block) -> str | None:
+    """The test that runs a block."""
+    page = block.page.relative_to(ROOT).as_posix()
+    if (page, block.language) in RUN_BY:
+        return RUN_BY[page, block.language]
+    if block.language == "python" and block.page.parent.name == "lint":
+        return BY_LINT
+    return BY_BASH if block.language in SHELLS else OWN if block.language == "yaml" else None
+
+
 def test_the_blocks_are_found() -> None:
     fences = sum(page.read_text().count("\n```") for page in PAGES) // 2
     assert len(ALL) == fences > 80
     assert sum(block.reason is not None for block in ALL) < len(CHECKED)
+
+
+@pytest.mark.parametrize("block", CHECKED, ids=str)
+def test_a_block_is_run_or_marked(block: Block) -> None:
+    test = runner(block)
+    assert test is not None, "no test runs it: name one in RUN_BY, or mark it as an excerpt"
+    text = (ROOT / test).read_text()
+    assert test == OWN or block.page.name in text or block.page.parent.name in text
+    if block.language in SHELLS and test in TAKEN:
+        lines = re.sub(r"\\\n\s*", " ", block.code).splitlines()
+        assert (lines[0] if test != BY_README else min(lines)).startswith(TAKEN[test])
 
 
 @pytest.mark.parametrize("block", CHECKED, ids=str)
@@ -92,12 +137,17 @@ def test_a_block_is_what_it_says(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in ALL if b.reason is not None], ids=str)
 def test_a_mark_says_why(block: Block) -> None:
     assert len(block.reason or "") > 10
+    for test in re.findall(r"tests/[\w/.]+\w", block.reason or ""):
+        assert (ROOT / test).exists(), test
+    if block.language in SHELLS:
+        check_shell(block.code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_indented_commands_exist(page: Path) -> None:
-    outside = FENCE.sub("", page.read_text(encoding="utf-8"))
-    check_shell("\n".join(re.findall(r"^    (gate (?:.*\\\n)*.*)$", outside, re.MULTILINE)))
+def test_no_block_is_hidden_by_its_indent(page: Path) -> None:
+    """Markdown takes four spaces for code, too; nobody would look at it."""
+    outside = FENCE.sub("\n", page.read_text(encoding="utf-8"))
+    assert re.findall(r"\n\n    \S.*", outside) == []
 
 
 def check_shell(code: str) -> int:
@@ -184,17 +234,34 @@ def check_yaml(code: str) -> None:
     if set(policy) <= places and not is_spec:
         for place in _leaves(policy, ()):
             assert fields_named(".".join(place), FIELDS), f"{'.'.join(place)} is no field"
+        _read(Policy.of_file, _within(Policy.default().to_plain(), policy))
         return
     if all(isinstance(value, dict) and "required" in value for value in shown.values()):
         check_yaml(json.dumps({"runtimes": shown}))
         return
     if is_spec:
-        assert set(policy["preprocessing"]) <= set(PreprocessSpec.model_fields)
+        _read(PreprocessSpec.of_file, shown)
         return
     assert set(shown) <= set(sections), "neither a policy nor params.yaml: mark it as an excerpt"
     for name, section in shown.items():
         unknown = set(section) - set(sections[name] or {})
-        assert not unknown or name in ("export", "prepare"), f"{name}: {unknown}"
+        assert not unknown or name == "export", f"{name}: {unknown}"
+    if "export" in shown:
+        ExportSettings.model_validate(shown["export"])
+
+
+def _read(reader: Callable[[Path], object], content: object) -> None:
+    """As its command reads it, from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        YAML(typ="safe").dump(content, Path(folder, "shown.yaml"))
+        reader(Path(folder, "shown.yaml"))
+
+
+def _within(whole: Any, part: Any) -> Any:
+    """A policy with what a page shows of one."""
+    if not isinstance(whole, dict) or not isinstance(part, dict):
+        return part
+    return whole | {key: _within(whole.get(key), value) for key, value in part.items()}
 
 
 def _leaves(node: object, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -229,8 +296,10 @@ def test_a_command_that_does_not_exist_is_found(code: str) -> None:
         (check_yaml, "instruments: {prbes: true}"),
         (check_yaml, "services: {a: 1}"),
         (check_yaml, "train: {epoch: 1}"),
+        (check_yaml, "gate: {review: perhaps}"),
+        (check_yaml, "preprocessing: {resize: {size: [0, 3]}}"),
     ],
 )
 def test_a_field_or_name_that_does_not_exist_is_found(check, code: str) -> None:
-    with pytest.raises((AssertionError, SyntaxError)):
+    with pytest.raises((AssertionError, SyntaxError, GateError)):
         check(code)

@@ -5,7 +5,6 @@ tests/package/test_extras.py proves the same with packages hidden, in seconds.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,14 +12,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks import install_size
-from benchmarks.install_size import Installation
 from gate.package import extras
 from gate.package.version import COMMIT_FILE
 from tests.attestation.released import release
@@ -29,8 +28,9 @@ from tests.end_to_end.test_events import served
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
+from tests.installed import all_done, run
 from tests.package.test_extras import LINES
-from tests.test_readme import README, _blocks, _lines
+from tests.test_readme import README, _blocks, _lines, write_given
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
 CORE_MB = 400
@@ -50,17 +50,6 @@ def place() -> Iterator[Path]:
     """For an environment: on a disk, as one may take gigabytes, and gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder, "env")
-
-
-def _run(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW_", "GATE_"))}
-    return subprocess.run(line, cwd=folder, env=own, capture_output=True, text=True, check=False)
-
-
-def _all_done(made: Installation, folder: Path, lines: Sequence[Sequence[str]]) -> None:
-    for line in lines:
-        done = _run(folder, made.gate, *line)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
 
 
 def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
@@ -112,7 +101,7 @@ def test_the_core_verifies_verdicts_and_says_what_else_needs(
     given = release(tmp_path / "released")
     statement = (str(given.statement), "--model", str(given.model), "--trust", str(given.trust))
     policy = str(given.folder / "policy.json")
-    _all_done(made, tmp_path, [
+    all_done(made, tmp_path, [
         ("--help",), ("--version",), ("verify-verdict", *statement),
         ("report", str(given.folder), "--policy", policy), ("deployed", "--store", "store"),
     ])  # fmt: skip
@@ -121,7 +110,7 @@ def test_the_core_verifies_verdicts_and_says_what_else_needs(
     for name in ("folder", "golden", "photos"):
         (tmp_path / name).mkdir()
     for command, rest in LINES.items():
-        done = _run(tmp_path, made.gate, *command.split(), *rest)
+        done = run(tmp_path, made.gate, *command.split(), *rest)
         lacks = extras.remedy(extras.COMMANDS[command][0])
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: gate {command} {lacks}"), done.stderr
@@ -137,7 +126,7 @@ def test_with_onnx_runtime_it_proves_releases_and_is_small(
     assert CORE_LACKS & made.packages.keys() == {"onnxruntime"}
     assert re.fullmatch(r"\| `parity-gate\[cpu\]` \| \d{3} \| \d\d \| \d+ \|", made.row)
     vectors.made(tmp_path)
-    _all_done(made, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
+    all_done(made, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
 
 
 @exhaustive
@@ -147,7 +136,7 @@ def test_the_service_deploys_without_what_it_does_not_need(
     made = install_size.install(place, built, "cpu,service")
     assert not SERVICE_LACKS & made.packages.keys()
     vectors.made(tmp_path)
-    _all_done(made, tmp_path, [
+    all_done(made, tmp_path, [
         ("deploy", "m", "--store", "store", "--file", "model.onnx", "--golden", "golden"),
         ("deployed", "--store", "store"),
         ("verify-release", "model.onnx", "--golden", "golden"),
@@ -168,7 +157,7 @@ def test_the_service_deploys_without_what_it_does_not_need(
         assert whole.service is not None
         loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()
         assert str(place) in loaded
-        _all_done(made, folder, [
+        all_done(made, folder, [
             ("webhooks", "list", "--tracking-uri", server.uri),
             ("history", "--state", "state.db"),
         ])  # fmt: skip
@@ -179,23 +168,18 @@ def test_the_service_deploys_without_what_it_does_not_need(
 def test_the_readme_works_from_the_wheel_with_the_users_torch(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
-    made = install_size.install(
-        place, built, "cpu,export,preprocess,registry", "torch", "torchvision", "mlflow"
-    )
-    (module,) = [block for block in _blocks("python") if block.startswith("# mymodel.py\n")]
-    (tmp_path / "mymodel.py").write_text(module)
-    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
-    np.save(tmp_path / "samples.npy", samples)
-    np.save(tmp_path / "train.npy", samples)
-    draw = (
-        "import pathlib, numpy as np; from PIL import Image; from safetensors.torch import save_file; "
-        "import mymodel; save_file(mymodel.build().state_dict(), 'weights.safetensors'); "
-        "pathlib.Path('photos').mkdir(); "
-        "Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (280, 1))).save('photos/ramp.png')"
-    )
-    assert _run(tmp_path, made.python, "-c", draw).returncode == 0
-    _all_done(made, tmp_path, [words[1:] for words in _lines(README, "gate")])
+    ((*_, wanted, torch, torchvision, mlflow),) = _lines(README, "pip")
+    chosen = wanted.removeprefix("parity-gate[").removesuffix("]")
+    made = install_size.install(place, built, chosen, torch, torchvision, mlflow)
+    write_given(tmp_path, README)
+    done = run(tmp_path, made.python, "standins.py")
+    assert done.returncode == 0, done.stderr
+    shutil.copy(tmp_path / "samples.npy", tmp_path / "train.npy")
+    (tmp_path / "photos").mkdir()
+    ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
+    Image.fromarray(ramp).save(tmp_path / "photos" / "ramp.png")
+    all_done(made, tmp_path, [words[1:] for words in _lines(README, "gate")])
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (tmp_path / "example.py").write_text(example)
-    done = _run(tmp_path, made.python, "example.py")
+    done = run(tmp_path, made.python, "example.py")
     assert done.stdout == "PASS\n", done.stderr

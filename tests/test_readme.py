@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import save_file
 
 from gate import cli
 from gate.commands.status import Status
 from gate.export.export import export_model
-from gate.model.loading import build_model, save_checkpoint
+from gate.model.checkpoint import load_checkpoint
+from gate.model.loading import build_model
 from gate.records.strategy import ExportSettings
 
 ROOT = Path(__file__).parents[1]
@@ -52,21 +52,30 @@ def _inline(text: str, program: str) -> list[list[str]]:
     return [shlex.split(code) for code in re.findall(rf"`({program} [^`]+)`", outside)]
 
 
+def write_given(folder: Path, page: str) -> None:
+    """The modules that a page has the reader write, by the names in their first lines."""
+    named = re.compile(r"# (\w+\.py)\n")
+    found = {match[1]: block for block in _blocks("python", page) if (match := named.match(block))}
+    assert set(found) == {"mymodel.py", "standins.py"}
+    for name, block in found.items():
+        (folder / name).write_text(block)
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the README's mymodel.py, and the files that its commands name."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     monkeypatch.chdir(tmp_path)
-    module = next(block for block in _blocks("python") if block.startswith("# mymodel.py\n"))
-    (tmp_path / "mymodel.py").write_text(module)
+    write_given(tmp_path, README)
+    sys.modules.pop("mymodel", None)
+    subprocess.run([sys.executable, "standins.py"], check=True)
     model = build_model("mymodel:build").eval()
-    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
-    np.save("samples.npy", samples)
+    load_checkpoint(model, Path("weights.safetensors"))
+    samples = np.load("samples.npy")
     np.save("train.npy", samples)
     Path("photos").mkdir()
     Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (280, 1))).save("photos/ramp.png")
-    save_checkpoint(model, Path("weights.safetensors"))
     export_model(
         model, {"input": samples[:4]}, settings=ExportSettings(), output=Path("model.onnx")
     )
@@ -105,12 +114,8 @@ def test_the_commands_for_an_own_model_run(place: Path, capsys: pytest.CaptureFi
 def test_who_begins_gets_through_the_first_page(tmp_path: Path) -> None:
     """In a folder that holds what the page says one has, each command in a process of its own."""
     page = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
-    (module,) = _blocks("python", page)
-    (tmp_path / "mymodel.py").write_text(module)
-    samples = np.random.default_rng(0).normal(size=(64, 28, 28)).astype(np.float32)
-    np.save(tmp_path / "samples.npy", samples)
-    weights = {"1.weight": np.full((10, 784), 0.01, np.float32), "1.bias": np.zeros(10, np.float32)}
-    save_file(weights, tmp_path / "weights.safetensors")
+    write_given(tmp_path, page)
+    subprocess.run([sys.executable, "standins.py"], cwd=tmp_path, check=True)
     commands = _lines(page, "gate")
     assert [words[1] for words in commands] == [
         "doctor", "export", "check", "init", "policy", "policy", "check",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from gate.package.extras import onnx_runtimes
 from gate.storage import atomic
 
 if TYPE_CHECKING:
     from benchmarks.corpus.entry import Entry
 
 NEEDED = ("polygraphy", "onnx_ir", "onnxscript")
-DISTRIBUTIONS = ("torch", "onnxruntime-gpu", "polygraphy", "onnxscript", "onnx-ir", "numpy")
+DISTRIBUTIONS = ("torch", "polygraphy", "onnxscript", "onnx-ir", "numpy")
 THREADS = 2
 
 
@@ -60,7 +61,7 @@ def require_extra() -> None:
 def conditions() -> dict[str, Any]:
     """What the numbers depend on beside the code."""
     return {
-        "versions": {name: version(name) for name in DISTRIBUTIONS},
+        "versions": {name: version(name) for name in DISTRIBUTIONS} | onnx_runtimes(),
         "threads": THREADS,
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
     }

@@ -18,7 +18,8 @@ class CiResult:
     """How the command ended, and the story of the decision that it is about."""
 
     command: str
-    """`check`, `merge`, `promote`."""
+    """`check`, `merge`, `promote`; of a pipeline, the stage."""
+    is_stage: bool = False
     exit_code: int
     model: str = ""
     """The registered model or the factory, as given."""
@@ -29,6 +30,11 @@ class CiResult:
     """None: nothing was decided."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Label to address."""
+
+    @property
+    def title(self) -> str:
+        """`gate check`, or `stage parity`."""
+        return f"{'stage' if self.is_stage else 'gate'} {self.command}"
 
     @property
     def colour(self) -> Colour:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from gate.attestation.statements import Statements, summary_in
 from gate.attestation.trust import Trust
 from gate.commands.status import Status
 from gate.decision.decision import Decision
-from gate.errors import RegistryUnavailable
+from gate.errors import ExportRefused, RegistryUnavailable
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
@@ -40,7 +41,7 @@ from pipelines.override import override
 from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
-from pipelines.stage import code_of
+from pipelines.stage import Stopped, code_of
 from tests.pipelines.conftest import ONNX
 
 
@@ -70,6 +71,15 @@ def spoil_weight() -> None:
     changed = numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name)
     tensor.CopyFrom(changed)
     onnx.save(model, ONNX)
+
+
+CI_FILES = (paths.SUMMARY, paths.JUNIT, paths.OPENMETRICS)
+
+
+def leave_ci_files() -> None:
+    """As a run before has left them."""
+    for path in CI_FILES:
+        path.write_text("of the run before")
 
 
 def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
@@ -224,8 +234,7 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
 
 def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
     spoil_weight()
-    for path in (paths.SUMMARY, paths.JUNIT, paths.OPENMETRICS):
-        path.write_text("of the run before")
+    leave_ci_files()
     assert code_of(promote.main) == Status.NOT_JUDGED
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
@@ -498,10 +507,54 @@ def test_what_is_torn_or_missing_is_named(
     measured: Path, spoil: Any, main: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil()
+    leave_ci_files()
     assert code_of(main) == Status.NOT_JUDGED
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
+    name = main.__module__.rpartition(".")[2]
+    assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
+    assert "<error " in paths.JUNIT.read_text()
+    assert "could not judge" in paths.SUMMARY.read_text()
+    assert f'exit_code{{command="{name}",model=""}} 2.0' in paths.OPENMETRICS.read_text()
+
+
+@pytest.mark.parametrize("name", ["prepare", "code", "train", "plan", "twin"])
+def test_the_other_stages_tell_a_ci_of_a_failure_too(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    leave_ci_files()
+    paths.PARAMS.unlink()
+    main = importlib.import_module(f"pipelines.{name}").main
+    assert code_of(main) == Status.NOT_JUDGED
+    assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
+
+
+def test_an_export_that_is_refused_is_red_and_says_why(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ExportRefused("every strategy is forbidden by TRC005")
+
+    leave_ci_files()
+    monkeypatch.setattr(export, "export_file", refuse)
+    assert export.main() == Status.REJECTED
+    assert "<failure " in paths.JUNIT.read_text()
+    assert "TRC005" in paths.SUMMARY.read_text()
+    assert 'exit_code{command="export",model=""} 1.0' in paths.OPENMETRICS.read_text()
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, Stopped])
+def test_an_interrupted_stage_leaves_nothing_of_the_run_before(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, stopped: type[BaseException]
+) -> None:
+    def stop() -> None:
+        raise stopped
+
+    leave_ci_files()
+    monkeypatch.setattr(parity, "load_policy", stop)
+    assert code_of(parity.main) not in (Status.DONE, Status.REJECTED)
+    assert not any(path.exists() for path in CI_FILES)
 
 
 def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ RESULTS = {
         command="check", exit_code=2, model="m:build", sentence="model.onnx does not exist."
     ),
     "bare": lambda: CiResult(command="check", exit_code=2),
+    "unexported": lambda: CiResult(
+        command="export",
+        is_stage=True,
+        exit_code=1,
+        sentence="the model's source forbids every strategy",
+    ),
     "refused": lambda: CiResult(
         command="promote",
         exit_code=1,

@@ -18,6 +18,7 @@ from tests.report.ci_results import RESULTS
         ("unjudged", "## ⚠️ parity-gate: ERROR (torchvision:resnet18)"),
         ("nothing", "## ⚠️ parity-gate: could not judge (m:build)"),
         ("bare", "## ⚠️ parity-gate: could not judge"),
+        ("unexported", "## ❌ parity-gate: rejected"),
         ("refused", "## ❌ parity-gate: rejected, the verdict is PASS (digits)"),
         ("promoted", "## ✅ parity-gate: PASS (digits)"),
     ],
@@ -42,6 +43,9 @@ def test_what_the_command_came_to_is_there() -> None:
     nothing = summary(RESULTS["nothing"]())
     assert "`gate check`: model.onnx does not exist." in nothing
     assert "neither a pass nor a rejection" in nothing
+    rejected = summary(RESULTS["unexported"]())
+    assert "`stage export`: the model's source forbids every strategy" in rejected
+    assert "rejected before anything was measured (exit code 1)" in rejected
 
 
 def test_names_that_attack_stay_text() -> None:

@@ -1,0 +1,197 @@
+"""The Dockerfile's steps, run without a container engine: a folder stands in for the root, a clean
+virtual environment in it for the image's. By `make exhaustive`: each downloads hundreds of megabytes.
+
+What this can't show is said in docs/container.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pip._internal.models.index import PyPI
+
+from benchmarks.install_size import Installation
+from tests.ci.test_container import ROOT, STAGES
+from tests.end_to_end.stack import mlflow_server, stack, until
+from tests.end_to_end.test_events import served
+from tests.exhaustive import exhaustive
+from tests.small_project import made as small_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
+SERVICE_MB, BASE_MB = 900, 160
+"""What the image of the service may take; of which its base image takes less than this."""
+FOLDERS = re.compile(r"(?<![\w.~-])/(?=(?:opt/gate|wheels|src|var/lib/gate|run/gate|work)\b)")
+"""Where paths of an image begin in a step."""
+NOBODY = 10001
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """In place of an image's, on a disk, readable by its user; gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def ran(root: Path, name: str, arguments: Mapping[str, str]) -> Path:
+    """Run the steps of a stage below `root`, before them those of the stage that it is made from; the
+    folder in which the next one would run."""
+    stage = STAGES[name]
+    folder = ran(root, stage.base, arguments) if stage.base in STAGES else root
+    environment = _as_the_image(root)
+    for step in stage.steps:
+        if step.word == "WORKDIR":
+            folder = root / step.rest.lstrip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+        elif step.word == "COPY":
+            *sources, target = step.rest.split()
+            for source in sources:
+                _copied(ROOT / source, folder / target, whole=len(sources) > 1)
+        elif step.word == "RUN":
+            line = FOLDERS.sub(f"{root}/", step.rest)
+            subprocess.run(["sh", "-c", line], cwd=folder, env=environment, check=True)
+        else:
+            assert step.word == "ARG"
+            environment[step.rest] = arguments[step.rest]
+    return folder
+
+
+def _as_the_image(root: Path) -> dict[str, str]:
+    """The environment of a step: no Python but the one that the base image would bring."""
+    first = root / "usr" / "bin"
+    first.mkdir(parents=True, exist_ok=True)
+    python = first / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys._base_executable)} "$@"\n')
+    python.chmod(0o755)
+    pips = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+    return pips | {"PATH": f"{first}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(root)}
+
+
+def _copied(source: Path, target: Path, *, whole: bool) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target / source.name if whole else target)
+
+
+def image(root: Path, name: str, **arguments: str) -> Installation:
+    """The environment that an image has, as its stage of packages makes it; and its user's home."""
+    ran(root, f"{name}-packages", arguments)
+    home = root / "var" / "lib" / "gate"
+    home.mkdir(parents=True)
+    if os.getuid() == 0:
+        os.chown(home, NOBODY, NOBODY)
+    return Installation(root / "opt" / "gate", name, 0.0)
+
+
+def variables(root: Path) -> dict[str, str]:
+    """What all images have in their environment."""
+    said = STAGES["plain"].last("ENV") or ""
+    given = dict(word.split("=", 1) for word in shlex.split(said))
+    path = os.pathsep.join(("/usr/bin", "/bin"))
+    return {
+        name: FOLDERS.sub(f"{root}/", value).replace("$PATH", path) for name, value in given.items()
+    }
+
+
+def healthy(root: Path, name: str, port: int) -> bool:
+    """What an image's health check says of a server at another port."""
+    check = STAGES[name].last("HEALTHCHECK") or ""
+    words = json.loads(check[check.index("[") :])
+    words = [re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", word) for word in words]
+    assert words[0] == "python"
+    python = root / "opt" / "gate" / "bin" / "python"
+    return subprocess.run([python, *words[1:]], check=False, capture_output=True).returncode == 0
+
+
+def files(folder: Path) -> set[tuple[str, int]]:
+    return {(str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command as the image's user, who may write nothing but its volume; as ourselves where we
+    are not root."""
+    who = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if os.getuid() == 0 else {}
+    return subprocess.run(
+        line, cwd=folder, env=variables(root), capture_output=True, text=True, check=False, **who
+    )
+
+
+@exhaustive
+def test_the_service_is_small_serves_and_writes_nothing_outside(root: Path, tmp_path: Path) -> None:
+    made = image(root, "service")
+    lacks = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
+    assert not lacks & made.packages.keys()
+    assert {"onnxruntime", "psycopg", "starlette"} <= made.packages.keys()
+    print(f"the packages of the service: {made.size_bytes / 1e6:.0f} MB")
+    assert made.size_bytes < (SERVICE_MB - BASE_MB) * 1e6
+    before = files(made.folder)
+    done = as_nobody(root, made.gate, "--version", folder=root)
+    assert (done.returncode, done.stdout[:5]) == (0, "gate "), done.stderr
+    settings = [f"{name}={value}" for name, value in variables(root).items()]
+    gate = ("env", "-i", *settings, f"HOME={tmp_path}", str(made.gate))
+    folder, registry = tmp_path / "service", tmp_path / "registry"
+    folder.mkdir()
+    registry.mkdir()
+    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as whole:
+        number = served(whole)
+        assert whole.deployed() == whole.digest(number)
+        port = int(whole.address.rpartition(":")[2])
+        assert healthy(root, "service", port)
+        assert whole.stop() == 0
+        assert not healthy(root, "service", port)
+    assert files(made.folder) == before
+
+
+@exhaustive
+def test_the_registry_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
+    made = image(root, "registry")
+    assert {"mlflow", "psycopg"} <= made.packages.keys()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = json.loads(STAGES["registry"].last("CMD") or "[]")
+    words[words.index("0.0.0.0")] = "127.0.0.1"
+    words[words.index("5000")] = str(port)
+    own = variables(root) | {"HOME": str(tmp_path)}
+    words[0] = str(made.folder / "bin" / words[0])
+    with subprocess.Popen(words, cwd=tmp_path, env=own, start_new_session=True) as server:
+        try:
+            assert until(lambda: healthy(root, "registry", port), 90)
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+
+
+@exhaustive
+def test_the_judge_judges(root: Path, tmp_path: Path) -> None:
+    """By the PyTorch of the index that pip asks, as the one of CPU builds is elsewhere."""
+    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    index = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+    made = image(root, "judge", TORCH_INDEX=index or PyPI.simple_url)
+    assert {"torch", "onnxruntime", "matplotlib", "onnxscript"} <= made.packages.keys()
+    before = files(made.folder)
+    work = tmp_path / "work"
+    shutil.copytree(small_project(), work)
+    (work / "report").mkdir(mode=0o777)
+    (work / "report").chmod(0o777)
+    for folder in (tmp_path, *tmp_path.parents[:2], work):
+        folder.chmod(0o755)
+    entry = json.loads(STAGES["judge"].last("ENTRYPOINT") or "[]")
+    words = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+    program = made.folder / "bin" / entry[0]
+    done = as_nobody(root, program, *words, "--report", "report", folder=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "report" / "report.html").is_file()
+    assert files(made.folder) == before

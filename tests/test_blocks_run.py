@@ -1,0 +1,244 @@
+"""The shell blocks of the pages, run by bash as they stand, in a folder that holds what they name.
+
+Those of the README and of the first page are run by tests/test_readme.py; which blocks are run by
+nobody, and why, the pages say themselves (tests/test_code_blocks.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from ruamel.yaml import YAML
+
+from gate.attestation.keys import SigningKey
+from gate.export.export import export_model
+from gate.model.loading import build_model, save_checkpoint
+from gate.preprocess.by.pillow import preprocess
+from gate.preprocess.pictures import read_picture
+from gate.preprocess.spec import PreprocessSpec
+from gate.records.strategy import ExportSettings
+from tests.attestation import signing
+from tests.attestation.released import release
+from tests.test_code_blocks import ALL, BY_BASH, ROOT, SHELLS, Block, runner
+
+pytestmark = pytest.mark.proof
+FACTORY = """\
+import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear({size}, 10))
+"""
+DATA = """\
+import numpy as np
+
+
+def eval_set():
+    return list(np.load("samples.npy"))
+"""
+PICTURE = (3, 16, 16)
+SAMPLES = 64
+
+
+def shell_blocks() -> dict[str, list[Block]]:
+    """By page, in their order."""
+    found: dict[str, list[Block]] = {}
+    for block in ALL:
+        page = block.page.relative_to(ROOT).as_posix()
+        if block.reason is None and block.language in SHELLS and runner(block) == BY_BASH:
+            found.setdefault(page, []).append(block)
+    return found
+
+
+def with_model(folder: Path, shape: tuple[int, ...] = PICTURE) -> None:
+    """`mymodel:build` and `mypackage.models:build`, the same model; its weights, file and samples."""
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("mymodel", "mypackage")
+    ]:
+        del sys.modules[name]  # of another test's folder
+    source = FACTORY.format(size=np.prod(shape))
+    for name in ("mymodel/__init__.py", "mypackage/__init__.py", "mypackage/models.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if name == "mypackage/__init__.py" else source)
+    (folder / "mymodel" / "data.py").write_text(DATA)
+    samples = np.random.default_rng(0).normal(size=(SAMPLES, *shape)).astype(np.float32)
+    for name in ("samples", "train", "eval"):
+        np.save(folder / f"{name}.npy", samples)
+    model = build_model("mymodel:build").eval()
+    save_checkpoint(model, folder / "weights.safetensors")
+    export_model(
+        model, {"input": samples[:4]}, settings=ExportSettings(), output=folder / "model.onnx"
+    )
+
+
+def called(folder: Path, *words: str) -> None:
+    """A command of gate that the page takes for done."""
+    subprocess.run(
+        [sys.executable, "-m", "gate", *words], cwd=folder, env=environment(folder), check=True
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_"))}
+    path = f"{folder / 'bin'}{os.pathsep}{own['PATH']}"
+    return own | {"PYTHONPATH": str(ROOT), "PATH": path, "SLURM_ARRAY_TASK_ID": "0"}
+
+
+def of_attestation(folder: Path) -> None:
+    release(folder)
+    (folder / "ci.pub").write_text(signing.key().public.public)
+    for name in ("ann", "bob"):
+        SigningKey.make(folder / f"{name}.pem")
+
+
+def of_data(folder: Path) -> None:
+    spec = {"resize": {"size": [16, 16]}, "layout": "nchw"}
+    YAML(typ="safe").dump({"preprocessing": spec}, folder / "preprocessing.yaml")
+    rng = np.random.default_rng(1)
+    with tarfile.open(folder / "photos.tar", "w") as shards:
+        for number in range(SAMPLES):
+            picture = Image.fromarray(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8))
+            picture.save(folder / "one.png")
+            shards.add(folder / "one.png", f"{number:04}.png")
+
+
+def of_preprocessing(folder: Path) -> None:
+    with_model(folder, (3, 224, 224))
+    spec = next(b for b in ALL if b.page.name == "preprocessing.md" and "shortest_side" in b.code)
+    (folder / "preprocessing.yaml").write_text(spec.code)
+    (folder / "photos").mkdir()
+    ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
+    Image.fromarray(np.stack([ramp, ramp[:, ::-1], ramp], axis=-1)).save(folder / "photos/ramp.png")
+    read = PreprocessSpec.of_file(folder / "preprocessing.yaml")
+    tensor = preprocess(read_picture(folder / "photos/ramp.png"), read)
+    np.save(folder / "phone.npy", np.asarray(tensor)[None])
+
+
+def of_recorded(folder: Path) -> None:
+    meta = next(b for b in ALL if b.page.name == "recorded.md" and '"device"' in b.code)
+    (folder / "meta.json").write_text(meta.code)
+
+
+def of_rejection(folder: Path) -> None:
+    called(folder, "init")
+    question = ("--reference", "mymodel:build", "--inputs", "samples.npy")
+    called(folder, "check", "model.onnx", *question, "--report", "report")
+
+
+def of_lint(folder: Path) -> None:
+    example = ("--example-input", "samples.npy", "--output", "model.onnx")
+    called(folder, "export", "mypackage.models:build", *example)
+
+
+def of_scale(folder: Path) -> None:
+    question = ("--reference", "mypackage.models:build", "--inputs", "samples.npy")
+    called(folder, "plan", "model.onnx", *question, "--units", "2", "-o", "plan.json")
+
+
+def of_quantized(folder: Path) -> None:
+    """Samples near their class, as of a trained model; both policies, and the exact file judged."""
+    weights = build_model("mymodel:build")[1].weight.detach().numpy()
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 10, 500)
+    near = 30 * weights[classes] / np.linalg.norm(weights, axis=1)[classes, None]
+    near = near + rng.normal(scale=0.05, size=near.shape)
+    samples = near.reshape(-1, *PICTURE).astype(np.float32)
+    np.save(folder / "train.npy", samples)
+    np.save(folder / "eval.npy", samples)
+    with torch.no_grad():
+        answers = build_model("mymodel:build")(torch.from_numpy(samples)).argmax(1)
+    np.save(folder / "labels.npy", answers.numpy())
+    called(folder, "init")
+    (folder / "gate.yaml").rename(folder / "exact.yaml")
+    (twin,) = (b.code for b in ALL if b.page.name == "quantized.md" and b.language == "yaml")
+    yaml = YAML(typ="safe")
+    exact, section = yaml.load(folder / "exact.yaml"), yaml.load(twin)["gate"]["twin"]
+    yaml.dump({"gate": section}, folder / "twin.yaml")
+    exact["gate"]["twin"] = section
+    yaml.dump(exact, folder / "exact.yaml")
+    question = ("--reference", "mymodel:build", "--inputs", "eval.npy", "--labels", "labels.npy")
+    called(folder, "check", "model.onnx", *question, "--policy", "exact.yaml", "--report", "report")
+
+
+GIVEN: dict[str, Callable[[Path], None]] = {
+    "docs/attestation.md": of_attestation,
+    "docs/data.md": of_data,  # whose Python is run below
+    "docs/lint/README.md": of_lint,
+    "docs/preprocessing.md": of_preprocessing,
+    "docs/quantized.md": of_quantized,
+    "docs/recorded.md": of_recorded,
+    "docs/rejection.md": of_rejection,
+    "docs/scale.md": of_scale,
+}
+ELSEWHERE = re.compile(r"(?<![\w.])/(?=var/lib/|srv/)")
+"""Folders of a system's own: below the test's in their place."""
+CONSUMER = (
+    "from tests.runtimes.consumer import run; from pathlib import Path as P; "
+    'run(P("model.onnx"), P("for-the-phone"), P("from-the-phone"))'
+)
+
+
+def one_of_theirs(folder: Path) -> str:
+    return SigningKey.load(str(folder / "bob.pem")).public.key_id[:12]
+
+
+OF_THE_READER: dict[str, tuple[str, Callable[[Path], str]]] = {
+    "docs/attestation.md": ("3f1c55aa09d1", one_of_theirs),
+    "docs/recorded.md": ("# run it there:", lambda _: f"{sys.executable} -c '{CONSUMER}' #"),
+}
+"""What a page has no other words for: the reader's own id, or what a comment asks of him."""
+MAY_REJECT = ("docs/preprocessing.md",)
+"""Whose comparison is of all that is installed here, some of which is another one."""
+
+
+@pytest.mark.parametrize("page", shell_blocks())
+def test_the_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if page not in ("docs/attestation.md", "docs/preprocessing.md"):
+        with_model(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, does in {"gate": f'exec {sys.executable} -m gate "$@"', "gh": "exit 0"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    GIVEN.get(page, lambda _: None)(tmp_path)
+    for block in shell_blocks()[page]:
+        script = re.sub(r"^\$ ", "", block.code, flags=re.MULTILINE)
+        script = ELSEWHERE.sub(f"{tmp_path}/", script)
+        if page in OF_THE_READER:
+            words, own = OF_THE_READER[page]
+            script = script.replace(words, own(tmp_path))
+        done = subprocess.run(
+            ["bash", "-c", script if page in MAY_REJECT else f"set -e\n{script}"],
+            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        allowed = (0, 1) if page in MAY_REJECT else (0,)
+        assert done.returncode in allowed, (str(block), done.stdout, done.stderr)
+
+
+def test_the_library_reads_what_the_page_on_data_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_model(tmp_path)
+    of_data(tmp_path)
+    np.save(tmp_path / "samples.npy", np.zeros((1024, *PICTURE), np.float32))
+    (code,) = (b.code for b in ALL if b.page.name == "data.md" and b.language == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("sha256:"), done.stderr
