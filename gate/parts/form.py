@@ -22,7 +22,7 @@ def reformed(form: Any, outputs: Sequence[torch.Tensor], *, part: str) -> Any:
     if len(names) != len(outputs):
         raise OutputMismatch(
             f"the file of the part {part} gives {len(outputs)} outputs, the module "
-            f"{len(names)}: {', '.join(names)}. Export all of them."
+            f"{len(names)}: {', '.join(names)}. Export these, and no others."
         )
     return _filled(form, iter(outputs))
 

@@ -14,12 +14,13 @@ from gate.model.call import Leaf
 from gate.onnxfile.candidate import Candidate
 from gate.onnxfile.foreign import release_within
 from gate.onnxfile.release_file import ReleaseFile
+from gate.onnxfile.release_files import ReleaseFiles
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parts.beside import ConsumerChain, Interfaces
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
-from gate.parts.chain_session import ChainSession, OpenPart
+from gate.parts.chain_session import ChainSession, OpenPart, check_seam
 from gate.parts.interface import bound
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject, TensorSpec
@@ -66,7 +67,8 @@ class OpenRelease:
         cls, path: Path, *, model: nn.Module, samples: Samples, batch_size: int
     ) -> OpenRelease:
         """Open the parts that the file `path` names, and run the chain once over all samples with
-        the modules, which gives each part's samples.
+        the modules, which gives each part's samples. Files with a fixed batch axis make that of
+        the whole.
 
         Raises PolicyError, OnnxFileError, ModelError, DataError.
         """
@@ -77,12 +79,12 @@ class OpenRelease:
             references=files.file.references,
             inputs=samples.names,
         )
-        calls, outputs = Calls(), None
-        for batch in samples.batches(batch_size):
-            found = calls.record(chain, batch)
-            outputs = outputs or _specs(found)
+        calls, outputs = _recorded(chain, samples, batch_size=batch_size)
         for name in files.parts:
             calls.of(name)  # which says so where the chain never calls it
+        fixed = _fixed_batch(files, calls)
+        if fixed is not None:
+            calls, outputs = _recorded(chain, samples, batch_size=fixed)
         parts = tuple(
             Part(
                 name,
@@ -94,9 +96,10 @@ class OpenRelease:
             for name, candidate in files.parts.items()
         )
         inputs = tuple(
-            spec.model_copy(update={"shape": (_BATCH, *spec.shape[1:])}) for spec in samples.specs
+            spec.model_copy(update={"shape": (fixed or _BATCH, *spec.shape[1:])})
+            for spec in samples.specs
         )
-        subject = files.subject(inputs=inputs, outputs=outputs or ())
+        subject = files.subject(inputs=inputs, outputs=outputs)
         return cls(parts, chain, calls, subject, files.file.chain)
 
     def given(self, part: Part) -> Samples:
@@ -114,8 +117,9 @@ class OpenRelease:
         return Interfaces(self.chain.function, by_part).beside(file)
 
     def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
-        """Open every part in a runtime of its own, and run the chain with them. Raises whatever
-        the runtime raises, with the name of the part."""
+        """Open every part in a runtime of its own, and run the chain with them. Raises
+        InputMismatch with the name of a part that does not take what the chain gives it, and
+        whatever the runtime raises."""
         with ExitStack() as held, ExitStack() as unfinished:
             opened = []
             for part in self.parts:
@@ -125,17 +129,44 @@ class OpenRelease:
                 if reason is not None:
                     raise EvidenceError(reason)
                 calls = self.calls.of(part.name)
-                names = [spec.name for spec in part.candidate.subject.inputs]
+                wanted = part.candidate.subject.inputs
+                given = calls.taken([spec.name for spec in wanted])
+                check_seam(wanted, given, part=part.name)
                 session = own.open(
                     RunnableFile(part.candidate),
                     conditions=conditions,
-                    example=dict(zip(names, calls.taken(names), strict=False)),
+                    example={s.name: array for s, array in zip(wanted, given, strict=True)},
                 )
                 unfinished.callback(session.close)
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.interface))
             unfinished.pop_all()  # the chain's session ends them
             ended: Callable[[], None] = held.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
+
+
+def _recorded(
+    chain: ChainedModel, samples: Samples, *, batch_size: int
+) -> tuple[Calls, tuple[TensorSpec, ...]]:
+    """What each part was given, and what the chain returned."""
+    calls, outputs = Calls(), None
+    for batch in samples.batches(batch_size):
+        found = calls.record(chain, batch)
+        outputs = outputs or _specs(found)
+    return calls, outputs or ()
+
+
+def _fixed_batch(files: ReleaseFiles, calls: Calls) -> int | None:
+    """The batch axis that files have, where the chain gives their parts another one; None: they
+    take what they are given, or have several, and whoever runs them says so."""
+    wanted = set()
+    for name, candidate in files.parts.items():
+        inputs = candidate.subject.inputs
+        given = calls.of(name).taken([spec.name for spec in inputs])
+        for spec, array in zip(inputs, given, strict=False):
+            size = spec.shape[0] if spec.shape else None
+            if isinstance(size, int) and array.shape[:1] not in ((), (size,)):
+                wanted.add(size)
+    return wanted.pop() if len(wanted) == 1 else None
 
 
 def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str) -> Samples:

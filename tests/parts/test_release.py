@@ -310,6 +310,51 @@ def test_a_part_is_called_by_the_names_of_its_arguments(
     assert found.decision.passed, found.decision.problems
 
 
+def fixed(path: Path, batch: int) -> None:
+    """Let the file `path` take and give this batch alone."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    del model.graph.value_info[:]
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("parts", [("encoder", "head"), ("head",)])
+def test_files_with_a_fixed_batch_are_measured_with_it(
+    folder: Path, tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    for part in parts:
+        fixed(tmp_path / f"{part}.onnx", 4)
+    found = check(
+        tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
+        reference=Reference.load("tests.parts.tiny:build"),
+        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        policy=QUICK,
+    )
+    assert found.decision.passed, found.decision.problems
+    assert found.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
+    assert write_golden_of(tmp_path / "golden", found.case, evidence=found.evidence).parts
+
+
+def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    fixed(tmp_path / "encoder.onnx", 4)
+    fixed(tmp_path / "head.onnx", 2)
+    found = check(
+        tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
+        reference=Reference.load("tests.parts.tiny:build"),
+        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        policy=QUICK,
+    )
+    assert not found.decision.passed
+    whole = found.evidence.runtime("ort-cpu")
+    assert whole is not None
+    assert "at the seam before the part encoder: the chain gives float32 8" in str(whole.failure)
+
+
 class Exchanged(nn.Module):
     """The same file with its inputs in another order."""
 

@@ -37,7 +37,7 @@ class Otherwise:
 
 def otherwise(whole: Case, release: OpenRelease, *, runtime: RuntimeName) -> Otherwise | None:
     """Of the first batch of samples; None where the chain answers alike, or can't be run."""
-    batch = next(whole.samples.batches(min(whole.batch_size, len(whole.samples))))
+    batch = next(whole.samples.batches(whole.bind().batch_size))
     try:
         files = _with_files(whole, release, runtime, batch)
         parts = dict(release.chain.parts.items())

@@ -98,7 +98,7 @@ def _seam(whole: Case, release: OpenRelease, runtime: RuntimeName) -> str | None
         except Exception as error:
             return f"the files can't be opened together: {describe_failure(error)}."
         try:
-            session.run(next(whole.samples.batches(min(whole.batch_size, len(whole.samples)))))
+            session.run(next(whole.samples.batches(whole.bind().batch_size)))
         except GateError as error:
             return str(error)
         except Exception as error:
