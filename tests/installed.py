@@ -11,11 +11,16 @@ from pathlib import Path
 from benchmarks.install_size import Installation
 
 TORCH = (
-    "torch", "torch-*.dist-info", "torchgen", "functorch", "torchvision", "torchvision-*.dist-info",
-    "torchvision.libs", "nvidia", "triton", "sympy", "mpmath", "networkx",
+    "torch", "torch-*.dist-info", "torchgen", "functorch", "nvidia", "triton", "sympy", "mpmath",
+    "networkx",
 )  # fmt: skip
 """What `import torch` loads, and nothing that the gate takes from an extra. Of PyTorch's own
 dependencies those are left out that the core or an extra brings, too: who misses one has to fail."""
+TORCHVISION = (
+    "torchvision", "torchvision-*.dist-info", "torchvision.libs", "PIL", "pillow-*.dist-info",
+    "pillow.libs",
+)  # fmt: skip
+"""With Pillow, which it brings."""
 
 
 def run(folder: Path, *line: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -35,11 +40,12 @@ def all_done(
         assert done.returncode == 0, (line, done.stdout, done.stderr)
 
 
-def lend_torch(made: Installation) -> None:
-    """Put this Python's PyTorch there, as the user's own: links, not gigabytes."""
+def lend_torch(made: Installation, *others: str) -> None:
+    """Put this Python's PyTorch there, as the user's own: links, not gigabytes. `others`: what is
+    lent beside it."""
     (site,) = made.folder.glob("lib/python*/site-packages")
     ours = Path(sysconfig.get_path("purelib"))
-    for pattern in TORCH:
+    for pattern in (*TORCH, *others):
         for found in ours.glob(pattern):
             if not (site / found.name).exists():
                 (site / found.name).symlink_to(found)

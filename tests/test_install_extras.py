@@ -30,7 +30,7 @@ from tests.end_to_end.stack import mlflow_server
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
-from tests.installed import all_done, lend_torch, run
+from tests.installed import TORCHVISION, all_done, lend_torch, run
 from tests.pipelines.conftest import clone
 from tests.service.postgres import postgres
 from tests.small_project import made as small_project
@@ -180,6 +180,8 @@ def test_the_commands_of_an_extra_run_where_it_alone_is(
     if row.program is not None and shutil.which(row.program) is None:
         pytest.skip(f"no {row.program} here: make packages")
     made = installed(place, built, row.extras, torch=row.torch)
+    if row.here and row.torch:
+        lend_torch(made, *TORCHVISION)  # the corpora have architectures of it
     runtimes = {name for name in made.packages if name.startswith("onnxruntime")}
     wanted = {"cpu": {"onnxruntime"}, "cuda": {"onnxruntime-gpu"}}
     assert runtimes == wanted.get(row.extras.split(",")[0], set())
