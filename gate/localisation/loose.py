@@ -11,13 +11,13 @@ from torch import nn
 
 from gate.localisation.counterparts import Floats
 from gate.localisation.values import Survey
-from gate.localisation.weights import tensors_of
+from gate.localisation.weights import plain_attributes, tensors_of
 
 
 def loose_tensors(model: nn.Module, survey: Survey, constant: Container[int]) -> dict[str, Floats]:
-    """Parameters and buffers of modules that were not called, or of which every value is one of
-    `constant`: the numbers of values that are the same for all samples, which an exporter may have
-    computed beforehand.
+    """Parameters, buffers and plain attributes of modules that were not called, or of which every
+    value is one of `constant`: the numbers of values that are the same for all samples, which an
+    exporter may have computed beforehand.
     """
     values: dict[str, list[int]] = {}
     for value in survey.values:
@@ -56,9 +56,11 @@ def _returned(survey: Survey, constant: Container[int]) -> dict[str, Floats]:
 
 
 def tensor_names(model: nn.Module) -> frozenset[str]:
-    """All names of the model's parameters and buffers, those of shared ones too."""
+    """All names of the model's parameters, buffers and plain attributes, those of shared ones
+    too."""
     named = (
         model.named_parameters(remove_duplicate=False),
         model.named_buffers(remove_duplicate=False),
+        plain_attributes(model, recurse=True),
     )
     return frozenset(name for pairs in named for name, _ in pairs)

@@ -40,6 +40,10 @@ _PADDING_MODES = {
 }
 """`padding_mode` of a convolution to `mode` of Pad."""
 
+_MEANS = ("ReduceMean", "GlobalAveragePool")
+"""What computes the statistics of a batch, which BatchNormalization reads in the place of those of
+training: exporters write a norm that has lost them so."""
+
 _FUNCTIONS = {
     ("Relu",): "ReLU",
     ("LeakyRelu",): "LeakyReLU",
@@ -109,9 +113,12 @@ def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
 
 def training(nodes: Iterable[onnx.NodeProto]) -> bool:
     """True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
-    for node in nodes:
+    listed = list(nodes)
+    means = {name for node in listed if node.op_type in _MEANS for name in node.output}
+    for node in listed:
         given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if node.op_type == "BatchNormalization" and given.get("training_mode") == 1:
+        by_batch = given.get("training_mode") == 1 or bool(means & set(node.input[3:5]))
+        if node.op_type == "BatchNormalization" and by_batch:
             return True
         if node.op_type == "Dropout" and len(node.input) > 2:
             return True

@@ -59,28 +59,31 @@ def comparison(
 
     `loose`: tensors of the model that code may use anywhere; with them only the module's own count
     and not its children's. `others`: names of all tensors of the model, which constants may have.
-    `reordered`: as in `counterparts`.
+    `reordered`: as in `counterparts`. Plain attributes are compared too, but need evidence as
+    `loose` does: they may be left over from a call.
     """
-    own = {
-        f"{path}.{name}" if path else name: tensor
-        for name, tensor in _tensors(module, recurse=loose is None)
-    }
-    tensors = {**(loose or {}), **own}
+    recurse = loose is None
+    own = _named(path, _tensors(module, recurse=recurse))
+    plain = _named(path, _attributes(module, recurse=recurse))
+    tensors = {**(loose or {}), **plain, **own}
     foreign = others - set(tensors)
     pairs = counterparts(
         tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
     )
     return WeightComparison(
-        tuple(_difference_of(pair, by_code=loose is not None) for pair in pairs.differing),
-        tuple(name for name in pairs.same if name in own),
+        tuple(
+            _difference_of(pair, by_code=loose is not None or pair.name in plain)
+            for pair in pairs.differing
+        ),
+        tuple(name for name in pairs.same if name in own or name in plain),
         tuple(name for name in pairs.unfound if name in own),
     )
 
 
 def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
-    """The module's own parameters and buffers of floats, by their full names."""
-    named = _tensors(module, recurse=False)
-    return {f"{path}.{name}" if path else name: tensor for name, tensor in named}
+    """The module's own parameters, buffers and plain attributes of floats, by full names."""
+    named = (_attributes(module, recurse=False), _tensors(module, recurse=False))
+    return {name: tensor for some in named for name, tensor in _named(path, some).items()}
 
 
 def transposed(
@@ -165,7 +168,10 @@ def affine_differences(
         for array in found.values()
         if array.dtype.kind == "f" and array.size == wanted["scale"].size
     ]
-    if len(sized) != 2:  # as BatchNormalization has them, or not at all
+    own = [_numbers(norm.weight), _numbers(norm.bias)]
+    if len(sized) != 2 or all(
+        any(one is not None and np.array_equal(array, one) for one in own) for array in sized
+    ):  # as BatchNormalization has them, or not at all
         return []
     lost = [name for name, want in wanted.items() if not _any_close(sized, want)]
     if not lost:
@@ -222,12 +228,32 @@ def _any_close(offsets: list[Floats], want: Floats) -> bool:
     return any(np.abs(o - want).max() <= 10 * _FOLDING * size for o in offsets)
 
 
+def _named(path: str, tensors: Iterable[tuple[str, Floats]]) -> dict[str, Floats]:
+    return {f"{path}.{name}" if path else name: tensor for name, tensor in tensors}
+
+
 def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
     named = (module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse))
     for name, tensor in (pair for pairs in named for pair in pairs):
         numbers = _numbers(tensor)
         if numbers is not None and numbers.size:
             yield name, numbers
+
+
+def _attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
+    """What code keeps as `self.table = …`, without registering it: exporters store it too."""
+    for name, tensor in plain_attributes(module, recurse=recurse):
+        numbers = _numbers(tensor)
+        if numbers is not None and numbers.size:
+            yield name, numbers
+
+
+def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are neither parameters nor buffers, by their names in the module."""
+    for path, part in module.named_modules() if recurse else [("", module)]:
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
 
 
 def _numbers(tensor: object) -> Floats | None:

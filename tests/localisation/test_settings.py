@@ -67,6 +67,12 @@ OTHER = {
 }  # fmt: skip
 
 
+def by_the_batch(op, place):
+    """A norm, one input of which is what another node computes."""
+    norm = helper.make_node("BatchNormalization", [f"in{n}" for n in range(5)], ["y"])
+    return [helper.make_node(op, ["x"], [f"in{place}"]), norm]
+
+
 def listed(nodes):
     return nodes if isinstance(nodes, list) else [nodes]
 
@@ -90,6 +96,10 @@ def test_another(module, nodes, said):
         ([node("BatchNormalization", 5)], False),
         ([node("BatchNormalization", 5, training_mode=0)], False),
         ([node("Dropout", 2)], False),
+        (by_the_batch("ReduceMean", 3), True),
+        (by_the_batch("ReduceMean", 4), True),
+        (by_the_batch("Cast", 3), False),
+        (by_the_batch("ReduceMean", 1), False),
         ([], False),
     ],
 )

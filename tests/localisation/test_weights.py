@@ -10,6 +10,7 @@ from torch import nn
 
 from gate.localisation.weights import (
     WeightDifference,
+    affine_differences,
     comparison,
     folded_differences,
     moved,
@@ -335,3 +336,14 @@ def test_the_directions_of_an_lstm_that_are_exchanged():
     assert difference.module == "memory"
     assert "the two directions are exchanged in `weight_ih_l0`" in difference.text
     assert moved(nn.Linear(3, 2), "memory", turned) is None
+
+
+def test_a_norm_whose_own_weight_and_bias_are_read_has_no_other_scale():
+    """It computes its statistics itself, as in training: not even its scale is another one."""
+    norm = nn.BatchNorm2d(4)
+    nn.init.uniform_(norm.weight)
+    nn.init.uniform_(norm.bias)
+    weight, bias = (tensor.detach().numpy() for tensor in (norm.weight, norm.bias))
+    assert affine_differences(norm, "bn", {"weight": weight, "bias": bias}) == []
+    (told,) = affine_differences(norm, "bn", {"scale": weight * 2, "bias": bias})
+    assert told.text.startswith("the scale of `bn`")

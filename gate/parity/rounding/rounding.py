@@ -19,6 +19,7 @@ from gate.parity.rounding.error_model import ErrorModel
 from gate.parity.rounding.operators import COMPOSITES, bare, model_of
 from gate.parity.rounding.sums import ROUNDED, Operation, accumulated
 from gate.parity.rounding.transforms import transformed
+from gate.parity.rounding.undisturbed import Undisturbed
 from gate.records.instruments import EPSILON, ULP
 
 EXACT = 2.0**20
@@ -48,7 +49,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     How far, says the operator's error model (`gate.parity.rounding.operators`). In-place results
     move as well. Views, zeros and small integers stay, and so does what operators only move or
     choose (cat, relu, max pooling, ...); the ends of a function that saturates (tanh) may move
-    inwards.
+    inwards. What is decided on shapes and numbers alone stays as it is
+    (`gate.parity.rounding.undisturbed`).
     """
 
     def __init__(self, seed: int, *, scale: float = 1.0, ties: bool = False) -> None:
@@ -60,6 +62,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._ties = ties
         self._fast_paths: list[bool] = []
         self._inside = ""
+        self._undisturbed = Undisturbed()
 
     def __enter__(self) -> Any:
         """The fast path of attention is one operator for a whole layer: it is not taken inside."""
@@ -73,11 +76,21 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
-        name = bare(schema.name)
+        name = bare(func._schema.name)
         if name in COMPOSITES:
             with _without_mkldnn(), self._parts_of(name), self:
                 return func.decompose(*args, **kwargs)
+        still = self._undisturbed.run(func, name, args, kwargs)
+        if still is not None and self._undisturbed.decides(name, kwargs, still):
+            returned = still
+        else:
+            returned = self._moved(func, name, args, kwargs)
+        if still is not None:
+            self._undisturbed.note(returned, still)
+        return returned
+
+    def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        schema = func._schema
         model = model_of(name, inside=self._inside)
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))

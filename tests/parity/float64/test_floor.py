@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -63,6 +64,24 @@ class Exactly(nn.Module):
         return x
 
 
+class Distant(nn.Module):
+    """Six places that look at each other by the logarithm of their distances, as a language model
+    does: 2 and 4 lie on the edge of a bucket, where rounding decides which one it is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bias = nn.Embedding(8, 1)
+        self.gain = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        distances = (places[None] - places[:, None]).abs()
+        far = 1 + (torch.log(distances.float()) / math.log(8) * 6).clamp(min=0).to(torch.long)
+        weights = self.bias(torch.where(distances < 1, distances, far))[..., 0]
+        return (torch.softmax(weights, -1) @ x[..., None])[..., 0] * self.gain
+
+
 def test_one_floor_for_each_output_of_floats():
     product, places, powers = (floor and floor.result() for floor in floors(Several()))
     assert places is None
@@ -119,6 +138,17 @@ def test_a_fault_is_seen_above_the_floor(factor, tmp_path):
     (runtime,) = benches.measured(model, candidate, arrays, probes=False).runtimes
     assert runtime.outputs[0].noise.rounding_rms is not None
     assert runtime.outputs[0].noise.ratio > 3.0
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.0 + 1e-4, False), (1.01, False)])
+def test_what_is_decided_on_places_alone_hides_no_fault(factor, right, tmp_path):
+    """A bucket that rounding may move would excuse whatever is smaller than that."""
+    model = Distant().eval()
+    wrong = copy.deepcopy(model)
+    wrong.gain.data *= factor
+    candidate = benches.export(wrong, tmp_path / "model.onnx", X)
+    (runtime,) = benches.measured(model, candidate, X, probes=False).runtimes
+    assert (runtime.outputs[0].noise.ratio <= 1.5) == right
 
 
 @pytest.mark.parametrize(("runs", "widens"), [((2,), False), ((4,), False), ((2, 4), True)])
