@@ -79,7 +79,8 @@ class PartCalls:
             shapes = ", ".join(str(array.shape) for array in self.example) or "nothing"
             raise DataError(
                 f"the chain gives the part {part} {shapes}, which have no common axis of samples. "
-                f"Give it samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
+                "Let its module make what is the same for all (a mask, a scale), or give it "
+                f"samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
             )
         return Samples.of(
             {

@@ -17,7 +17,7 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.decision.remedies import CHAIN
-from gate.errors import GateError, InputMismatch, ModelError, PolicyError
+from gate.errors import DataError, GateError, InputMismatch, ModelError, PolicyError
 from gate.front_door import Reference, Verdicted, case_of, check
 from gate.golden.folder import read_golden
 from gate.golden.tolerance import refit
@@ -307,6 +307,38 @@ def test_a_part_is_called_by_the_names_of_its_arguments(
         workload=Workload.open(tmp_path / "x.npy", batch_size=24),
         policy=QUICK,
     )
+    assert found.decision.passed, found.decision.problems
+
+
+def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Path) -> None:
+    model, rng = tiny.masked(), np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(8, 4)).astype(np.float32))
+    own = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
+    np.savez(tmp_path / "own.npz", **own)
+    tiny.export(model.get_submodule("stem"), tmp_path / "stem.onnx", shape=(4,), name="features")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.get_submodule("masked"), (torch.zeros(2, 4), torch.zeros(4, 4)),
+            str(tmp_path / "masked.onnx"), dynamo=False, input_names=["x", "mask"],
+            output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+
+    def judged_with(more: str) -> Verdicted:
+        (tmp_path / "release.yaml").write_text(
+            "chain: tests.parts.tiny:run_masked\n"
+            f"parts: {{stem: {{file: stem.onnx}}, masked: {{file: masked.onnx{more}}}}}\n"
+        )
+        return check(
+            tmp_path / "release.yaml",
+            reference=Reference.load("tests.parts.tiny:masked"),
+            workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+            policy=QUICK,
+        )
+
+    with pytest.raises(DataError, match="the part masked .* no common axis of samples"):
+        judged_with("")
+    found = judged_with(f", inputs: {tmp_path / 'own.npz'}")
     assert found.decision.passed, found.decision.problems
 
 

@@ -62,6 +62,22 @@ def split_and_fuse() -> nn.Module:
     return nn.ModuleDict({"split": Split(), "fuse": Fuse()}).eval()
 
 
+class Masked(nn.Module):
+    """Takes what is the same for all samples."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x @ mask
+
+
+def masked() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"stem": nn.Linear(4, 4), "masked": Masked()}).eval()
+
+
+def run_masked(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
+    return parts["masked"](parts["stem"](batch["input"]), torch.eye(4) * 2)
+
+
 class Rectified(nn.Module):
     """Overwrites what it is given."""
 
