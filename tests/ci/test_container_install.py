@@ -122,8 +122,10 @@ def files(folder: Path) -> set[tuple[str, int]]:
 
 def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command as the image's user, who may write nothing but its volume; as ourselves where we
-    are not root."""
-    who = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if os.getuid() == 0 else {}
+    are not root, or this Python lies in a folder of root's own."""
+    reached = all(part.stat().st_mode & 0o001 for part in Path(sys._base_executable).parents)
+    another = os.getuid() == 0 and reached
+    who = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if another else {}
     return subprocess.run(
         line, cwd=folder, env=variables(root), capture_output=True, text=True, check=False, **who
     )
