@@ -81,6 +81,23 @@ class Paths:
                 child = f"{path}.{last}" if path else last
                 if child in self._canonical:
                     return child, times
+        return self._deeper(path, part)
+
+    def _deeper(self, path: str, part: str) -> tuple[str | None, int]:
+        """The only nearest module of that name farther down: where code calls another method of a
+        module than its forward (`self.vae.decode(x)`), names leave the module out."""
+        around = f"{path}." if path else ""
+        for name, times in ((part, 0), *_with_index(part)):
+            last = name.rpartition(".")[2]
+            found = [
+                inner
+                for inner in self._canonical
+                if inner.startswith(around) and inner.rpartition(".")[2] == last
+            ]
+            depths = [inner.count(".") for inner in found]
+            nearest = [i for i, depth in zip(found, depths, strict=True) if depth == min(depths)]
+            if len(nearest) == 1 and not last.isdigit():
+                return nearest[0], times
         return None, 0
 
 

@@ -17,6 +17,15 @@ class Block(nn.Module):
         self.relu_1 = nn.ReLU()
 
 
+class Coder(nn.Module):
+    """What is used by methods of its own, never by its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = Block(), Block()
+        self.both = nn.ModuleList([Block(), Block()])
+
+
 class Net(nn.Module):
     """layer1.0, layer1.1, shared and alias (the same module)."""
 
@@ -25,6 +34,7 @@ class Net(nn.Module):
         self.layer1 = nn.Sequential(Block(), Block())
         self.shared = nn.Linear(1, 1)
         self.alias = self.shared
+        self.coder = Coder()
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +57,10 @@ def paths() -> Paths:
         ("/layer1/layer1.0/Add", "layer1.0", 0),
         ("/layer1/layer1.7/conv/Conv", "layer1", None),
         ("/stranger/conv/Conv", "", None),
+        ("/up/relu_2/Relu", "coder.up.relu", 2),
+        ("/up_1/conv/Conv", "coder.up.conv", None),
+        ("/both.1/conv/Conv", "", None),  # as of `coder.both[1]`, and 1 is the name of two
+        ("/conv/Conv", "", None),  # of which of them?
         ("/Add", "", 0),
     ],
 )
