@@ -114,7 +114,7 @@ def _items(value: Any) -> Sequence[Any]:
         return value
     raise _NoTensor(
         f"{type(value).__name__} among its outputs. Expected tensors, in tuples, lists, dicts or "
-        "dataclasses; return these alone, of a foreign model through a wrapper."
+        "dataclasses; return these alone (wrap the model where its code is not yours)."
     )
 
 

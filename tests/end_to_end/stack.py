@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ from tests.golden_vectors import vectors
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
 
+ROOT = Path(__file__).parents[2]
+HERE = (sys.executable, "-m", "gate")
 POLICY = builders.policy(review="required")
 SOON_S = 15.0
 """Within which the service must have acted on an event."""
@@ -61,7 +64,7 @@ class Stack:
     model: str = NAME
     address: str = ""
     service: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    gate: tuple[str, ...] = (sys.executable, "-m", "gate")
+    gate: tuple[str, ...] = HERE
     """The command that serves; of another installation, say."""
 
     @property
@@ -135,9 +138,15 @@ class Stack:
             "--log-format", "json", "--confirm-after", "0.5", *options,
         ]  # fmt: skip
         log = self.folder / "service.log"
+        # In its own folder: where make repro has run, the repository trusts that run's key alone.
+        around = dict(os.environ)
+        if self.gate == HERE:
+            around["PYTHONPATH"] = str(ROOT)
         with log.open("ab") as stream:
             start = stream.tell()
-            self.service = subprocess.Popen(command, stdout=stream, stderr=stream)
+            self.service = subprocess.Popen(
+                command, cwd=self.folder, env=around, stdout=stream, stderr=stream
+            )
         self.address = self._listening(log, start)
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -1,0 +1,43 @@
+"""A judgement's story is that of its decision, about its model, with its own next steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gate.decision.decision import decide
+from gate.story.judgement import Judgement
+from gate.story.making import story_of
+from gate.story.story import Step
+from tests.builders import evidence, policy
+
+STEP = Step(label="Look at it", command="gate locate model.onnx")
+NOW = "2026-01-01T00:00:00+00:00"
+
+
+def judgement(**given: Any) -> Judgement:
+    decision = decide(policy(), evidence(), decided_at=NOW)
+    return Judgement(decision=decision, evidence=evidence(), policy=policy(), **given)
+
+
+def test_what_is_not_said_is_what_follows_from_the_decision() -> None:
+    made = judgement()
+    assert made.story == story_of(made.decision, made.evidence, confidence=policy().confidence)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "shown"),
+    [
+        ({"model_name": "digits"}, "name", "digits"),
+        ({"signed_by": "ci 1234\x1b[31m"}, "signed_by", "ci 1234�[31m"),
+    ],
+)
+def test_the_subject_is_named(given: dict[str, str], field: str, shown: str) -> None:
+    assert getattr(judgement().story.subject, field) is None
+    assert getattr(judgement(**given).story.subject, field) == shown
+
+
+def test_its_own_steps_come_in_the_place_of_the_decision_s() -> None:
+    assert judgement(steps=(STEP,)).story.steps == (STEP,)
+    assert judgement().story.steps != (STEP,)
