@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gate.parity.probes.prober import Prober
+from gate.parity.runners.runner import Runner
 from gate.parity.stability import Stability
 from gate.parity.stand import Stand
 from gate.parity.track import Track
@@ -48,6 +50,8 @@ class Examination:
             if track.runner is None or not track.runner.live:
                 continue
             try:
-                track.stability = stability.of(track.compute)
+                track.stability = stability.of(
+                    track.compute, company=partial(track.compute, by=Runner.answer)
+                )
             except Exception as error:
                 track.fail(error)

@@ -132,6 +132,8 @@ class SamplePass:
             true = self.truth.of_first(batch)
             if true is None:  # the samples from here on are judged by the floor of those before
                 self.rounding.widen()
+            else:
+                self.stand.answers.note(batch, expected, true)
             for track in self.tracks:
                 track.step(batch, expected, span, truth=true)
             at += count

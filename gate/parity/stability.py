@@ -74,14 +74,19 @@ class Stability:
         count, sizes = _count(stand), _sizes(stand)
         return 2 * count + sum(count // size * size for size in sizes)
 
-    def of(self, compute: Compute) -> tuple[StabilityParity, ...]:
-        """One record an output. Raises EvidenceError if the runtime can't compute a batch size,
-        or returns other shapes in it."""
+    def of(
+        self, compute: Compute, *, company: Compute | None = None
+    ) -> tuple[StabilityParity, ...]:
+        """One record an output. `company`: what the runtime makes of the smaller batches, if that
+        may be an answer of before; else `compute`.
+
+        Raises EvidenceError if the runtime can't compute a batch size, or returns other shapes
+        in it."""
         first = [_outputs(compute, base) for base in self._bases]
         moved = [np.array([math.nan if self._alone else 0.0])] * len(self._units)
         sizes = [{base.size for base in self._bases} for _ in self._units]
         for part in self._parts:
-            outputs = _outputs(compute, part)
+            outputs = _outputs(company or compute, part)
             for index, output in enumerate(outputs):
                 place = self._place(index, part)
                 if place is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -18,15 +16,13 @@ from gate.parity.arrays.binding import Binding
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.float64.reference import Float64Reference
+from gate.parity.reference_answers import ReferenceAnswers
 from gate.parity.runners.meter import Meter
 from gate.parity.runners.torch_runner import TorchRunner, private_copy
 from gate.parity.statistics.change import columns, worst_ratio
 from gate.parity.statistics.output import Array
 from gate.policy.policy import Policy
 from gate.runtimes.runtime import Batch
-
-_ROOM = 2**26
-"""Bytes of answers that are kept."""
 
 
 class ReferencePass:
@@ -156,49 +152,6 @@ class Material(Protocol):
         """What is asked for."""
 
 
-class ReferenceAnswers:
-    """What the reference gave to small batches, so that no instrument asks for it again."""
-
-    def __init__(self, reference: ReferencePass, truth: Truth) -> None:
-        self._reference, self._truth = reference, truth
-        self._by_batch: dict[tuple[bool, str], list[Array] | None] = {}
-        self._room = _ROOM
-
-    def reference(self, batch: Batch) -> list[Array]:
-        """All outputs, read-only. Raises EvidenceError."""
-        made = self._answer(batch, self._reference.run, double=False)
-        assert made is not None
-        return made
-
-    def truth(self, batch: Batch) -> list[Array] | None:
-        """The same of `Truth.aside`."""
-        return self._answer(batch, self._truth.aside, double=True)
-
-    def _answer(
-        self, batch: Batch, compute: Callable[[Batch], list[Array] | None], *, double: bool
-    ) -> list[Array] | None:
-        key = double, digest_of(batch)
-        if key in self._by_batch:
-            return self._by_batch[key]
-        made = compute(batch)
-        for output in made or []:
-            output.flags.writeable = False
-        size = sum(output.nbytes for output in made or [])
-        if size <= self._room:
-            self._room -= size
-            self._by_batch[key] = made
-        return made
-
-
-def digest_of(batch: Batch) -> str:
-    """SHA-256 of names, dtypes, shapes and contents."""
-    sha256 = hashlib.sha256()
-    for name, array in batch.items():
-        sha256.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        sha256.update(np.ascontiguousarray(array).tobytes())
-    return sha256.hexdigest()
-
-
 @dataclass(frozen=True)
 class Stand:
     """What the instruments work with, inside `deterministic`."""
@@ -225,7 +178,7 @@ class Stand:
     @cached_property
     def answers(self) -> ReferenceAnswers:
         """Of the reference to the batches that instruments make of the samples."""
-        return ReferenceAnswers(self.reference, self.truth)
+        return ReferenceAnswers(self.reference.run, self.truth.aside)
 
 
 def length(batch: Batch) -> int:

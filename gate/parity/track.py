@@ -115,10 +115,14 @@ class Track:
             self.fail_on(batch, error, compute=self.runner.run)
 
     def compute(
-        self, batch: Batch, reference: Sequence[Array], *, probe: bool = False
+        self,
+        batch: Batch,
+        reference: Sequence[Array],
+        *,
+        by: Callable[[Runner, Batch], list[Array]] = Runner.run,
     ) -> list[Array]:
         """The outputs for a batch beside the samples, in number, dtypes and shapes as those of
-        the reference; `probe`: its inputs are no samples.
+        the reference. `by`: what of the runner computes them.
 
         Raises EvidenceError, OutputMismatch, and whatever the runtime raises."""
         if self.runner is None:
@@ -126,7 +130,7 @@ class Track:
                 f"{self.name} has no runner: {self.failure or self.absent_reason}. "
                 "Measure it where it can run."
             )
-        outputs = self.runner.run_probe(batch) if probe else self.runner.run(batch)
+        outputs = by(self.runner, batch)
         self._check.check(reference, outputs)
         return outputs
 

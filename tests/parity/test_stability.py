@@ -96,6 +96,26 @@ def test_two_runs_that_differ():
     assert seen.batch_invariance_ratio <= 1.0
 
 
+def test_answers_of_before_serve_for_the_company_alone():
+    """Whether a runtime repeats itself, it has to show."""
+    anew, before = [], []
+
+    def computed(batch, expected):
+        anew.append(len(batch["x"]))
+        return honest(batch, expected)
+
+    def answered(batch, expected):
+        before.append(len(batch["x"]))
+        return [expected[0] + 0.5]
+
+    with torch.inference_mode():
+        stability = Stability(benches.stand(Linear(), X))
+        (seen,) = stability.of(computed, company=answered)
+    assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
+    assert seen.batch_invariance == pytest.approx(0.5)
+    assert seen.repeatability == 0.0
+
+
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_a_batch_that_changes_its_samples(size):
     def batchy(batch, expected):

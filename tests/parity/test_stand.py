@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.errors import EvidenceError
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
 from gate.parity.measure import measure
-from gate.parity.stand import ReferenceAnswers
 from gate.policy.policy import Instruments
 from tests.parity import tiny
 
@@ -81,71 +79,3 @@ def test_a_model_without_float64_is_measured_without_it(tmp_path):
     result = measured(Stubborn(), candidate, samples=Samples.of({"x": x}))
     assert all(r.outputs and r.outputs[0].noise is None for r in result.runtimes)
     assert "can't run in float64" in result.noise_unmeasured
-
-
-class Counting:
-    """A reference of which it is said how often it computes; odd sizes it refuses."""
-
-    def __init__(self) -> None:
-        self.ran = 0
-
-    def run(self, batch):
-        self.ran += 1
-        if len(batch["x"]) % 2:
-            raise EvidenceError("an odd number")
-        return [batch["x"] * 2]
-
-    aside = run
-
-
-def test_the_same_batch_is_computed_once_by_each_side():
-    single, double = Counting(), Counting()
-    answers = ReferenceAnswers(single, double)
-    for _ in range(3):
-        x = np.arange(4.0)
-        assert np.array_equal(answers.reference({"x": x})[0], x * 2)
-        assert np.array_equal(answers.truth({"x": x})[0], x * 2)
-    assert (single.ran, double.ran) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"x": np.arange(4.0) + 1},
-        {"x": np.arange(4.0).astype(np.float32)},
-        {"x": np.arange(4.0).reshape(2, 2)},
-        {"x": np.arange(4.0), "y": np.arange(4.0)},
-    ],
-    ids=["values", "dtype", "shape", "names"],
-)
-def test_another_batch_is_another(other):
-    reference = Counting()
-    answers = ReferenceAnswers(reference, reference)
-    answers.reference({"x": np.arange(4.0)})
-    answers.reference(other)
-    assert reference.ran == 2
-
-
-def test_nobody_changes_what_another_gets():
-    answers = ReferenceAnswers(Counting(), Counting())
-    with pytest.raises(ValueError, match="read-only"):
-        answers.reference({"x": np.arange(4.0)})[0][0] = 7.0
-
-
-def test_what_is_refused_is_refused_again():
-    reference = Counting()
-    answers = ReferenceAnswers(reference, reference)
-    for _ in range(2):
-        with pytest.raises(EvidenceError, match="odd"):
-            answers.reference({"x": np.arange(3.0)})
-    assert reference.ran == 2
-
-
-def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr("gate.parity.stand._ROOM", 100)
-    reference = Counting()
-    answers = ReferenceAnswers(reference, reference)
-    for _ in range(2):
-        for first in range(4):  # 32 bytes each
-            answers.reference({"x": np.arange(first, first + 4.0)})
-    assert reference.ran == 4 + 1

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 _MOST_PLACES = 4096
 """Of a larger output a sample alone is work enough for one product."""
-_MOST_ELEMENTS = 2**22
-"""Of what is unfolded at a time: 32 MiB."""
+_MOST_ELEMENTS = 2**20
+"""Of what is unfolded at a time: 8 MiB, as much as caches hold."""
 _DEFAULTS = (None, 1, 0, 1, 1)
 """Of `conv2d`: bias, stride, padding, dilation, groups."""
 

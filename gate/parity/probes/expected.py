@@ -15,7 +15,6 @@ from gate.parity.float64.floor import DRAWS
 from gate.parity.float64.noise import NoiseStatistics
 from gate.parity.probes.jitter import jittered
 from gate.parity.probes.observed import Probe
-from gate.parity.probes.rows import Rows
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.records.instruments import UNDERFLOW, ProbeParity
@@ -80,8 +79,7 @@ class ProbeAnswer:
     bounds.
     """
 
-    def __init__(self, stand: Stand, probe: Probe, rows: Rows | None = None) -> None:
-        """`rows`: the answers to the samples that batches are made of, where they help."""
+    def __init__(self, stand: Stand, probe: Probe) -> None:
         self.probe = probe
         self.inapplicable: str | None = None
         self._stand = stand
@@ -93,14 +91,9 @@ class ProbeAnswer:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
-            self._truth = _honest(self._reference, self._true(rows))
+            self._truth = _honest(self._reference, stand.answers.truth(probe.batch))
             if probe.finite and not _finite(self._reference):
                 self.inapplicable = "its answer is not finite either"
-
-    def _true(self, rows: Rows | None) -> list[Array] | None:
-        if rows is not None:
-            return rows.truth(self.probe, self._reference)
-        return self._stand.answers.truth(self.probe.batch)
 
     def parity(self, compute: Compute) -> ProbeParity:
         """The record of one runtime; whatever `compute` raises is its failure."""

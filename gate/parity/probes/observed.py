@@ -35,8 +35,6 @@ class Probe:
     size: int
     """Samples in the batch."""
     build: Callable[[], Batch] = field(repr=False)
-    places: tuple[int, ...] | None = None
-    """Which of `Observed.rows` the samples are; None: others."""
     apart: bool = False
     """True where the samples have scales of their own, so that each is judged in its own."""
     finite: bool = False

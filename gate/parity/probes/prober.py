@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
+from gate.errors import GateError
 from gate.parity.probes.columns import column_probes
 from gate.parity.probes.expected import ProbeAnswer
 from gate.parity.probes.integers import integer_probes
 from gate.parity.probes.nonfinite import nonfinite_probes
 from gate.parity.probes.observed import Observed, Probe
-from gate.parity.probes.rows import Rows
 from gate.parity.probes.search import Search
 from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
 from gate.parity.probes.values import value_probes
-from gate.parity.stand import Material, Stand, digest_of
+from gate.parity.runners.runner import Runner
+from gate.parity.stand import Material, Stand
 from gate.parity.track import Track
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
+from gate.runtimes.recording.rows import row_digests
 from gate.storage.digest import Digest
 
 _steps = logging.getLogger("gate.steps")
@@ -33,8 +36,7 @@ class Prober:
         self._stand = stand
         self._observed = Observed.of(stand)
         self._axes = Axes.of(stand, self._observed, inputs)
-        self._rows = Rows(stand, self._observed)
-        self._digests: set[str] = set()
+        self._digests: set[bytes] = set()
         self.probes = plain_probes(stand, self._axes, sha256=sha256)
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
@@ -42,6 +44,7 @@ class Prober:
 
         Returns what the search for more probes saw, None where the policy asks for none.
         """
+        self._compute_in_float64()
         for probe in self.probes:
             self._judge(probe, tracks)
             advance(probe.size)
@@ -73,16 +76,30 @@ class Prober:
         yield from nonfinite_probes(self._stand, self._observed)
         yield from length_probes(self._stand, self._axes)
 
+    def _compute_in_float64(self) -> None:
+        """The samples that batches are made of, and what changes a lone sample's values, together:
+        batches of one cost twice as much."""
+        answers, rows = self._stand.answers, self._observed.rows
+        with contextlib.suppress(GateError):  # each probe says so itself
+            answers.reference(rows)
+            answers.truth(rows)
+        if self._observed.fixed:
+            return
+        shapes = {name: (1, *array.shape[1:]) for name, array in rows.items()}
+        alone = [probe.batch for probe in self.probes if probe.size == 1]
+        alike = [b for b in alone if {name: array.shape for name, array in b.items()} == shapes]
+        answers.ask_together(alike, most=self._stand.binding.batch_size)
+
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
-        digest = digest_of(probe.batch)
+        digest = row_digests(probe.batch).tobytes()
         if digest in self._digests:
             return
         self._digests.add(digest)
-        expected = ProbeAnswer(self._stand, probe, self._rows)
+        expected = ProbeAnswer(self._stand, probe)
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
-                track.probes.append(expected.parity(partial(track.compute, probe=True)))
+                track.probes.append(expected.parity(partial(track.compute, by=Runner.run_probe)))
 
 
 def plain_probes(stand: Material, axes: Axes, *, sha256: Digest) -> list[Probe]:

@@ -135,8 +135,7 @@ def batch_probes(stand: Material, observed: Observed, sha256: Digest) -> Iterato
 
 def _batch(observed: Observed, places: tuple[int, ...]) -> Probe:
     size = len(places)
-    build = partial(observed.taken, places)
-    return Probe(f"batch_{size}", "batch", size, build, places=places)
+    return Probe(f"batch_{size}", "batch", size, partial(observed.taken, places))
 
 
 def size_probes(axes: Axes) -> Iterator[Probe]:

@@ -1,0 +1,104 @@
+"""Float64 answers by sample."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gate.parity.float64.by_sample import SampleTruths, agree
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+BATCH = {"x": X}
+R = [X * 2, X.argmax(1)]
+R64 = [X.astype(np.float64) * 2, X.argmax(1)]
+NAN, INF = math.nan, math.inf
+
+
+def noted(reference=R, truth=R64, *, room=2**10):
+    truths = SampleTruths(room=room)
+    truths.note(BATCH, reference, truth)
+    return truths
+
+
+def test_any_batch_of_what_was_noted_is_put_together():
+    places = [4, 0, 4, 2]
+    batch = {"x": X[places]}
+    truths = noted()
+    assert truths.holds(batch)
+    assert not truths.holds({"x": np.concatenate([X[:2], X[:1] + 1])})
+    for made, whole in zip(truths.of(batch, [r[places] for r in R]), R64, strict=True):
+        assert np.array_equal(made, whole[places])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [R[0] * (1 + 1e-4), R[1]],
+        [R[0], R[1] + 1],
+        [R[0]],
+        [R[0][:, :2], R[1]],
+        [np.where(R[0] == R[0][0, 0], NAN, R[0]).astype(np.float32), R[1]],
+    ],
+    ids=["moved", "another class", "one output less", "another shape", "NaN"],
+)
+def test_not_where_the_float32_answer_is_another(other):
+    assert noted().of(BATCH, other) is None
+
+
+def test_rounding_is_no_other_answer():
+    assert noted().of(BATCH, [R[0] * np.float32(1 + 1e-6), R[1]]) is not None
+
+
+@pytest.mark.parametrize(
+    ("reference", "truth"),
+    [
+        ([R[0].sum(keepdims=True)], [R64[0].sum(keepdims=True)]),
+        ([R[0].sum()], [R64[0].sum()]),
+        ([R[0]], R64),
+        ([R[0], R[1]], [R64[0], R64[1][:5]]),
+    ],
+    ids=["no row for each", "no axis", "other outputs", "other rows"],
+)
+def test_nothing_is_kept_of_what_has_no_row_for_each_sample(reference, truth):
+    assert not noted(reference, truth).holds({"x": X[:1]})
+
+
+def test_what_is_kept_is_bounded():
+    one = 3 * 4 + 8 + 3 * 8 + 8
+    truths = noted(room=2 * one)
+    assert [truths.holds({"x": X[row : row + 1]}) for row in range(4)] == [True, True, False, False]
+
+
+def test_what_was_noted_is_a_copy():
+    reference, truth = [R[0].copy(), R[1].copy()], [R64[0].copy(), R64[1].copy()]
+    truths = noted(reference, truth)
+    reference[0][:], truth[0][:] = 7.0, 7.0
+    assert np.array_equal(truths.of(BATCH, R)[0], R64[0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-5], True),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-4], False),
+        ([NAN, 2.0], [NAN, 2.0], True),
+        ([NAN, 2.0], [INF, 2.0], False),
+        ([INF, 2.0], [-INF, 2.0], False),
+        ([1.0, 2.0], [NAN, 2.0], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([1e-30, 0.0], [0.0, 0.0], False),
+        ([], [], True),
+    ],
+)
+def test_agreement(one, other, same):
+    assert agree(np.array(one), np.array(other)) is same
+    assert agree(np.array(one), np.array(other, np.float32)) is same
+
+
+def test_integers_agree_only_where_they_are_equal():
+    assert agree(np.array([1, 2]), np.array([1, 2], np.int32))
+    assert not agree(np.array([1, 2]), np.array([1, 3]))
+    assert not agree(np.array([1, 2]), np.array([1.0, 2.0]))
