@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gate.parity.statistics.output import Array
-from gate.runtimes.recording.rows import row_digests
-from gate.runtimes.runtime import Batch
+from gate.runtimes.recording.rows import Rows
 
 Answer = list[Array] | None
 """All outputs; None of whoever can't compute a batch."""
@@ -20,12 +19,13 @@ class KeptAnswers:
         self._by_batch: dict[bytes, Answer] = {}
         self._room = room
 
-    def take(self, batch: Batch, compute: Callable[[Batch], Answer]) -> Answer:
-        """What is kept, else what `compute` makes of it, which is kept from then on: read-only."""
-        key = row_digests(batch).tobytes()
+    def take(self, digests: Rows, compute: Callable[[], Answer]) -> Answer:
+        """What is kept of these samples, else what `compute` makes, which is kept from then on:
+        read-only. `digests`: of the samples (`row_digests`)."""
+        key = digests.tobytes()
         if key in self._by_batch:
             return self._by_batch[key]
-        made = compute(batch)
+        made = compute()
         for output in made or []:
             output.flags.writeable = False
         size = sum(output.nbytes for output in made or [])

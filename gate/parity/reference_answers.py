@@ -10,6 +10,7 @@ from gate.errors import GateError
 from gate.parity.float64.by_sample import SampleTruths, agree
 from gate.parity.kept_answers import Answer, KeptAnswers
 from gate.parity.statistics.output import Array
+from gate.runtimes.recording.rows import Rows, row_digests
 from gate.runtimes.runtime import Batch
 
 _ROOM = 2**26
@@ -29,25 +30,24 @@ class ReferenceAnswers:
 
     def reference(self, batch: Batch) -> list[Array]:
         """All outputs, read-only. Raises EvidenceError."""
-        made = self._single.take(batch, self._reference)
-        assert made is not None
-        return made
+        return self._single_of(batch, row_digests(batch))
 
     def truth(self, batch: Batch) -> Answer:
         """The same in float64; None where the model can't run so.
 
         What was computed of the samples before is put together, where company does not matter.
         """
-        return self._double.take(batch, self._joined)
+        digests = row_digests(batch)
+        return self._double.take(digests, lambda: self._joined(batch, digests))
 
     def note(self, batch: Batch, reference: Sequence[Array], truth: Sequence[Array]) -> None:
         """Take what both answered to a batch that somebody computed anyway."""
-        self._samples.note(batch, reference, truth)
+        self._samples.note(row_digests(batch), reference, truth)
 
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute batches of one sample and of one shape in float64, up to `most` at a time, which
         costs half. Kept is what agrees with the float32 answer to the sample alone."""
-        asked = [batch for batch in singles if not self._samples.holds(batch)]
+        asked = [batch for batch in singles if not self._samples.holds(row_digests(batch))]
         for start in range(0, len(asked), most):
             part = asked[start : start + most]
             joined = {name: np.concatenate([batch[name] for batch in part]) for name in part[0]}
@@ -58,19 +58,25 @@ class ReferenceAnswers:
                 self._note_alone(batch, [r64[row : row + 1] for r64 in truth])
 
     def _note_alone(self, batch: Batch, truth: list[Array]) -> None:
+        digests = row_digests(batch)
         try:
-            reference = self.reference(batch)
+            reference = self._single_of(batch, digests)
         except GateError:
             return
         if len(reference) == len(truth) and all(map(agree, truth, reference)):
-            self._samples.note(batch, reference, truth)
+            self._samples.note(digests, reference, truth)
 
-    def _joined(self, batch: Batch) -> Answer:
-        if self._samples.holds(batch):
-            joined = self._samples.of(batch, self.reference(batch))
+    def _single_of(self, batch: Batch, digests: Rows) -> list[Array]:
+        made = self._single.take(digests, lambda: self._reference(batch))
+        assert made is not None
+        return made
+
+    def _joined(self, batch: Batch, digests: Rows) -> Answer:
+        if self._samples.holds(digests):
+            joined = self._samples.of(digests, self._single_of(batch, digests))
             if joined is not None:
                 return joined
         made = self._truth(batch)
         if made is not None:
-            self._samples.note(batch, self.reference(batch), made)
+            self._samples.note(digests, self._single_of(batch, digests), made)
         return made

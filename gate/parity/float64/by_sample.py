@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gate.parity.statistics.output import Array
-from gate.runtimes.recording.rows import row_digests
-from gate.runtimes.runtime import Batch
+from gate.runtimes.recording.rows import Rows
 
 _AGREES = 1e-5
 """max|a - b| / max|b| of a sample in one batch and in another: rounding, and no other answer."""
@@ -36,9 +35,9 @@ class SampleTruths:
         self._by_sample: dict[bytes, _Answer] = {}
         self._room = room
 
-    def note(self, batch: Batch, reference: Sequence[Array], truth: Sequence[Array]) -> None:
-        """Keep what both made of each sample; nothing of outputs that have no row for each."""
-        digests = row_digests(batch)
+    def note(self, digests: Rows, reference: Sequence[Array], truth: Sequence[Array]) -> None:
+        """Keep what both made of each sample; nothing of outputs that have no row for each.
+        `digests`: of the samples (`row_digests`)."""
         if not _by_row(reference, truth, count=len(digests)):
             return
         for row, digest in enumerate(digests):
@@ -49,14 +48,14 @@ class SampleTruths:
                 return
             self._by_sample[digest.tobytes()] = answer
 
-    def holds(self, batch: Batch) -> bool:
-        """True if every sample of the batch was noted."""
-        return all(digest.tobytes() in self._by_sample for digest in row_digests(batch))
+    def holds(self, digests: Rows) -> bool:
+        """True if every one of the samples was noted."""
+        return all(digest.tobytes() in self._by_sample for digest in digests)
 
-    def of(self, batch: Batch, reference: Sequence[Array]) -> list[Array] | None:
+    def of(self, digests: Rows, reference: Sequence[Array]) -> list[Array] | None:
         """The float64 outputs of a batch whose samples it holds, by its float32 outputs; None
         where these are others than the samples had when they were noted."""
-        answers = [self._by_sample[digest.tobytes()] for digest in row_digests(batch)]
+        answers = [self._by_sample[digest.tobytes()] for digest in digests]
         single = [np.concatenate(rows) for rows in zip(*(a.single for a in answers), strict=True)]
         if len(single) != len(reference) or not all(map(agree, single, reference)):
             return None

@@ -14,6 +14,7 @@ from gate.parity.kept_answers import KeptAnswers
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject
 from gate.runtimes.claims import seconds_of
+from gate.runtimes.recording.rows import row_digests
 from gate.runtimes.runtime import Array, Batch, Conditions, Proof, Session
 
 _ROOM = 2**24
@@ -49,12 +50,12 @@ class Runner:
     def run_probe(self, batch: Batch) -> list[Array]:
         """As `run`, of inputs beside the samples."""
         outputs = self._timed(self._session.run_probe, batch)
-        self._answers.take(batch, lambda _batch: outputs)
+        self._answers.take(row_digests(batch), lambda: outputs)
         return outputs
 
     def answer(self, batch: Batch) -> list[Array]:
         """As `run`, but what a probe had is not computed again."""
-        return self._answers.take(batch, self.run) or []
+        return self._answers.take(row_digests(batch), lambda: self.run(batch)) or []
 
     def _fed(self, batch: Batch) -> Batch:
         return batch if self._binding is None else self._binding.by_input(batch)

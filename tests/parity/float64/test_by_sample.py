@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from gate.parity.float64.by_sample import SampleTruths, agree
+from gate.runtimes.recording.rows import row_digests
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-BATCH = {"x": X}
+DIGESTS = row_digests({"x": X})
 R = [X * 2, X.argmax(1)]
 R64 = [X.astype(np.float64) * 2, X.argmax(1)]
 NAN, INF = math.nan, math.inf
@@ -18,17 +19,16 @@ NAN, INF = math.nan, math.inf
 
 def noted(reference=R, truth=R64, *, room=2**10):
     truths = SampleTruths(room=room)
-    truths.note(BATCH, reference, truth)
+    truths.note(DIGESTS, reference, truth)
     return truths
 
 
 def test_any_batch_of_what_was_noted_is_put_together():
     places = [4, 0, 4, 2]
-    batch = {"x": X[places]}
     truths = noted()
-    assert truths.holds(batch)
-    assert not truths.holds({"x": np.concatenate([X[:2], X[:1] + 1])})
-    for made, whole in zip(truths.of(batch, [r[places] for r in R]), R64, strict=True):
+    assert truths.holds(DIGESTS[places])
+    assert not truths.holds(row_digests({"x": np.concatenate([X[:2], X[:1] + 1])}))
+    for made, whole in zip(truths.of(DIGESTS[places], [r[places] for r in R]), R64, strict=True):
         assert np.array_equal(made, whole[places])
 
 
@@ -44,11 +44,11 @@ def test_any_batch_of_what_was_noted_is_put_together():
     ids=["moved", "another class", "one output less", "another shape", "NaN"],
 )
 def test_not_where_the_float32_answer_is_another(other):
-    assert noted().of(BATCH, other) is None
+    assert noted().of(DIGESTS, other) is None
 
 
 def test_rounding_is_no_other_answer():
-    assert noted().of(BATCH, [R[0] * np.float32(1 + 1e-6), R[1]]) is not None
+    assert noted().of(DIGESTS, [R[0] * np.float32(1 + 1e-6), R[1]]) is not None
 
 
 @pytest.mark.parametrize(
@@ -62,20 +62,20 @@ def test_rounding_is_no_other_answer():
     ids=["no row for each", "no axis", "other outputs", "other rows"],
 )
 def test_nothing_is_kept_of_what_has_no_row_for_each_sample(reference, truth):
-    assert not noted(reference, truth).holds({"x": X[:1]})
+    assert not noted(reference, truth).holds(DIGESTS[:1])
 
 
 def test_what_is_kept_is_bounded():
     one = 3 * 4 + 8 + 3 * 8 + 8
     truths = noted(room=2 * one)
-    assert [truths.holds({"x": X[row : row + 1]}) for row in range(4)] == [True, True, False, False]
+    assert [truths.holds(DIGESTS[row : row + 1]) for row in range(4)] == [True, True, False, False]
 
 
 def test_what_was_noted_is_a_copy():
     reference, truth = [R[0].copy(), R[1].copy()], [R64[0].copy(), R64[1].copy()]
     truths = noted(reference, truth)
     reference[0][:], truth[0][:] = 7.0, 7.0
-    assert np.array_equal(truths.of(BATCH, R)[0], R64[0])
+    assert np.array_equal(truths.of(DIGESTS, R)[0], R64[0])
 
 
 @pytest.mark.parametrize(
