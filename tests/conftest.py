@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from coverage import Coverage
 from hypothesis import settings
 
+from benchmarks import install_size
 from tests.exhaustive import leave_out
 
 # Two processes run the tests on two cores: more threads in each wait for one another.
@@ -49,6 +51,19 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, _encodable(text)) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the checkout."""
+    return install_size.wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """For an environment: on a disk, as one may take gigabytes, and gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "env")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

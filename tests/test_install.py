@@ -10,9 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,18 +36,6 @@ CORE_MB = 400
 CORE_LACKS = {"onnxruntime", "onnxruntime-gpu", "torch", "mlflow-skinny", "mlflow", "matplotlib"}
 SERVICE_LACKS = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
 NOT_SHIPPED = ("tests", "data", "benchmarks", "pipelines", "docs", "models", "reports", "params")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_size.wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """For an environment: on a disk, as one may take gigabytes, and gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder, "env")
 
 
 def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:

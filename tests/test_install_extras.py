@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,18 +119,6 @@ ROWS = {
 BY_THEMSELVES = {"registry", "postgresql", "pipeline", "all"}
 ELSEWHERE = {"cpu", "service", "dev"}
 """In tests/test_install.py; the last is where these tests run."""
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_size.wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """For an environment: on a disk, as one may take gigabytes, and gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder, "env")
 
 
 @pytest.fixture

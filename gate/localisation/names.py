@@ -39,6 +39,10 @@ class Paths:
             path: first[id(module)] for path, module in model.named_modules(remove_duplicate=False)
         }
         """Every path of a module to its first: shared modules have several."""
+        self._by_name: dict[str, list[str]] = {}
+        """The paths that end with a name."""
+        for path in self._canonical:
+            self._by_name.setdefault(path.rpartition(".")[2], []).append(path)
         self.norms = tuple(
             path
             for path, module in model.named_modules()
@@ -89,11 +93,7 @@ class Paths:
         around = f"{path}." if path else ""
         for name, times in ((part, 0), *_with_index(part)):
             last = name.rpartition(".")[2]
-            found = [
-                inner
-                for inner in self._canonical
-                if inner.startswith(around) and inner.rpartition(".")[2] == last
-            ]
+            found = [inner for inner in self._by_name.get(last, ()) if inner.startswith(around)]
             depths = [inner.count(".") for inner in found]
             nearest = [i for i, depth in zip(found, depths, strict=True) if depth == min(depths)]
             if len(nearest) == 1 and not last.isdigit():

@@ -148,9 +148,8 @@ class ExportSettings(Record):
         for field in self._legacy_only():
             if "dynamo" in self.rungs:
                 yield (
-                    f"{field} belongs to the TorchScript-based exporter, and dynamo, one of "
-                    f"{rungs}, leaves it out in silence; set strategy: direct, or a ladder "
-                    "without dynamo"
+                    f"{field} belongs to the TorchScript-based exporter, and dynamo leaves it out "
+                    "in silence; set strategy: direct, or a ladder without dynamo"
                 )
         if _ONNX in self.custom_opsets:
             yield f"custom_opsets names {_ONNX}, ONNX's own domain; set opset, its version"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -75,7 +76,11 @@ def process(
         command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     log = folder / "log"
     with log.open("ab") as stream:
-        popen = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream)
+        # Not in the repository's folder: where make repro has run, that trusts one key alone.
+        popen = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=stream, stderr=stream,
+        )  # fmt: skip
     started = Process(popen, record, log)
     try:
         until(lambda: len(started.lines("ready")) > before or popen.poll() is not None, seconds=60)

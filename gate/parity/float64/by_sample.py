@@ -56,6 +56,9 @@ class SampleTruths:
         """The float64 outputs of a batch whose samples it holds, by its float32 outputs; None
         where these are others than the samples had when they were noted."""
         answers = [self._by_sample[digest.tobytes()] for digest in digests]
+        first = [r.shape for r in answers[0].single]
+        if any([r.shape for r in answer.single] != first for answer in answers):
+            return None
         single = [np.concatenate(rows) for rows in zip(*(a.single for a in answers), strict=True)]
         if len(single) != len(reference) or not all(map(agree, single, reference)):
             return None

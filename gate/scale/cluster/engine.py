@@ -95,7 +95,7 @@ class RayActors:
     count: int
     freight: Any
     reader: Any = None
-    """The actor that reads local samples; None: each worker opens them by their address."""
+    """The actor that reads local samples; None: each worker opens them itself."""
     name: Literal["processes", "ray"] = "ray"
 
     @property
@@ -111,12 +111,13 @@ class RayActors:
         Raises PolicyError where Ray is not installed or the cluster has no room for a worker,
         StorageError where it can't be reached.
         """
-        with _session(cluster):
+        with _session(cluster) as of_this_machine:
             from gate.scale.cluster.freight import Freight
 
             count = cluster.workers or _room(cluster)
             require_room(cluster)
-            yield cls(assignment, cluster, count, Freight.of(assignment), _reader(assignment))
+            reader = None if of_this_machine else _reader(assignment)
+            yield cls(assignment, cluster, count, Freight.of(assignment), reader)
 
     def start(self) -> Hand:
         """As `CrewEngine.start`."""
@@ -150,8 +151,9 @@ class RayActors:
 
 
 @contextlib.contextmanager
-def _session(cluster: Cluster) -> Iterator[None]:
-    """Be in a cluster: in the one that is named, or one that ends with this process."""
+def _session(cluster: Cluster) -> Iterator[bool]:
+    """Be in a cluster: in the one that is named, or one that ends with this process, which has
+    this machine alone. Says whether it is that."""
     set_switches()
     try:
         import ray
@@ -161,7 +163,7 @@ def _session(cluster: Cluster) -> Iterator[None]:
             "--jobs N measures in N processes of this machine."
         ) from error
     if ray.is_initialized():  # by whoever calls this as a library: it is theirs to end
-        yield
+        yield False
         return
     address = cluster.address or os.environ.get("RAY_ADDRESS")
     with contextlib.ExitStack() as held:
@@ -182,7 +184,7 @@ def _session(cluster: Cluster) -> Iterator[None]:
                 "machines."
             ) from error
         held.callback(ray.shutdown)
-        yield
+        yield address is None
 
 
 def _room(cluster: Cluster) -> int:
@@ -216,7 +218,8 @@ def require_room(cluster: Cluster) -> None:
 
 
 def _reader(assignment: Assignment) -> Any:
-    """The actor on this machine that reads samples which lie here; None: they have an address."""
+    """The actor on this machine that reads samples which lie here, for workers that may be
+    elsewhere; None: samples have an address."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

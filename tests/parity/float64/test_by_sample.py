@@ -65,6 +65,19 @@ def test_nothing_is_kept_of_what_has_no_row_for_each_sample(reference, truth):
     assert not noted(reference, truth).holds(DIGESTS[:1])
 
 
+@pytest.mark.parametrize(
+    ("reference", "truth"),
+    [([R[0][:, :2], R[1]], [R64[0][:, :2], R64[1]]), ([R[0]], [R64[0]])],
+    ids=["another width", "one output less"],
+)
+def test_samples_whose_outputs_the_data_shape_are_not_put_together(reference, truth):
+    truths = SampleTruths(room=2**10)
+    truths.note(DIGESTS[:3], [r[:3] for r in R], [r64[:3] for r64 in R64])
+    truths.note(DIGESTS[3:], [r[3:] for r in reference], [r64[3:] for r64 in truth])
+    assert truths.holds(DIGESTS)
+    assert truths.of(DIGESTS, R) is None
+
+
 def test_what_is_kept_is_bounded():
     one = 3 * 4 + 8 + 3 * 8 + 8
     truths = noted(room=2 * one)
