@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 
 from gate.errors import DataError, PolicyError, StorageError
@@ -58,12 +59,14 @@ def assigned(
     return Assignment.of(case, reference, workload), reference, workload
 
 
-def evidence(folder: Path, **options: str) -> Evidence:
+def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
+    """`theirs`: in a cluster that is the caller's, of which nothing is known."""
     assignment, reference, workload = assigned(folder, **options)
     with (
         RayActors.connected(assignment, Cluster(workers=2)) as engine,
         Workers(engine) as crew,
     ):
+        assert (engine.reader is not None) == theirs
         return evidence_on(
             folder / "model.onnx",
             reference=reference,
@@ -111,9 +114,19 @@ def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
 
 
 @pytest.mark.proof
-def test_what_an_actor_can_not_use_is_the_error_of_one_process(folder: Path) -> None:
-    with pytest.raises(DataError, match="first in sample 150"):
-        evidence(folder, inputs="nan.npy")
+def test_actors_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
+    """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        both = evidence(folder, theirs=True)
+        with pytest.raises(DataError, match="first in sample 150"):
+            evidence(folder, theirs=True, inputs="nan.npy")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    source: dict[str, Any] = {"source": None}
+    alone = test_processes.evidence(folder)
+    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
     assert_nobody_is_left()
 
 
