@@ -47,9 +47,9 @@ class ReferenceAnswers:
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute batches of one sample and of one shape in float64, up to `most` at a time, which
         costs half. Kept is what agrees with the float32 answer to the sample alone."""
-        asked = [batch for batch in singles if not self._samples.holds(row_digests(batch))]
-        for start in range(0, len(asked), most):
-            part = asked[start : start + most]
+        missing = [batch for batch in singles if not self._samples.holds(row_digests(batch))]
+        for start in range(0, len(missing), most):
+            part = missing[start : start + most]
             joined = {name: np.concatenate([batch[name] for batch in part]) for name in part[0]}
             truth = self._truth(joined)
             if truth is None or any(r64.ndim == 0 or len(r64) != len(part) for r64 in truth):

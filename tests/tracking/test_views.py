@@ -50,6 +50,8 @@ def test_the_pages_show_names_and_headlines_and_only_what_was_rejected(tmp_path:
             page.goto("about:blank")
             page.goto(f"{server.uri}/{view_address('1', view)}")
             page.get_by_text(f"{len(shown)} matching run").wait_for()
+            for name in shown:  # rows are drawn after the line that counts them
+                page.get_by_text(name, exact=True).wait_for()
             for name in names:
                 cell = page.get_by_text(name, exact=True)
                 assert cell.count() == (name in shown), (view, name)
