@@ -10,7 +10,7 @@ from gate.front_door import Reference
 from gate.onnxfile.release_file import is_release
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
-from gate.scale.cluster.engine import Cluster
+from gate.scale.cluster.session import Cluster
 from gate.scale.crew import CheckedFile
 from gate.scale.jobs import worth_a_trial
 from pipelines.params import ParityParams

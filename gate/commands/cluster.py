@@ -70,7 +70,7 @@ def measured_by(
     set_switches()
 
     def by_cluster(checked: CheckedFile) -> AbstractContextManager[Workload]:
-        from gate.scale.cluster.engine import Cluster
+        from gate.scale.cluster.session import Cluster
 
         return checked.by_cluster(
             Cluster(

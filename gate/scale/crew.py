@@ -17,7 +17,8 @@ from gate.parity.case import Case
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
-from gate.scale.cluster.engine import Cluster, RayActors
+from gate.scale.cluster.engine import RayActors
+from gate.scale.cluster.session import Cluster
 from gate.scale.jobs import asked_for, chosen, worth_a_trial
 from gate.scale.kept_parts import KeptParts, KeptPlan
 from gate.scale.plan import MeasuringPlan

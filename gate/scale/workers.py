@@ -132,6 +132,8 @@ class Workers:
                 for hand in self.engine.ready(self._hands, seconds=_LEAVE_S):
                     self._hear(hand, work)
             self._put(work.failure or (_nobody_left() if work.left else None))
+        except GateError as error:  # of the engine: it can't start anybody
+            self._put(error)
         except Exception as error:
             self._put(EvidenceError(f"the crew of {self.engine.name} broke: {error}. Repeat."))
 

@@ -4,49 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from gate.errors import EvidenceError, PolicyError, StorageError, first_line
+from gate.errors import EvidenceError, PolicyError, first_line
 from gate.parity.sources.named import Named
 from gate.parity.sources.opening import Opening
 from gate.parity.units.unit import Unit
 from gate.preprocess.spec import PreprocessSpec
 from gate.scale.assignment import Assignment
-from gate.scale.cluster.switches import set_switches
+from gate.scale.cluster.session import Cluster, RaySession
 from gate.scale.work import Hand, HandLost
 from gate.scale.worker import Answer, WorkerFailure, read_answer
-from gate.storage.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    from gate.scale.cluster.freight import Freight
 
 _steps = logging.getLogger("gate.steps")
-_SOCKETS = 40
-"""Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
 _CLOSE_S = 0.5
 _RETRIES = 3
 """Of an actor that reads samples, where it or its machine fails."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where workers run, and what each takes."""
-
-    address: str | None = None
-    """`auto` or HOST:PORT of a cluster that runs; None: RAY_ADDRESS, else one of this machine."""
-    workers: int | None = None
-    """None: as many as there are processors for."""
-    cpus: int = 1
-    """Of a worker, and its threads."""
-    gpus: float = 0.0
 
 
 @dataclass(eq=False)
 class _Actor:
     """As `gate.scale.work.Hand`."""
 
-    handle: Any
+    start: Future[Any]
+    """Its handle, once the cluster was asked for it."""
     unit: Unit | None = None
     answers: Any = None
     """The reference of what it will say."""
@@ -54,11 +43,18 @@ class _Actor:
 
     def begin(self, lead: bytes) -> None:
         """As `Hand.begin`."""
-        self.handle.begin.remote(lead)
+        self.start.result().begin.remote(lead)
 
     def give(self, unit: Unit, *, again: bool) -> None:
         """As `Hand.give`."""
-        self.answers = self.handle.answer.remote(unit.index, unit.start, unit.stop, again=again)
+        handle = self.start.result()
+        self.answers = handle.answer.remote(unit.index, unit.start, unit.stop, again=again)
+
+    def await_start(self) -> None:
+        """Until the cluster was asked for it. Raises as `RaySession.later`."""
+        handle = self.start.result()
+        if self.opening and self.answers is None:
+            self.answers = handle.open.remote()
 
     def answer(self) -> Answer | None:
         """As `Hand.answer`."""
@@ -79,11 +75,14 @@ class _Actor:
         does not leave in time."""
         import ray
 
+        if self.start.cancel() or self.start.exception() is not None:
+            return
+        handle = self.start.result()
         if self.unit is None and not self.opening:
             with contextlib.suppress(Exception):
-                ray.get(self.handle.close.remote(), timeout=_CLOSE_S)
+                ray.get(handle.close.remote(), timeout=_CLOSE_S)
         with contextlib.suppress(Exception):
-            ray.kill(self.handle)
+            ray.kill(handle)
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,9 @@ class RayActors:
     assignment: Assignment
     cluster: Cluster
     count: int
-    freight: Any
+    session: RaySession
+    freight: Future[Freight]
+    """The files of the assignment in the object store."""
     reader: Any = None
     """The actor that reads local samples; None: each worker opens them itself."""
     name: Literal["processes", "ray"] = "ray"
@@ -106,40 +107,45 @@ class RayActors:
     @classmethod
     @contextlib.contextmanager
     def connected(cls, assignment: Assignment, cluster: Cluster) -> Iterator[RayActors]:
-        """Inside, the cluster is there, with the files of the assignment in its object store.
+        """Inside, the cluster is there, or starts.
 
         Raises PolicyError where Ray is not installed or the cluster has no room for a worker,
-        StorageError where it can't be reached.
+        StorageError where one that is named can't be reached.
         """
-        with _session(cluster) as of_this_machine:
-            from gate.scale.cluster.freight import Freight
-
-            count = cluster.workers or _room(cluster)
-            require_room(cluster)
-            reader = None if of_this_machine else _reader(assignment)
-            yield cls(assignment, cluster, count, Freight.of(assignment), reader)
+        with RaySession.joined(cluster) as session:
+            machines = session.machines()
+            require_room(cluster, machines)
+            count = cluster.workers or sum(map(cluster.room, machines))
+            freight = session.later(partial(_packed, assignment))
+            reader = None if session.of_this_machine else _reader(assignment)
+            yield cls(assignment, cluster, count, session, freight, reader)
 
     def start(self) -> Hand:
         """As `CrewEngine.start`."""
-        import ray
-
-        from gate.scale.cluster.actor import Measurer
-
-        kind: Any = ray.remote(Measurer)
-        handle = kind.options(num_cpus=self.cluster.cpus, num_gpus=self.cluster.gpus).remote(
-            self.assignment, self.freight, reader=self.reader, threads=self.threads
-        )
-        return _Actor(handle, answers=handle.open.remote())
+        return _Actor(self.session.later(self._actor))
 
     def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
         """As `CrewEngine.ready`."""
         import ray
 
-        of = {hand.answers: hand for hand in hands if isinstance(hand, _Actor) and hand.answers}
-        if all(hand.opening for hand in hands):
+        actors = [hand for hand in hands if isinstance(hand, _Actor)]
+        if all(hand.opening for hand in actors):
             _steps.debug("wait for actors: the cluster starts them when it has room")
+        for hand in actors:
+            hand.await_start()
+        of = {hand.answers: hand for hand in actors if hand.answers}
         done, _ = ray.wait(list(of), num_returns=1, timeout=seconds)
         return [of[reference] for reference in done]
+
+    def _actor(self) -> Any:
+        import ray
+
+        from gate.scale.cluster.actor import Measurer
+
+        kind: Any = ray.remote(Measurer)
+        return kind.options(num_cpus=self.cluster.cpus, num_gpus=self.cluster.gpus).remote(
+            self.assignment, self.freight.result(), reader=self.reader, threads=self.threads
+        )
 
     def close(self) -> None:
         """End the reader; the cluster is left by `connected`."""
@@ -150,71 +156,22 @@ class RayActors:
                 ray.kill(self.reader)
 
 
-@contextlib.contextmanager
-def _session(cluster: Cluster) -> Iterator[bool]:
-    """Be in a cluster: in the one that is named, or one that ends with this process, which has
-    this machine alone. Says whether it is that."""
-    set_switches()
-    try:
-        import ray
-    except ImportError as error:
-        raise PolicyError(
-            "gate check --engine ray needs Ray: pip install 'parity-gate[ray]'. Without it, "
-            "--jobs N measures in N processes of this machine."
-        ) from error
-    if ray.is_initialized():  # by whoever calls this as a library: it is theirs to end
-        yield False
-        return
-    address = cluster.address or os.environ.get("RAY_ADDRESS")
-    with contextlib.ExitStack() as held:
-        own: dict[str, Any] = {"address": address}
-        if address is None:
-            folder = str(held.enter_context(temporary_folder()))
-            own = {"address": "local", "include_dashboard": False}
-            own |= {"num_cpus": cluster.workers and cluster.workers * cluster.cpus}
-            own |= {"_temp_dir": folder} if len(folder) <= _SOCKETS else {}
-        try:
-            ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
-            place = address or "of this machine"
-            raise StorageError(
-                f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
-                "it runs, has the same versions of Python and Ray, and which token it asks for "
-                "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
-                "machines."
-            ) from error
-        held.callback(ray.shutdown)
-        yield address is None
-
-
-def _room(cluster: Cluster) -> int:
-    """Workers for which the cluster's machines have processors and GPUs."""
-    return max(sum(_room_of(machine, cluster) for machine in _machines()), 1)
-
-
-def _room_of(machine: dict[str, float], cluster: Cluster) -> int:
-    room = machine.get("CPU", 0.0) // cluster.cpus
-    return int(min(room, machine.get("GPU", 0.0) // cluster.gpus) if cluster.gpus else room)
-
-
-def _machines() -> list[dict[str, float]]:
-    """What each machine of the cluster has."""
-    import ray
-
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
-
-
-def require_room(cluster: Cluster) -> None:
-    """Raise PolicyError for a worker that fits on no machine: it would be waited for in vain."""
-    machines = _machines()
-    if not any(_room_of(machine, cluster) for machine in machines):
+def require_room(cluster: Cluster, machines: Sequence[dict[str, float]]) -> None:
+    """Raise PolicyError for a worker that fits on no machine: it would be waited for in vain.
+    `machines`: what each has."""
+    if not any(map(cluster.room, machines)):
         largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
         raise PolicyError(
             f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
             f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Give fewer: "
             "--cpus-per-worker, --gpus-per-worker."
         )
+
+
+def _packed(assignment: Assignment) -> Freight:
+    from gate.scale.cluster.freight import Freight
+
+    return Freight.of(assignment)
 
 
 def _reader(assignment: Assignment) -> Any:

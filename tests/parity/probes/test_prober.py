@@ -13,6 +13,7 @@ from torch import nn
 from gate.decision.checks import Verdict
 from gate.decision.decision import decide
 from gate.parity.examination import Examination
+from gate.parity.float64.reference import Float64Reference
 from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.parity.probes import benches
@@ -54,6 +55,24 @@ class Window(nn.Module):
     def forward(self, x):
         y = x.flatten(1)
         return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
+
+
+def test_no_sample_goes_to_float64_twice_and_none_alone(tmp_path, monkeypatch):
+    """A forward in float64 is the dearest of all."""
+    batches, run = [], Float64Reference.run
+
+    def watched(self, batch):
+        batches.append([row.tobytes() for row in batch["x"]])
+        return run(self, batch)
+
+    monkeypatch.setattr(Float64Reference, "run", watched)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    examined(model, model, tmp_path)
+    rows = [row for batch in batches for row in batch]
+    assert len(rows) > 2 * QUIET["noise_samples"]
+    assert len(rows) == len(set(rows))
+    assert min(map(len, batches)) > 1
 
 
 class Divided(nn.Module):

@@ -21,7 +21,8 @@ from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
-from gate.scale.cluster.engine import Cluster, RayActors, require_room
+from gate.scale.cluster.engine import RayActors, require_room
+from gate.scale.cluster.session import Cluster
 from gate.scale.workers import Workers
 from tests.scale import test_processes
 from tests.scale.test_processes import BATCH, untimed
@@ -140,6 +141,7 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
         RayActors.connected(assignment, Cluster(workers=2)) as engine,
         Workers(engine),
     ):
+        engine.freight.result()  # the cluster is there
         places = {
             connection.laddr.ip
             for process in of_ray()
@@ -147,7 +149,7 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
             if connection.status == psutil.CONN_LISTEN
         }
         with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
-            require_room(Cluster(cpus=64))
+            require_room(Cluster(cpus=64), engine.session.machines())
         raise KeyboardInterrupt
     assert places
     assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -162,6 +164,31 @@ def test_a_cluster_that_is_not_there_is_named(
     with (
         pytest.raises(StorageError, match="cannot start or reach the Ray cluster auto"),
         RayActors.connected(assignment, Cluster(address="auto")),
+    ):
+        pass
+
+
+def test_a_cluster_of_this_machine_that_does_not_start_ends_the_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is heard of late: the check goes on while the cluster starts."""
+
+    def broken(**_: object) -> None:
+        raise RuntimeError("no room for sockets")
+
+    monkeypatch.setattr(ray, "init", broken)
+    with pytest.raises(StorageError, match="cluster of this machine: no room for sockets"):
+        evidence(folder)
+    assert not ray.is_initialized()
+
+
+def test_a_worker_that_this_machine_has_no_room_for_is_refused_before_anything_starts(
+    folder: Path,
+) -> None:
+    assignment, _, _ = assigned(folder)
+    with (
+        pytest.raises(PolicyError, match="no machine of the cluster has 6400 CPUs"),
+        RayActors.connected(assignment, Cluster(cpus=6400)),
     ):
         pass
 
