@@ -57,22 +57,22 @@ class Window(nn.Module):
         return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
 
 
-def test_no_sample_goes_to_float64_twice_and_none_alone(tmp_path, monkeypatch):
+def test_each_batch_in_float64_has_new_samples_and_none_is_of_one(tmp_path, monkeypatch):
     """A forward in float64 is the dearest of all."""
-    batches, run = [], Float64Reference.run
+    batches, computed, run = [], set(), Float64Reference.run
 
     def watched(self, batch):
-        batches.append([row.tobytes() for row in batch["x"]])
+        rows = {row.tobytes() for row in batch["x"]}
+        batches.append((len(batch["x"]), len(rows - computed)))
+        computed.update(rows)
         return run(self, batch)
 
     monkeypatch.setattr(Float64Reference, "run", watched)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
     examined(model, model, tmp_path)
-    rows = [row for batch in batches for row in batch]
-    assert len(rows) > 2 * QUIET["noise_samples"]
-    assert len(rows) == len(set(rows))
-    assert min(map(len, batches)) > 1
+    assert len(computed) > 2 * QUIET["noise_samples"]
+    assert all(size > 1 and 2 * new > size for size, new in batches), batches
 
 
 class Divided(nn.Module):
