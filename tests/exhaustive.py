@@ -22,20 +22,22 @@ exhaustive = pytest.mark.skipif(
 )
 
 
-FURTHER = 4
+FURTHER = 8
 """Of a table's rows that are proofs, `make check` runs the first and every so-manieth after it."""
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Leaves to `make exhaustive` what FURTHER says. A test all of whose rows are proofs keeps them:
-    such a table is one to choose from by hand."""
+    """Leaves to `make exhaustive` what the mark `rows` and FURTHER say. A test all of whose rows are
+    proofs keeps them: such a table is one to choose from by hand."""
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
-        call = getattr(item, "callspec", None)
-        if call is None or all(mark.name != "proof" for mark in call.marks):
+        call, chosen = getattr(item, "callspec", None), item.get_closest_marker("rows")
+        is_proof = call is not None and any(mark.name == "proof" for mark in call.marks)
+        if call is None or not (chosen or is_proof):
             continue
         rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
-        if (rows[test] - 1) % FURTHER:
+        if (rows[test] - 1) % (chosen.args[0] if chosen else FURTHER):
+            item.add_marker("proof")
             item.add_marker(exhaustive)
 
 

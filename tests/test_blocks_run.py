@@ -29,6 +29,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.strategy import ExportSettings
 from tests.attestation import signing
 from tests.attestation.released import release
+from tests.exhaustive import exhaustive
 from tests.test_code_blocks import ALL, BY_BASH, ROOT, SHELLS, Block, runner
 
 pytestmark = pytest.mark.proof
@@ -203,7 +204,14 @@ MAY_REJECT = ("docs/preprocessing.md",)
 """Whose comparison is of all that is installed here, some of which is another one."""
 
 
-@pytest.mark.parametrize("page", shell_blocks())
+LONG = ("docs/lint/README.md", "docs/preprocessing.md", "docs/quantized.md", "docs/scale.md")
+"""Pages whose blocks take minutes."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[exhaustive] if page in LONG else []) for page in shell_blocks()],
+)
 def test_the_blocks_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

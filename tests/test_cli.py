@@ -23,6 +23,7 @@ from gate.commands.status import Status
 from gate.decision.decision import Decision
 from gate.errors import GateError
 from gate.records.evidence import Evidence
+from tests.exhaustive import exhaustive
 from tests.small_project import made
 
 # Python keeps the buffers of C too only where PYTHONUNBUFFERED is not set.
@@ -164,7 +165,9 @@ class TestExitCodes:
         assert capsys.readouterr().err == "error: the file has '�[2J�'\nsecond line\n"
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-    @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+    @pytest.mark.parametrize(
+        "arguments", [["doctor"], pytest.param(["doctor", "--json"], marks=exhaustive)]
+    )
     @pytest.mark.proof
     def test_a_full_disk_behind_stdout(self, arguments: list[str]) -> None:
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
@@ -182,13 +185,14 @@ class TestExitCodes:
         [
             ["--help"],
             ["check", "--help"],
-            ["doctor"],
-            pytest.param(["doctor", "--json"], marks=pytest.mark.proof),
+            pytest.param(["doctor"], marks=pytest.mark.proof),
+            pytest.param(["doctor", "--json"], marks=[pytest.mark.proof, exhaustive]),
         ],
     )
     def test_a_reader_that_went_away(self, arguments: list[str]) -> None:
         assert _unread(arguments) == (141, "")
 
+    @pytest.mark.proof
     def test_a_reader_that_went_away_from_a_child(self, project: Path) -> None:
         """The command judges in a child, which prints: `gate check … | head -c 0`."""
         assert _unread(["check", *GOOD]) == (141, "")
@@ -397,6 +401,7 @@ class TestCheck:
         assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
         assert "a library that prints" in seen.err
 
+    @pytest.mark.proof
     def test_json_stays_alone_beside_a_c_library_and_in_ascii(self, project: Path) -> None:
         arguments = [*_replaced(("small_models:build", "small_models:talk_in_c")), "--json"]
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
@@ -405,6 +410,7 @@ class TestCheck:
         assert json.loads(done.stdout)["verdict"] == "PASS"
         assert "a library in C" in done.stderr
 
+    @pytest.mark.proof
     def test_a_terminal_without_unicode(self, project: Path) -> None:
         code = f"import sys; sys.argv[1:] = {['check', *GOOD]}; from gate.cli import run; run()"
         done = _run(code, cwd=project, **PLAIN)
@@ -439,6 +445,7 @@ class TestCheck:
         assert cli.main([*arguments, "--inputs", "field.npz", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["task"] == "auto"
 
+    @pytest.mark.rows(4)
     @pytest.mark.parametrize(
         ("options", "code", "says"),
         [

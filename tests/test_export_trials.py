@@ -63,6 +63,7 @@ def plain():
     return compare(reference(Plain()), example(), plan=Plan(opsets=(13, 18)))
 
 
+@pytest.mark.proof
 def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
     assert len(plain.trials) == len(Plan()) == 16
     row = by_title(plain)["traced, opset 13, folded"]

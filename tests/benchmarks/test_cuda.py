@@ -38,6 +38,7 @@ from gate.runtimes.cuda import cuda_traces
 from gate.storage.yaml_section import load_section
 from pipelines.params import ModelParams, PrepareParams
 from tests import builders
+from tests.exhaustive import exhaustive
 
 DEVICE = bool(cuda_traces())
 IDENTITY = {"device": {"gpu": "H200", "versions": {"torch": "2.15.0"}}, "code": "c0de"}
@@ -520,6 +521,7 @@ def test_without_time_all_is_left_out_and_named(
     assert unmarked(capsys.readouterr().out) == []
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_dry_run_walks_the_whole_way_and_can_not_be_taken_for_a_real_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], own_registry: None

@@ -15,7 +15,7 @@ from benchmarks.nets.judge import Outcome, Ruling, judge
 from benchmarks.nets.net import draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
-from tests.exhaustive import further_as_proofs
+from tests.exhaustive import exhaustive, further_as_proofs
 
 PASSING = (5, 9, 10, 11, 13)
 FAULTY = 10
@@ -50,6 +50,7 @@ def test_a_correct_net_passes(seed: int) -> None:
     assert outcome.ruling == Ruling(True)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_small_fault_is_refused() -> None:
     outcome = judge(FAULTY, faulty=True)

@@ -14,6 +14,7 @@ from gate.parity.rounding import operators
 FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", FEW)
 def test_a_row_is_within_its_bound(name, tmp_path, capsys):
     assert main(["--only", name, "--json", str(tmp_path / "rows.json")]) == 0

@@ -90,6 +90,7 @@ def test_a_right_file_passes_everywhere(right: Case, name: str) -> None:
     assert JUDGES[name](right) is True
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     ("spoil", "passing"),
     [
@@ -131,6 +132,7 @@ def test_what_a_peer_cannot_take_is_no_judgement(
         judge(Case(made(), file, {"input": samples}, classes=False))
 
 
+@pytest.mark.proof
 def test_the_corpus_is_judged_by_all_and_counted() -> None:
     entries = chosen("correct/resnet/traced-13") + chosen("fault/stale-digest/replaced-*")
     assert [entry.faulty for entry in entries] == [False, True]

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from benchmarks import scale
+from tests.exhaustive import exhaustive
 
 
+@exhaustive
 @pytest.mark.proof
 def test_two_jobs_give_the_numbers_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale.main(["--samples", "320", "--size", "32"]) == 0

@@ -48,6 +48,7 @@ def test_a_correct_export_passes_the_default_policy(
     assert row["parameters"] > 1_000_000
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_changed_weight_is_a_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     export = torchvision_sweep.export_first

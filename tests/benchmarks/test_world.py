@@ -87,6 +87,7 @@ def _cheap(fault: Entry) -> bool:
 _CHEAP = [fault for fault in FAULTS if _cheap(fault)]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("fault", _CHEAP[::4], ids=lambda f: f.name)
 def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path: Path) -> None:
     bench = Bench(tmp_path)

@@ -88,6 +88,8 @@ def spin() -> None:
 
 
 def die(number: int) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # below nohup
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 

@@ -128,6 +128,7 @@ def test_a_machine_that_can_start_nothing_says_nothing_of_the_file(monkeypatch):
         _call("die", limits=LONG, number=0)
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(("function", "arguments", "limits", "message"), ENDS.values(), ids=ENDS)
 def test_whatever_happens_has_an_end(function, arguments, limits, message):
     began = time.monotonic()

@@ -24,7 +24,10 @@ from tests.registry.servers import empty_database
 from tests.small_project import _export, made
 
 # SQLAlchemy, about MLflow's own tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.proof,
+]
 WORSE = """
 import torch
 import small_models

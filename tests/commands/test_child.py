@@ -62,6 +62,7 @@ ENDLESS = {
 }  # fmt: skip
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(("command", "make", "more", "message"), ENDLESS.values(), ids=ENDLESS)
 def test_what_has_no_end_is_not_judged(folder: Path, command, make, more, message) -> None:
     make(folder / "model.onnx")
@@ -80,6 +81,7 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.proof
 def test_foreign_code_that_leaves_without_a_word_is_no_pass(folder: Path) -> None:
     hostile.large_constant(folder / "model.onnx", exponent=1)
     code, plain, _ = _gate("check", reference="leave")

@@ -17,6 +17,7 @@ from gate import cli
 from gate.commands import export as exporting
 from gate.storage.digest import Digest
 from tests.commands.running import runner
+from tests.exhaustive import exhaustive
 from tests.small_project import made
 
 EXAMPLE = ("--example-input", "images.npy")
@@ -289,6 +290,7 @@ class Deep(nn.Module):
 """
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_failure_is_at_most_40_lines_and_ends_with_advice(
     capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

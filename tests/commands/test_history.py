@@ -206,6 +206,7 @@ def damaged(kept: list[Row]) -> list[Row]:
     return [*kept[:2], kept[2]._replace(line=b"{"), kept[3]]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     ("forge", "number"),
     [
@@ -271,6 +272,7 @@ def test_a_checkpoint_that_nobody_vouches_for_proves_nothing(
     assert (code, plain["holds"]) == (1, False)
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     "arguments",
     [

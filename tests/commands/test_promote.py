@@ -268,6 +268,7 @@ def _promoted_once_and_gone(model: str, place: Path) -> None:
     Ledger(place / ".gate" / "state.db", key=key).append(entry)
 
 
+@pytest.mark.proof
 def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
     """What the service would do after an event, once and now."""
     _report("good.onnx", "report", capsys)
@@ -298,6 +299,7 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert "small: all is as it should be" in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_the_policy_says_who_moves_champion_and_an_option_says_otherwise(
     place: Path, capsys
 ) -> None:

@@ -71,6 +71,7 @@ def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
     )  # fmt: skip
 
 
+@pytest.mark.proof
 def test_from_the_exact_file_to_a_release_of_two(place: Path, capsys) -> None:
     code, told = quantize(capsys)
     assert code == 0

@@ -64,6 +64,7 @@ def test_help_has_examples_and_the_group_lists_it(capsys) -> None:
     assert re.search(r"^  report .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("place", ["bad", "bad/evidence.json"])
 def test_the_page_comes_back_as_it_was(capsys, reports: Path, place: str) -> None:
     page = reports / "bad/report.html"
@@ -108,6 +109,7 @@ def test_two_are_compared(capsys, reports: Path) -> None:
     assert re.search(r"^(\d+) of \1 did not change$", same, flags=re.MULTILINE)
 
 
+@pytest.mark.proof
 def test_the_change_beside_the_evidence_is_told_again(capsys, reports: Path) -> None:
     case = stories.passed()
     champion = Champion(state="first", absent="no version of digits serves yet")

@@ -8,6 +8,7 @@ import pytest
 
 from gate import cli
 from gate.doctor import examine
+from tests.exhaustive import exhaustive
 from tests.runtimes import acme
 
 
@@ -19,6 +20,7 @@ def _installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+@exhaustive
 @pytest.mark.proof
 @pytest.mark.usefixtures("_installed")
 def test_all_are_listed_with_reasons(capsys, tmp_path):
@@ -36,6 +38,7 @@ def test_all_are_listed_with_reasons(capsys, tmp_path):
     assert "ort" not in states
 
 
+@pytest.mark.proof
 def test_a_broken_one_is_no_success(tmp_path, monkeypatch, capsys):
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Nothing"})
     monkeypatch.syspath_prepend(str(tmp_path))

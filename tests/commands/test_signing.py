@@ -158,6 +158,7 @@ def wider(report: Path) -> None:
 IN_TOTO = "application/vnd.in-toto+json"
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -187,6 +188,7 @@ def test_a_spoiled_report_is_refused_with_its_reason(
     assert place.champion() == "1"
 
 
+@pytest.mark.proof
 def test_who_is_not_trusted_and_what_is_for_another_model_is_refused(
     place: Place, report: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_who_is_not_trusted_and_what_is_for_another_model_is_refused(
     assert MlflowClient(elsewhere).search_model_versions("name = 'small'") == []
 
 
+@pytest.mark.proof
 def test_a_measurers_key_signs_the_verdict_anew_for_another_model(
     place: Place, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, plain
 
 
+@pytest.mark.rows(2)
 def test_an_older_ledger_is_imported_and_everything_goes_on(
     here: Path,
     url: str,  # noqa: F811

@@ -63,6 +63,7 @@ def test_a_rejected_file_is_in_the_list_and_the_report_names_its_run(place: Path
     assert json.loads(dataset.dataset.source) == {"uri": str(made() / "images.npy")}
 
 
+@pytest.mark.proof
 def test_the_next_commands_have_their_options_and_no_password(place: Path, capsys) -> None:
     (place / "policy.json").write_text(Policy.default().to_json())
     uri = f"sqlite:///{place}/mlflow.db?password=geheim1234"

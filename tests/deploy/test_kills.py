@@ -14,6 +14,7 @@ from gate.deploy.store import Store
 from gate.storage.digest import Digest
 from tests.deploy import dying, models
 from tests.deploy.models import NAME, check_contents, check_tidy, check_whole
+from tests.exhaustive import exhaustive
 
 FIRST, SECOND, THIRD = (1,), (2, 3), (4, 5)
 """Seeds of the slots of three releases."""
@@ -64,7 +65,14 @@ def _die(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("before", [(), (FIRST,), (FIRST, SECOND)], ids=["empty", "one", "two"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((), id="empty", marks=exhaustive),
+        pytest.param((FIRST,), id="one", marks=exhaustive),
+        pytest.param((FIRST, SECOND), id="two"),
+    ],
+)
 def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, before) -> None:
     pristine = Store(tmp_path / "pristine", keep=1)
     files = tmp_path / "files"

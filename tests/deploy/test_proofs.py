@@ -136,6 +136,7 @@ def a_pipe(path: Path) -> None:
 SPOILT = [in_place, exchanged, longer, linked, folder_linked, a_pipe]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("spoil", SPOILT)
 @pytest.mark.parametrize("warm", [True, False])
 def test_what_changed_is_not_served_and_told_once(

@@ -214,6 +214,7 @@ def _raw(client: httpx.Client, target: str) -> bytes:
         return b"".join(iter(lambda: link.recv(65536), b""))
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     "path",
     [

@@ -24,6 +24,7 @@ def served(whole: Stack, seed: int = 1) -> str:
     return number
 
 
+@pytest.mark.proof
 def test_approval_promotes_and_deploys(whole: Stack) -> None:
     number = whole.hand_in(1).version
     assert number is not None
@@ -55,6 +56,7 @@ def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
     assert ("deployed", refused) not in whole.lines()
 
 
+@exhaustive
 @pytest.mark.proof
 def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     whole: Stack,
@@ -112,6 +114,7 @@ def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
     assert whole.deployed() == whole.digest(good)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_what_was_missed_is_made_up_for_at_the_start(whole: Stack) -> None:
     number = whole.hand_in(1).version

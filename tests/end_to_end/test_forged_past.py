@@ -132,7 +132,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
             yield made
 
 
-@pytest.mark.parametrize("title", some(PASTS, 4))
+@pytest.mark.parametrize("title", some(PASTS, 8))
 def test_by_a_forged_past_nothing_is_done(victim: Victim, title: str) -> None:
     stack, keys = victim.stack, victim.hands.keys
     forge, problem, restarts = PASTS[title]

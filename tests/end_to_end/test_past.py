@@ -32,6 +32,7 @@ def looks(whole: Stack) -> int:
     return int(sum(float(line.split()[-1]) for line in counts))
 
 
+@exhaustive
 def test_an_older_ledger_is_refused_until_the_newest_is_back(whole: Stack) -> None:
     first = served(whole)
     ledger = whole.folder / "state.db"

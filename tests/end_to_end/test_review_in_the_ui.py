@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser import chromium
 from tests.end_to_end.stack import SOON_S, Stack, until
+from tests.exhaustive import exhaustive
 
 pytestmark = pytest.mark.slow
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -81,6 +82,7 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     page.screenshot(path=SHOTS / "run.png")
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_rejection_in_the_pages_is_final(whole: Stack, page: Page) -> None:
     number = whole.hand_in(1).version

@@ -23,6 +23,7 @@ from gate.model.loading import build_model
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.storage.digest import Digest
+from tests.exhaustive import some
 from tests.registry.servers import empty_database
 
 pytestmark = [
@@ -132,7 +133,7 @@ class Place:
         return {part: file.sha256 for part, file in slot.parts.items()}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=some(KINDS, 3))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place(tmp_path, KINDS[request.param])
     empty_database(tmp_path / "mlflow.db")

@@ -265,6 +265,7 @@ def test_who_is_on_one_host_can_t_look_into_another(world: World) -> None:
         assert "PermissionError" in host.run("-c", look).stderr
 
 
+@exhaustive
 def test_what_a_replica_missed_it_brings_itself_from_the_registry(
     world: World, ci: Program, services: list[Service]
 ) -> None:
@@ -361,7 +362,7 @@ def test_a_replica_killed_at_any_step_while_another_goes_on(
     [
         pytest.param("begin", marks=exhaustive),
         pytest.param("set_alias champion", marks=exhaustive),
-        "append",
+        pytest.param("append", marks=exhaustive),
     ],
 )
 def test_a_replica_stopped_while_it_holds_the_lock_writes_nothing_more(

@@ -60,6 +60,7 @@ def registry() -> dict[str, Any]:
 # --- the worked example ----------------------------------------------------------------------
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
 def test_the_example_is_exported_and_passes_the_gate(tmp_path: Path, strategy: str) -> None:
     with registered(SPEC, opset=18) as symbolics:

@@ -460,6 +460,7 @@ export_model(seeded(), images(), settings=settings(), output=Path(sys.argv[1]))
 """
 
 
+@pytest.mark.proof
 def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
     output.write_bytes(b"the old model")
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(output)]
@@ -469,6 +470,7 @@ def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_resnet18(output: Path) -> None:
     from gate.export.self_check import self_check
@@ -496,6 +498,7 @@ def wide(*, seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3))
 
 
+@pytest.mark.rows(3)
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
 def test_weights_go_into_one_file_that_is_named_after_its_content(

@@ -74,6 +74,7 @@ NETS = st.recursive(
 )
 
 
+@pytest.mark.proof
 @hypothesis_settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     net=NETS,
@@ -88,6 +89,7 @@ def test_any_net_with_operators_that_cannot_be_exported(
     assert_short(text)
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [

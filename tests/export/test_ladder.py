@@ -26,6 +26,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.workload import Workload
 from gate.records.evidence import Source
 from gate.records.strategy import ExportSettings
+from tests.exhaustive import exhaustive
 from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32
@@ -52,7 +53,10 @@ def assert_passes(verdicted: Verdicted) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", ["resnet18", "googlenet"])  # googlenet: with auxiliary heads
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", pytest.param("googlenet", marks=exhaustive)],  # with auxiliary heads
+)
 def test_torchvision(tmp_path: Path, name: str) -> None:
     model = torchvision_models.build(name, side=SIDE)
     images = torchvision_models.images(SAMPLES, name, seed=2, side=SIDE)
@@ -67,6 +71,7 @@ def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, Verdicte
     return judged(torchvision_models.calibrated(model, seen), {"input": images}, folder)
 
 
+@pytest.mark.proof
 def test_a_small_vision_transformer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = VisionTransformer(
@@ -77,6 +82,7 @@ def test_a_small_vision_transformer(tmp_path: Path) -> None:
     assert_passes(verdicted)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_small_maxvit(tmp_path: Path) -> None:
     torch.manual_seed(0)

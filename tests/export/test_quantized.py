@@ -184,6 +184,7 @@ def names(decision, *verdicts: Verdict) -> set[str]:
     return {check.name for check in decision.checks if check.verdict in verdicts}
 
 
+@pytest.mark.proof
 def test_its_own_policy_lets_it_pass_and_the_exact_one_does_not(twin: Path) -> None:
     own = judged(twin, LENIENT)
     assert own.passed, [check.explanation for check in own.problems]

@@ -17,6 +17,7 @@ from gate.export.self_check import self_check
 from gate.export.switches import Switches
 from gate.onnxfile.walk import nodes_of
 from gate.records.strategy import ExportSettings
+from tests.exhaustive import exhaustive
 
 
 class Block(nn.Module):
@@ -165,7 +166,8 @@ def test_an_export_type_that_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "opset"), [("direct", 15), pytest.param("dynamo", 18, marks=pytest.mark.proof)]
+    ("strategy", "opset"),
+    [("direct", 15), pytest.param("dynamo", 18, marks=[pytest.mark.proof, exhaustive])],
 )
 def test_what_the_exporter_tells_is_kept_beside_the_same_file(
     tmp_path: Path, strategy: str, opset: int

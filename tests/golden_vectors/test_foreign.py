@@ -34,6 +34,7 @@ def test_vectors_that_are_not_whole(tmp_path: Path) -> None:
         verify_within(path, folder, ROOMY)
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     "make", (hostile.RUN | hostile.LOADED).values(), ids=hostile.RUN | hostile.LOADED
 )

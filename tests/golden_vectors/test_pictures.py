@@ -169,6 +169,7 @@ def resizes(folder: Path, **resize: Any) -> None:
     (folder / GOLDEN_JSON).write_text(json.dumps(plain))
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

@@ -13,6 +13,7 @@ from tests.small_project import made
 COMMAND = ["--reference", "small_models:build", "--inputs", "images.npy"]
 
 
+@pytest.mark.proof
 def test_a_passed_file_gets_vectors_and_a_refused_one_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

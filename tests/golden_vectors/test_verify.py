@@ -330,6 +330,7 @@ def test_the_command_that_can_not_look_exits_with_2(
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("kind", ["/dev/zero", "link out", "link in", "pipe", "loop", "folder"])
 def test_forged_data_files_are_never_read(tmp_path: Path, kind: str, capsys) -> None:
     """Whoever hashed /dev/zero or waited for a pipe would never end."""

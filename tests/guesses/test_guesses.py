@@ -50,6 +50,7 @@ def named(verdicted: Verdicted, name: str, output: str | None = None) -> list[Ch
     ]
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("samples", [16, 32, 48])
 @pytest.mark.parametrize("head", [head.__name__ for head in HEADS])
 def test_a_correct_file_passes_whatever_its_outputs_are(files, head: str, samples: int) -> None:
@@ -101,6 +102,7 @@ def changed(source: Path, target: Path, factor: float) -> Path:
     return target
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
 @pytest.mark.parametrize(
     ("factor", "verdict"),
@@ -163,6 +165,7 @@ ROLES = [
 ]
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(("head", "outputs", "verdict", "says"), ROLES)
 def test_a_role_is_checked_as_what_it_is(files, head, outputs, verdict: Verdict, says) -> None:
     verdicted = judged(*files[head], 48, quick(outputs=outputs))

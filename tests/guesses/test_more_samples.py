@@ -18,6 +18,7 @@ from gate.parity.arrays.samples import Samples
 from gate.parity.workload import Workload
 from gate.policy.policy import Instruments, Policy
 from gate.records.evidence import Source
+from tests.exhaustive import exhaustive
 from tests.guesses.nets import FEATURES, Net, exported
 
 POLICY = Policy.default().model_copy(
@@ -58,6 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[nn.Module, Pat
     return [(net, exported(net, folder / f"{name}.onnx")) for name, net in nets]
 
 
+@exhaustive
 @given(net=st.integers(0, 4), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=10, derandomize=True)
 @pytest.mark.proof

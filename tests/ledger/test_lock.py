@@ -94,6 +94,7 @@ def holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connectio
         theirs.close()
 
 
+@pytest.mark.rows(2)
 def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
     ledger = Ledger(both_urls)
     with holding(both_urls) as (pid, _):
@@ -105,6 +106,7 @@ def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
             assert journal.pending() is not None  # what it had begun
 
 
+@pytest.mark.rows(2)
 @pytest.mark.usefixtures("short")
 def test_who_was_stopped_and_comes_back_writes_nothing(both_urls: str) -> None:
     ledger = Ledger(both_urls)
@@ -242,6 +244,7 @@ class TestRestart:
     def ledger(self, server: Postgres) -> Ledger:
         return Ledger(server.url)
 
+    @pytest.mark.proof
     def test_in_a_line(
         self, ledger: Ledger, server: Postgres, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -265,6 +268,7 @@ class TestRestart:
         assert reasons(ledger) == [*before, "one", "two"]
         assert holders(ledger.state) == {}
 
+    @pytest.mark.proof
     def test_for_longer_than_the_lease(
         self, ledger: Ledger, server: Postgres, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -107,6 +107,7 @@ FORGED: dict[Callable[[list[Row]], list[Row]], str] = {
 }
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("anew", [True, False], ids=["at start", "while it runs"])
 @pytest.mark.parametrize("forge", FORGED)
 def test_a_forged_past_is_not_believed(signed: Ledger, writers: Writers, forge, anew) -> None:

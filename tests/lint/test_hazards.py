@@ -81,6 +81,7 @@ def judge(model: nn.Module, case: Case, path: Path) -> Verdicted:
     )
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("case", TABLE, ids=IDS)
 def test_rule_and_instrument_both_catch_it(case: Case, tmp_path: Path) -> None:
     model, path = case.wrong().eval(), tmp_path / "model.onnx"
@@ -95,6 +96,7 @@ def test_rule_and_instrument_both_catch_it(case: Case, tmp_path: Path) -> None:
     assert judge(case.caller(model), case, path).decision.verdict is case.verdict
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("case", TABLE, ids=IDS)
 def test_the_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> None:
     model, path = case.right().eval(), tmp_path / "model.onnx"
@@ -190,6 +192,7 @@ class NoStatistics(BatchStatistics):
         return torch.nn.functional.batch_norm(x, None, None, training=True)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
 def test_statistics_of_the_batch_are_dropped(make, wrong: bool, tmp_path: Path) -> None:
     model, path, given = make().eval(), tmp_path / "model.onnx", rows(4)

@@ -295,6 +295,7 @@ RIGHT = [
 ]  # fmt: skip
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(("expected", "body"), ANNOUNCED, ids=[b[:60] for _, b in ANNOUNCED])
 def test_it_is_announced_once(expected: str, body: str) -> None:
     report = lint(body, init=INIT)

@@ -38,6 +38,7 @@ class Placed(nn.Module):
         return self.head(self.inner(torch.tanh(self.embed(x[..., None]) + self.positions)))
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 @pytest.mark.parametrize(("owner", "name"), [("", "positions"), ("inner", "table")])
 @pytest.mark.parametrize(

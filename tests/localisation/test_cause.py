@@ -250,6 +250,7 @@ TOLD = {
 }  # fmt: skip
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("fault", TOLD)
 def test_the_cause_and_what_to_do(made, tmp_path, fault):
     kind, spoil, module, cause, remedy = TOLD[fault]

@@ -111,6 +111,7 @@ ROWS[Flat] = ROWS[Shared]
 
 
 class TestMapping:
+    @pytest.mark.rows(4)
     @pytest.mark.parametrize(
         ("kind", "by"),
         [
@@ -315,6 +316,7 @@ def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Calla
 class TestOneFault:
     """It has one source, what comes before is right, what follows is propagated."""
 
+    @pytest.mark.rows(4)
     @pytest.mark.parametrize(
         ("kind", "by", "spoil", "source"),
         [

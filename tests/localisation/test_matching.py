@@ -34,6 +34,7 @@ NAN, INF = math.nan, math.inf
 class TestLayersThatHardlyChangeTheirInput:
     """What they compute equals what they get; a fault before them is not theirs, nor theirs its."""
 
+    @pytest.mark.rows(5)
     @pytest.mark.parametrize("by", ["direct", "traced", "scripted"])
     @pytest.mark.parametrize(
         ("nearly", "source"),
@@ -135,6 +136,7 @@ class TestSeveralOutputs:
         assert verdicts(told, "source") == ["halves"]
         assert [row.verdict for row in told.layers[:2]].count("ok") == 1
 
+    @pytest.mark.rows(4)
     @pytest.mark.parametrize("place", [0, 1])
     @pytest.mark.parametrize("behind", [nn.Identity, nn.Dropout])
     @pytest.mark.parametrize("several", [False, True])

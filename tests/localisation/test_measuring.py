@@ -137,6 +137,7 @@ class TestBudget:
         (nets.Tokens, TOKENS, lambda p: change(p, "layer.fc1.bias", middle)),
     )
 
+    @pytest.mark.rows(4)
     @pytest.mark.parametrize("budget", [1, 30_000])
     @pytest.mark.parametrize(("kind", "inputs", "spoil"), CASES)
     def test_makes_no_difference(self, tmp_path, budget, kind, inputs, spoil):

@@ -105,6 +105,7 @@ def test_all_own_files_and_no_others(place: Path) -> None:
     assert found.unread == {}
 
 
+@pytest.mark.proof
 def test_the_same_in_another_folder_and_process(place: Path, tmp_path: Path) -> None:
     other = tmp_path / "other place"
     shutil.copytree(place / "mine_", other / "mine_")

@@ -12,6 +12,7 @@ from gate.decision.checks import Verdict
 from gate.front_door import Reference, Verdicted, check
 from gate.parity.workload import Workload
 from gate.report.facts import of as facts_of
+from tests.exhaustive import exhaustive
 from tests.parts import towers
 from tests.parts.exports import export
 
@@ -47,6 +48,7 @@ def test_both_towers_are_judged_as_one(pairs: Path) -> None:
     assert set(verdicted.evidence.parts) == {"image", "text"}
 
 
+@exhaustive
 def test_a_tower_of_another_training_is_named(pairs: Path) -> None:
     model = towers.towers()
     with torch.no_grad():

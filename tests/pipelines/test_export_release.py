@@ -25,6 +25,7 @@ from pipelines.override import override
 from pipelines.params import ReleaseParams, check_all
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
+from tests.exhaustive import exhaustive
 from tests.pipelines.test_twin import name_a_twin
 
 SEVERAL = (
@@ -105,6 +106,7 @@ def test_a_release_is_promoted_and_compared_with_the_one_before(exported: Path) 
     assert compared.outputs
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_release_and_its_twin_are_promoted_or_neither(
     exported: Path, capsys: pytest.CaptureFixture[str]
@@ -131,6 +133,7 @@ def test_a_release_and_its_twin_are_promoted_or_neither(
     assert [entry.action for entry in Ledger(paths.database()).entries()].count("promoted") == 1
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_part_of_another_training_is_refused_by_its_name(
     exported: Path, capsys: pytest.CaptureFixture[str]
@@ -171,6 +174,7 @@ def test_answers_of_one_file_are_not_counted_for_a_release(exported: Path) -> No
         )
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

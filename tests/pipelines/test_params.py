@@ -128,6 +128,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.proof
 @settings(max_examples=25)
 @given(st.sampled_from(sorted(leaves(DOCUMENT))), VALUES, st.sampled_from(["\n", "\r\n"]))
 def test_one_scalar_changes_and_nothing_else(key: str, value: Any, newline: str) -> None:

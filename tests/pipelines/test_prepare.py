@@ -138,6 +138,7 @@ def loose(folder: Path) -> None:
     Image.new("RGB", (8, 8)).save(folder / "loose.png")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -168,6 +169,7 @@ GOOD = np.ones((6, 1, 4, 4), np.float32)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [

@@ -32,6 +32,7 @@ def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
     assert promotion_is_due() is None
 
 
+@pytest.mark.proof
 def test_a_promotion_is_due_when_the_registry_lost_the_version(
     promoted: PromotionReport, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

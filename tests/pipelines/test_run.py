@@ -111,6 +111,7 @@ def change(**fields: str) -> None:
     RunReference.load(path).model_copy(update=fields).save(path)
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("spoil", [deleted, unknown, elsewhere, moved, complete, other_settings])
 def test_a_run_that_cant_be_gone_on_with_is_replaced_and_told_everything(
     project: Path, spoil: object
@@ -151,6 +152,7 @@ with Tracker("test").new_run("export") as page:
 """
 
 
+@pytest.mark.proof
 def test_a_run_that_was_killed_is_ended_by_the_next_stage(project: Path) -> None:
     repository = Path(__file__).resolve().parents[2]
     killed = subprocess.run(

@@ -42,6 +42,7 @@ from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
 from pipelines.stage import Stopped, code_of
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import ONNX
 
 
@@ -354,6 +355,7 @@ def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> Non
     assert str(champion().version) == "1"
 
 
+@exhaustive
 @pytest.mark.proof
 def test_against_the_version_that_serves(measured: Path) -> None:
     """A first release, the file that serves, and then the same network with one weight changed."""
@@ -406,6 +408,7 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     assert code_of(promote.main) == Status.NOT_JUDGED
 
 
+@exhaustive
 @pytest.mark.proof
 def test_an_experiment_decides_and_reports_only(
     measured: Path, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +439,7 @@ def disk_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     ("main", "target"),
     [
@@ -482,6 +486,7 @@ def torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     ("spoil", "main", "says"),
     [

@@ -31,6 +31,7 @@ def test_training_learns_and_its_curves_are_on_its_run(trained_files: Path) -> N
     assert metrics["eval_accuracy"] > 0.85  # one epoch of a tiny network
 
 
+@pytest.mark.proof
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) -> None:
     prepare.main()
     override(["train.epochs=2"])

@@ -22,6 +22,7 @@ from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
 from tests.pipelines.conftest import ONNX
 
+pytestmark = pytest.mark.proof
 POLICY = {
     "precision": "quantized",
     "instruments": {

@@ -41,6 +41,7 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
     )
 
 
+@pytest.mark.proof
 def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert promote.main() == Status.DONE
     *_, refused, version = ui.links("http://x")

@@ -107,6 +107,7 @@ def spoil_both(place: Condemned) -> None:
         path.write_bytes(path.read_bytes() + b"\0")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
@@ -128,6 +129,7 @@ def test_a_violation_stands_while_the_bytes_are_not_proven(place, capsys, spoil,
     assert "violation" in place.model.history().since_passed("2")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("action", ["rolled_back", "rejected", "refused", None])
 def test_nothing_else_is_lifted(place: Condemned, capsys, action: str | None) -> None:
     if action == "rolled_back":

@@ -74,6 +74,7 @@ def test_champion_can_be_taken_away(ledger):
     assert lines(ledger) == [("promoted", None)]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("to", ["2", None])
 @pytest.mark.parametrize("call", range(6))
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -278,6 +279,7 @@ def under_the_other_address(model: RegisteredModel) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     "end",
     [
@@ -492,6 +494,7 @@ def test_an_alias_that_is_there_already_is_left_alone(ledger):
     assert not [call for call in registry.calls if call.startswith(("set_alias", "delete_"))]
 
 
+@pytest.mark.rows(7)
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("call", range(18))
 @pytest.mark.parametrize("kind", MOVES)

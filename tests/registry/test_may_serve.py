@@ -96,6 +96,7 @@ def test_who_deletes_the_tag_and_hands_the_file_in_again_brings_it_back(shop: Sh
     assert ("guard", "accepted", "1") in shop.look()
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("tag", [Tag.ROLLED_BACK, Tag.REVERTED, Tag.VERDICT, Tag.SHA256])
 def test_an_editor_s_tag_takes_no_model_down(
     shop: Shop, caplog: pytest.LogCaptureFixture, tag: str
@@ -142,6 +143,7 @@ def test_evidence_of_200_days_deploys_nothing_whatever_the_promoter_allows(shop:
     assert shop.look(patient) == []
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("policy", [STRICT, REVIEWED])
 def test_what_serves_rightly_stands_a_new_policy(shop: Shop, policy: Policy) -> None:
     assert shop.look(policy) == []

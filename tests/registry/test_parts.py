@@ -156,6 +156,7 @@ def test_one_part_that_fails_keeps_all_out(release: Release, ledger: Ledger) -> 
 PAGE = b"<html><body>502 Bad Gateway</body></html>"
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("file", "data", "wanted"),
     [

@@ -125,6 +125,7 @@ def test_a_spec_that_comes_later_takes_nothing_out_of_service(tmp_path: Path) ->
     assert live.slots[EXACT].preprocessing == IMAGENET
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("spoiled", [b"{}", YAML_BOMB, DEEP, b" " * (1 << 17)], ids=len)
 def test_what_is_deployed_says_how_pictures_become_its_input(
     tmp_path: Path, spoiled: bytes

@@ -158,6 +158,7 @@ def test_another_policy_makes_another_version(ledger: Ledger, first: Release) ->
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("index", range(len(CALLS_OF_A_PROMOTION)))
 def test_a_crash_at_any_call_is_finished_by_the_next_promotion(
@@ -254,6 +255,7 @@ def _dropped_checks(of: Release) -> Release:
     return dataclasses.replace(of, decision=fewer)
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [

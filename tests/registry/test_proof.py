@@ -124,6 +124,7 @@ SPOILED: dict[str, tuple[str, Spoil]] = {
 }  # fmt: skip
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(("number", "spoil"), SPOILED.values(), ids=list(SPOILED))
 def test_what_an_editor_writes_condemns_that_version_and_stops_no_look(
     stored: Stored, number: str, spoil: Spoil

@@ -126,6 +126,7 @@ def test_a_second_rollback_does_not_return_to_the_bad_version(
     assert registry.inner.aliases[CHAMPION] == "1"
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
 def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
@@ -239,6 +240,7 @@ def test_who_rolled_back_by_hand_has_it_written_down(
     assert "was rolled back" in (problem or "")
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("seen", [no_guard, accepted])
 @pytest.mark.parametrize("index", range(16))
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])

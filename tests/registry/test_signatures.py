@@ -252,6 +252,7 @@ SPOILED: dict[Callable[[World], Release], str] = {
 }
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("spoil", SPOILED, ids=lambda spoil: spoil.__name__)
 def test_a_spoiled_release_is_refused_and_the_champion_stays(
     world: World, ledger: Ledger, spoil: Callable[[World], Release]

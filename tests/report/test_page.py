@@ -63,6 +63,7 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", CASES)
 class TestEachPage:
+    @pytest.mark.rows(4)
     def test_needs_nothing_but_itself(self, pages: dict[str, str], name: str) -> None:
         outline = Outline(pages[name])
         tags = [tag for tag, _ in outline.tags]
@@ -93,6 +94,7 @@ class TestEachPage:
         assert len(charts) >= 5
         assert all(c["role"] == "img" and len(c["aria-label"] or "") > 40 for c in charts)
 
+    @pytest.mark.rows(4)
     def test_is_the_same_again(self, pages: dict[str, str], name: str) -> None:
         if name == "rejected":
             assert CASES[name]().page() == pages[name]

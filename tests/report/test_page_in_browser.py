@@ -67,6 +67,7 @@ def unfold(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("size", [TELEPHONE, LAPTOP])
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_on_the_first_screen(

@@ -69,6 +69,7 @@ def test_a_session_is_closed_before_its_process_is_ended(judged, good):
     assert good.path.with_name(f"{good.path.name}.closed").exists()
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

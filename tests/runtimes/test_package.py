@@ -76,6 +76,7 @@ def _here(site, monkeypatch):
     monkeypatch.chdir(small_project.made())
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("_here")
 def test_and_refuses_another(policy, capsys):
     assert cli.main(arguments("bad.onnx", policy)) == 1

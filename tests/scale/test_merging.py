@@ -104,6 +104,7 @@ def alone(folder: Path) -> dict[str, Any]:
     return untimed(evidence.to_plain())
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
     seed: int, folder: Path, plan: MeasuringPlan, parts: dict[int, Path], alone: dict[str, Any]
@@ -220,6 +221,7 @@ def elsewhere_proof(proof: RunProof) -> RunProof:
     )
 
 
+@pytest.mark.proof
 def test_another_library_is_refused_unless_the_policy_takes_it(
     folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
 ) -> None:

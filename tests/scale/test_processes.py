@@ -23,6 +23,7 @@ from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
 from gate.scale.processes import Processes
 from gate.scale.workers import Workers
+from tests.exhaustive import exhaustive
 from tests.scale.tiny import MARK, build
 
 SAMPLES, BATCH = 232, 8
@@ -102,6 +103,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     assert all(runtime.outputs[0].samples == SAMPLES for runtime in measured)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_unit_that_no_process_survives_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch

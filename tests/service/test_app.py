@@ -97,6 +97,7 @@ def counted(service: Service, outcome: str) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith(start)), 0.0)
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     ("raw", "sent", "status", "outcome"),
     [row[1:] for row in REQUESTS],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gate.service.app import WEBHOOK_PATH
 from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from tests.exhaustive import exhaustive
 from tests.service.deliveries import Service, body, headers, running
 from tests.service.deliveries import settings as service_settings
 
@@ -72,6 +73,7 @@ def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
     assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
 
 
+@exhaustive
 @settings(max_examples=100)
 @given(raw=st.one_of(st.binary(max_size=2000), JSON.map(lambda value: json.dumps(value).encode())))
 @pytest.mark.proof

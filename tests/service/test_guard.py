@@ -129,6 +129,7 @@ def third_by_hand(place, **release):
     assert place.champion == "2"
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("spoil", [spoil for spoil, _ in SPOILED.values()], ids=list(SPOILED))
 def test_a_version_that_must_not_serve_is_taken_back(place, spoil):
     words = next(text for one, text in SPOILED.values() if one is spoil)

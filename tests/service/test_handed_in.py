@@ -340,6 +340,7 @@ def assert_page_says_refused(world: World, number: str) -> None:
     assert "is the word of whoever handed it in, and did not count." in page
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
 def test_a_forgery_is_refused_once_and_nothing_moves(world: World, forge: Forge) -> None:
     number = forge(world)

@@ -167,6 +167,7 @@ def test_another_past_under_the_running_service_and_after_a_stop(
     assert place.reconcile() == []
 
 
+@pytest.mark.proof
 def test_what_a_person_accepts_is_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

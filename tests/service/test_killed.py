@@ -154,7 +154,7 @@ STEPS = {
         pytest.param(approval, marks=exhaustive),
         pytest.param(offence, marks=exhaustive),
         pytest.param(rejection, marks=exhaustive),
-        handing_in,
+        pytest.param(handing_in, marks=exhaustive),
         forgery,
     ],
 )

@@ -23,6 +23,7 @@ def with_password(url: str) -> str:
     return url.replace("://gate@", f"://gate:{PASSWORD}@")
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("kept", ["@{file}", "env:STATE_OF_THE_TEST"])
 def test_an_address_is_kept_where_nobody_else_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: Postgres, kept: str

@@ -165,6 +165,7 @@ def test_a_server_that_is_away_changes_nothing(service):
 STEPS_OF_A_LOOK = {"guard": "guard", "review": "review", "deploy": "deploy_champion"}
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("error", [RegistryUnavailable("away"), RegistryError("?"), KeyError("x")])
 @pytest.mark.parametrize("failing", STEPS_OF_A_LOOK)
 def test_a_step_that_fails_keeps_no_other_from_its_work(

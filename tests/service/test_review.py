@@ -102,6 +102,7 @@ def test_a_rejection_is_one_however_it_is_spelled(place, word):
 WRONG = ["yes", "approve", "ok", "lgtm", "", "true", "no", "reject", "approved?", "not rejected"]
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("word", WRONG)
 def test_other_words_are_none_and_are_answered_once(place, word):
     place.tag("2", word)
@@ -214,6 +215,7 @@ def test_without_a_candidate_an_approval_is_answered(place):
     assert "no version is the candidate now: hand it in again" in place.ledger.entries()[-1].reason
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("word", ["approved", "rejected"])
 @pytest.mark.parametrize("call", ["set_description", "set_tag", "delete_alias"])
 def test_a_page_that_can_not_be_written_undoes_nothing(place, call, word):

@@ -51,6 +51,7 @@ def test_help_is_light(command: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
     with process(tmp_path, "--log-format", "json", "--json", slow=1) as service:
@@ -77,6 +78,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
         assert service.ended() == ["delivery d-1", "delivery d-2"]
 
 
+@pytest.mark.proof
 def test_killed_between_keeping_and_acting(tmp_path: Path) -> None:
     """The worker is busy with another delivery, so d-2 is on disk and nobody's when it dies."""
     with process(tmp_path, slow=60) as service:

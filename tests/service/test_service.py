@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import httpx
 
 from tests.deploy.forged import store_of
@@ -17,6 +19,7 @@ def _soft_limit(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("Max open files")).split()[3])
 
 
+@pytest.mark.proof
 def test_strangers_use_up_no_files(tmp_path: Path) -> None:
     """More come than the process may have files: it accepts fewer, and can write its inbox."""
     with process(tmp_path, files=300) as service, connected(service, 400) as strangers:

@@ -20,6 +20,7 @@ from gate.service.subscription import Subscriptions, rotate, secret_for
 from tests.registry.servers import serving
 from tests.service.deliveries import SECRET, Service, running, settings, until
 
+pytestmark = pytest.mark.proof
 NAME = "parity-gate"
 
 

@@ -19,7 +19,7 @@ from tests.exhaustive import exhaustive
 from tests.registry.releases import onnx_file
 from tests.service.places import REVIEWED, Model, fill
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 class Registered(Model):
@@ -242,6 +242,7 @@ def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
     assert not [line for line in watched.lines if line[0] == "violation"]
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_page_while_a_version_is_approved_or_deployed_only_delays_it(watched: Watched) -> None:
     number = watched.hand_in(4)

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Locator
 from gate.report.page import page
 from gate.report.report import Report
 from tests.browser import chromium
+from tests.exhaustive import some
 from tests.story.faults import FAULTS, story, verdicted
 
 pytestmark = pytest.mark.proof
@@ -23,7 +24,7 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", some(FAULTS, 3))
 class TestFaults:
     def test_the_headline_names_the_cause(self, name: str) -> None:
         fault, told = FAULTS[name], story(name)

@@ -70,6 +70,7 @@ def mlflow(story: Story, case: stories.Case) -> str:
 SURFACES = {"terminal": terminal, "markdown": markdown, "html": html, "mlflow": mlflow}
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("surface", SURFACES)
 def test_each_surface_prints_what_was_approved(case: str, surface: str) -> None:
@@ -81,6 +82,7 @@ def test_each_surface_prints_what_was_approved(case: str, surface: str) -> None:
     assert text == file.read_text(encoding="utf-8")
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("case", CASES)
 def test_all_surfaces_say_the_same(case: str) -> None:
     story, records = told(case)

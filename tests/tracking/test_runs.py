@@ -82,6 +82,7 @@ SPOILT: dict[str, Callable[[RunPage, Path], object]] = {
 }
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_what_the_file_says_is_checked_before_it_is_believed(
     runs: Runs, tmp_path: Path, spoil: Callable[[RunPage, Path], object]

@@ -8,6 +8,7 @@ import os
 _SWITCHES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one machine listens on 127.0.0.1 alone
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # as urgent as --jobs; Ray's 15 starves beside any other work
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs of their own use what is there
 }
 

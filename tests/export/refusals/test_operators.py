@@ -189,6 +189,7 @@ FREQUENT = [
 ]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(("kind", "strategy", "arguments", "cause", "remedy"), FREQUENT)
 def test_frequent_failures_say_why_and_what_helps(
     kind: type[nn.Module], strategy: Strategy, arguments: tuple[Any, ...], cause: str, remedy: str
@@ -216,6 +217,7 @@ def test_other_failures_name_the_line(kind: type[nn.Module], strategy: Strategy,
     assert f" at {line_of(code)}" in refusal.cause
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [

@@ -48,6 +48,7 @@ def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localisation]:
 
 
 class TestRealFaults:
+    @pytest.mark.rows(4)
     def test_the_optimiser_is_named(self, located):
         fault, told = located
         assert told.blame.names == fault.names

@@ -238,6 +238,7 @@ class Chaos(nn.Module):
         return x
 
 
+@pytest.mark.proof
 def test_a_model_without_decided_answers_is_unsure(tmp_path):
     (output,) = measured(Chaos().eval(), Chaos().eval(), tmp_path, {"x": table(32)}).outputs
     assert output.classification.unsure > 3
@@ -281,6 +282,7 @@ def pictures():
     return {"x": rows.astype(np.float32)}
 
 
+@pytest.mark.proof
 def test_ties_of_any_number_of_samples_are_found(tmp_path):
     """More than a few draws find, in more samples than are looked at for their floats."""
     model = Picture().eval()

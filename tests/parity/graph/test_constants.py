@@ -158,6 +158,7 @@ def test_every_constant_of_a_correct_export_is_matched(name, mode, tmp_path):
         assert set(weights.matched) == {"as it is", "packed"}
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):

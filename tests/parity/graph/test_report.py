@@ -122,6 +122,7 @@ def exported(reference, batch, path, *, dynamo):
     return path
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     ("name", "dynamo"),
     [(name, False) for name in MODELS]

@@ -185,6 +185,7 @@ def _axes(name: str):
     return LONG if "positions" in name else None
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_no_sample_shows(tmp_path, name):
     build, right, wrong, arrays, caught = FAULTS[name]
@@ -209,6 +210,7 @@ CORRECT = {
 }
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", CORRECT)
 def test_the_correct_file_passes(tmp_path, name):
     build, right, arrays = CORRECT[name]

@@ -248,6 +248,7 @@ CORRECT = {
 }
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_files_pass_every_probe_by_far(tmp_path, name):
     build, arrays = CORRECT[name]

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys, torch
 from gate.parity.rounding.rounding import RandomRounding
@@ -13,6 +15,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.proof
 def test_a_mode_does_not_import_the_compiler_of_pytorch():
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120

@@ -137,6 +137,7 @@ CORRECT = {
 }
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", further_as_proofs(CORRECT, 2))
 def test_what_a_runtime_computes_with_absolute_errors_passes(name, tmp_path):
     build, shape = CORRECT[name]
@@ -167,6 +168,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", further_as_proofs(FAULTS, 3))
 def test_a_fault_beside_absolute_errors_is_seen(name, tmp_path):
     model, wrong, scale = FAULTS[name]

@@ -20,6 +20,7 @@ def chromium() -> None:
     assert lacking is None, lacking
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     "spec",
     [

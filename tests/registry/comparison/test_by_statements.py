@@ -98,6 +98,7 @@ MISSING: dict[str, tuple[Callable[[World], Trust], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("case", MISSING)
 def test_what_is_missing_is_said_and_left_to_the_service(world: World, case: str) -> None:
     spoil, message = MISSING[case]

@@ -127,6 +127,7 @@ def test_a_policy_that_does_not_ask_promotes_as_ever(
     assert Tag.COMPARED_WITH not in registry.versions[1].tags
 
 
+@pytest.mark.proof
 def test_killed_before_a_step_it_is_finished_by_the_same_call(
     ledger: Ledger, first: Release, second: Release, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def endless_beside(folder: Path) -> None:
     os.truncate(folder / "more", 1 << 40)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("spoil", [endless, many, deep, endless_beside])
 def test_what_is_far_more_is_not_downloaded(
     promoted: tuple[RegisteredModel, Path], monkeypatch: pytest.MonkeyPatch, spoil

@@ -20,6 +20,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_server_that_serves(server: Any) -> None:
     preflight(server.uri)
@@ -86,6 +87,7 @@ def test_something_else_answers(answering: Any, status: int, error: type[Excepti
         preflight(uri)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_users_and_passwords(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryDenied, match="MLFLOW_TRACKING_USERNAME"):

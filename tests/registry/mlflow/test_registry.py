@@ -239,6 +239,7 @@ def test_rollback_to_overwritten_artifacts_is_refused(
     assert place.aliases()[CHAMPION] == "2"
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize("gone", ["MLmodel", "model.onnx", "*"])
 def test_missing_artifacts_are_made_anew_and_only_a_torn_one_is_a_violation(
     place: Place, ledger: Ledger, first: Release, gone: str
@@ -251,6 +252,7 @@ def test_missing_artifacts_are_made_anew_and_only_a_torn_one_is_a_violation(
     assert [e.action for e in ledger.entries()] == ["promoted", *torn, "promoted"]
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("text", ["[" * 20000, "flavors: {onnx: {data: " + "x" * 300 + "}}"])
 def test_an_mlmodel_that_can_not_be_read_is_a_violation(
     place: Place, ledger: Ledger, first: Release, tmp_path: Path, text: str
@@ -266,6 +268,7 @@ def test_an_mlmodel_that_can_not_be_read_is_a_violation(
     assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     ("entry", "value"),
     [("data", "evil.onnx"), ("loader_module", "mlflow.sklearn"), ("code", "code"), (None, [])],
@@ -414,6 +417,7 @@ def test_what_is_gone_is_told_from_what_can_not_be_reached(
 PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (410, ""), (500, "")]
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(("status", "page"), PAGES)
 def test_a_page_of_a_proxy_says_of_nothing_that_it_is_gone(status: int, page: str) -> None:
     class Handler(BaseHTTPRequestHandler):

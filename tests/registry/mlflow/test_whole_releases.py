@@ -22,6 +22,7 @@ from gate.ledger.ledger import Ledger
 from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.parts import tiny, towers
 from tests.parts.exports import export
 from tests.registry.servers import Server
@@ -119,7 +120,9 @@ def look(name: str) -> Slot:
     return live.slots[EXACT]
 
 
-@pytest.mark.parametrize("make", [detector, clip, translator])
+@pytest.mark.parametrize(
+    "make", [detector, *(pytest.param(more, marks=exhaustive) for more in (clip, translator))]
+)
 def test_it_goes_the_whole_way_and_back_as_one(
     place: Path, server: Server, capsys: Capture, make: Callable[[Path, int], Any]
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_configured_tag(tags, expected):
     assert reviewer.speaks(tags, CUSTOM) == (yes or no)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("key", ["gate.review", "APPROVAL_CHECK"])
 @pytest.mark.parametrize("word", ["rejected", "nogo"])
 def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
@@ -93,6 +94,7 @@ def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
         rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewRule.of(policy))
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("word", NOES)
 def test_a_no_in_any_spelling_is_heard_wherever_a_version_may_come_to_serve(
     ledger, first, second, third, word

@@ -65,6 +65,7 @@ def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts() -> None:
         assert all(ident.startswith(f"{chart.name}-") for ident in idents)
 
 
+@pytest.mark.proof
 def test_the_same_records_give_the_same_bytes_and_others_do_not() -> None:
     assert all_of(stories.rejected()) == all_of(stories.rejected())
     assert all_of(stories.rejected()) != all_of(stories.passed())
@@ -76,6 +77,7 @@ def test_what_has_no_data_is_left_out() -> None:
     assert names(gallery.of_evidence(tensors)) == {"latency"}
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("value", SPOILT)
 def test_spoilt_numbers_are_drawn(value: float) -> None:
     confidence = Confidence(

@@ -54,6 +54,7 @@ def test_a_right_file_passes_by_the_bounds_of_a_cpu(model, good):
     assert "wasm is active and ran the nodes" in json.dumps(decision.to_plain())
 
 
+@pytest.mark.proof
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
 def test_a_page_that_is_served_other_bytes_never_passes(model, good, tmp_path, monkeypatch):
@@ -68,6 +69,7 @@ def test_a_page_that_is_served_other_bytes_never_passes(model, good, tmp_path, m
     assert decision.verdict is Verdict.FAIL
 
 
+@pytest.mark.proof
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
 def test_a_page_that_answers_from_another_model_fails_by_its_numbers(
@@ -81,6 +83,7 @@ def test_a_page_that_answers_from_another_model_fails_by_its_numbers(
     assert {c.name for c in decision.problems} >= {"noise_ratio", "noise_diff"}
 
 
+@pytest.mark.proof
 @BROWSER
 def test_chromium_ends_with_the_process_that_is_killed(good):
     wanted = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))

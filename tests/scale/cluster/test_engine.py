@@ -139,9 +139,11 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
     with (
         pytest.raises(KeyboardInterrupt),
         RayActors.connected(assignment, Cluster(workers=2)) as engine,
-        Workers(engine),
+        Workers(engine) as crew,
     ):
         engine.freight.result()  # the cluster is there
+        assert engine.ready(crew._hands, seconds=60.0)
+        workers = [process for process in of_ray() if process.cmdline()[0].startswith("ray::")]
         places = {
             connection.laddr.ip
             for process in of_ray()
@@ -150,7 +152,10 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
         }
         with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
             require_room(Cluster(cpus=64), engine.session.machines())
+        waiting = {process.nice() for process in workers} - {psutil.Process().nice()}
         raise KeyboardInterrupt
+    assert workers
+    assert not waiting, "Ray lets them wait for every other process"
     assert places
     assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert_nobody_is_left()
