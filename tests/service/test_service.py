@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import httpx
+import pytest
 
 from tests.deploy.forged import store_of
 from tests.service.deliveries import SECRET, body, until
