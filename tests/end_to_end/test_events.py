@@ -34,10 +34,9 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     whole.approve(number)
     assert until(lambda: whole.deployed() == whole.digest(number))
     assert whole.serves() == number
+    # The last is written after it serves.
     done = [("passed", number), ("promoted", number), ("deployed", number)]
-    assert until(lambda: whole.lines() == done), (
-        whole.lines()
-    )  # the last is written after it serves
+    assert until(lambda: whole.lines() == done), whole.lines()
     assert all(e.cause and e.cause.startswith("delivery ") for e in whole.entries()[1:])
     assert whole.service is not None
     loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()

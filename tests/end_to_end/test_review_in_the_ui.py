@@ -60,10 +60,9 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     assert until(lambda: whole.deployed() == whole.digest(number))
     assert time.monotonic() - clicked <= SOON_S + 0.5
     assert whole.serves() == number
+    # The last is written after it serves.
     done = [("passed", number), ("promoted", number), ("deployed", number)]
-    assert until(lambda: whole.lines() == done), (
-        whole.lines()
-    )  # the last is written after it serves
+    assert until(lambda: whole.lines() == done), whole.lines()
     live = whole.store.live_path(whole.model) / "model.onnx"
     assert live.read_bytes() == (whole.folder / f"release-{whole.model}-1/model.onnx").read_bytes()
 
