@@ -17,6 +17,7 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
+from tests.registry.kept_folder import KeptFolder
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import make_run
 from tests.service.places import AUTOMATIC as POLICY
@@ -34,6 +35,8 @@ class Condemned:
         ledger = Ledger(folder / "ledger.db")
         self.model = RegisteredModel(MlflowRegistry(self.uri), ledger, NAME)
         self.releases = [self.release(folder, seed) for seed in (1, 2)]
+
+    def condemn(self) -> None:
         for of in self.releases:
             self.promote(of)
         self.model.write("violation", "a page came", version="2")
@@ -64,9 +67,16 @@ class Condemned:
         return code, json.loads(out) if out else None
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
+    folder = tmp_path_factory.mktemp("condemned")
+    Condemned(folder).condemn()
+    return KeptFolder(folder)
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Condemned:
-    return Condemned(tmp_path)
+def place(kept: KeptFolder) -> Condemned:
+    return Condemned(kept.again())
 
 
 def test_a_violation_is_lifted_once_and_no_alias_moves(place: Condemned, capsys) -> None:

@@ -17,6 +17,7 @@ from gate.registry.port import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import Promotion, promote, rollback
 from gate.service.reconciler import Reconciler
 from tests import builders
+from tests.registry.kept_folder import KeptFolder
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 
@@ -62,14 +63,20 @@ class Shop:
         return self.ledger.entries()[-1].reason
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    """Versions 1 and 2 were promoted and deployed; 2 serves."""
-    made = Shop(tmp_path)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
+    folder = tmp_path_factory.mktemp("shop")
+    made = Shop(folder)
     for seed in (1, 2):
         made.promote(seed)
         assert made.look() == [("deploy", "deployed", str(seed))]
-    return made
+    return KeptFolder(folder)
+
+
+@pytest.fixture
+def shop(kept: KeptFolder) -> Shop:
+    """Versions 1 and 2 were promoted and deployed; 2 serves."""
+    return Shop(kept.again())
 
 
 def test_an_editor_who_deletes_the_tag_of_a_rollback_brings_nothing_back(shop: Shop) -> None:

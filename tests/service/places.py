@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ from gate.registry.release import Release
 from gate.registry.trusted import TrustFile
 from gate.service.reconciler import Reconciler
 from tests import builders
+from tests.registry.kept_folder import copy_database
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
@@ -175,18 +174,12 @@ class Beginning:
         self._folder, self._database = model.place.folder, database
         self._kept = database.with_name(f"kept-{model.name}")
         shutil.copytree(self._folder, self._kept / "folder", symlinks=True)
-        _copy_database(database, self._kept / "mlflow.db")
+        copy_database(database, self._kept / "mlflow.db")
 
     def again(self) -> None:
         shutil.rmtree(self._folder)
         shutil.copytree(self._kept / "folder", self._folder, symlinks=True)
-        _copy_database(self._kept / "mlflow.db", self._database)
-
-
-def _copy_database(source: Path, target: Path) -> None:
-    """By SQLite itself, so that connections that are open see it."""
-    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
-        one.backup(other)
+        copy_database(self._kept / "mlflow.db", self._database)
 
 
 def fill(disk: Path) -> None:
